@@ -5,18 +5,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map
 
 from afflux.ops.validation import brief
 from afflux.sim.clients import optimizers
+from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
+
+#: Batches whose examples are taken out of the data at once for compiled steps.
+BATCHES_AT_ONCE = 32
 
 
 def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -77,6 +83,20 @@ class Trainer:
         self.loss = task.loss or cross_entropy
         self.seeds_torch = task.seeds_torch
         self.training = None if task.training is None else with_settings(task.training, config)
+        self._compiled = self._compiled_step() if config.compile else None
+
+    def _compiled_step(self) -> CompiledStep:
+        config = self.config
+        if self.training is not None:
+            raise ConfigError("the task has a training function of its own, which compile does not support")
+        return CompiledStep(
+            self._model,
+            self.loss,
+            rate=config.client_lr,
+            weight_decay=config.weight_decay,
+            mu=config.mu if config.client_optimizer in optimizers.PROXIMAL else None,
+            shifted=config.client_optimizer == "scaffold",
+        )
 
     def train(
         self,
@@ -120,17 +140,50 @@ class Trainer:
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        model, plan = self._model, self.plan(data, rng)
-        terms = self.gradient_terms(pulled, None if shift is None else torch.from_numpy(shift))
-        losses = 0.0
-        seen = 0
-        for batch in plan.batches:
-            losses += self._backward(*take(data, batch)) * len(batch)
-            seen += len(batch)
-            for term in terms:
-                term(model.gradient, model.flat)
-            model.flat.add_(model.gradient, alpha=-self.config.client_lr)
+        plan = self.plan(data, rng)
+        own_shift = None if shift is None else torch.from_numpy(shift)
+        losses = seen = 0.0
+        make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
+        for loss, size in make_steps(data, plan, pulled, own_shift):
+            losses += loss * size
+            seen += size
         return losses / seen, plan.steps, plan.examples
+
+    def _steps_by_autograd(
+        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+    ) -> Iterator[tuple[float, int]]:
+        """Make the steps; yield the mean loss before each one, and the size of its batch."""
+        terms = self.gradient_terms(pulled, shift)
+        for batch in plan.batches:
+            yield self._step(*take(data, batch), terms), len(batch)
+
+    def _compiled_steps(
+        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+    ) -> Iterator[tuple[float, int]]:
+        """Make the steps, by compiled code where a batch is full."""
+        assert self._compiled is not None
+        terms, start = self.gradient_terms(pulled, shift), torch.tensor(pulled)
+        while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
+            x, y = take(data, np.concatenate(batches))
+            sizes = [len(batch) for batch in batches]
+            step = self._compiled.steps_on(x, y, sizes, start, shift)
+            for number, size in enumerate(sizes):
+                if size == self.config.batch_size:
+                    yield step(number), size
+                else:
+                    end = sum(sizes[: number + 1])
+                    own = slice(end - size, end)
+                    some_x, some_y = tree_map(lambda leaf, own=own: leaf[own], (x, y))
+                    yield self._step(some_x, some_y, terms), size
+
+    def _step(self, x: Any, y: torch.Tensor, terms: Sequence[optimizers.GradientTerm]) -> float:
+        """Make one step by autograd; return the mean loss before the step."""
+        model = self._model
+        loss = self._backward(x, y)
+        for term in terms:
+            term(model.gradient, model.flat)
+        model.flat.add_(model.gradient, alpha=-self.config.client_lr)
+        return loss
 
     def plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
         """Draw the number of local steps, and then, whenever the next one is needed, their batches.

@@ -49,7 +49,7 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
     config = log.config(task)
     if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
-    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, arrivals=arrivals)
+    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
     return replace(config, data_dir=data_dir or config.data_dir)
 
 

@@ -30,6 +30,8 @@ class WorkerPool:
             ConfigError: the task cannot be sent to another process, or not trained by vmap.
         """
         if isinstance(self._count, Vmap):
+            if setup.config.compile:
+                raise ConfigError("compile is for clients that train one after the other, not for vmap")
             return VmapGroups(self._count, setup)
         if self._count == 1:
             return None

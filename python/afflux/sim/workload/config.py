@@ -123,6 +123,11 @@ class SimConfig:
     local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
     batch_size: int = _setting(16, "Mini-batch size of a client.")
     weight_decay: float = _setting(0.0, "The clients' weight decay.")
+    compile: bool = _setting(
+        False,
+        "Compile the clients' steps on full batches to native code, which takes 10 s and more in each process; needs a "
+        "C++ compiler. The last bits of the results differ from those without it.",
+    )
     examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
     validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
@@ -193,7 +198,7 @@ class SimConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
         content = asdict(self)
-        unused = {name for name in ("task", "part", *ENDS) if not self._differs(name)}
+        unused = {name for name in ("task", "part", "compile", *ENDS) if not self._differs(name)}
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}

@@ -1,17 +1,20 @@
 """`afflux.sim.Simulation` of a workload, in one process."""
 
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import cache
+from io import StringIO
 
 import numpy as np
 
-from afflux.bench.rows.simulators.workload import RATE, STEPS, Run, Workload, data_of, seeded
+from afflux.bench.rows.simulators.workload import RATE, STEPS, MakeModel, Run, Workload, data_of, seeded
 
 
 def no_evaluation(module: object) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def ours(work: Workload) -> Callable[[], Run]:
+def ours(work: Workload, *, compile: bool = False) -> Callable[[], Run]:
     """FedBuff; the setup of a run is part of it."""
     from afflux.sim import Simulation, sgd
 
@@ -24,6 +27,7 @@ def ours(work: Workload) -> Callable[[], Run]:
         concurrency=work.concurrency,
         arrivals=work.updates,
         eval_every=work.updates,
+        compile=compile,
     )
 
     def run() -> np.ndarray:
@@ -31,3 +35,28 @@ def ours(work: Workload) -> Callable[[], Run]:
         return result.params
 
     return lambda: run
+
+
+def ours_compiled(work: Workload) -> Callable[[], Run]:
+    """The same with compiled steps. The C++ compiler ran before: in a run, the step is traced alone."""
+    compile_step(work.make_model, work.batch_size)
+    return ours(work, compile=True)
+
+
+@cache
+def compile_step(make_model: MakeModel, batch_size: int) -> None:
+    """Make a run, after which this process has the compiled step."""
+    with redirect_stderr(StringIO()):
+        ours(Workload(make_model, 1, 1, 1, 1, batch_size), compile=True)()()
+
+
+def no_compiler() -> str | None:
+    """Return why steps cannot be compiled here; None: they can."""
+    from afflux.sim.clients.compiled_training import require_compiler
+    from afflux.sim.errors import ConfigError
+
+    try:
+        require_compiler()
+    except ConfigError as error:
+        return str(error)
+    return None

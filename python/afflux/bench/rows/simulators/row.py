@@ -6,7 +6,7 @@ from afflux.bench.rows.fedbuff import FEDBUFF
 from afflux.bench.rows.peers.find import absent
 from afflux.bench.rows.simulators.autograd import autograd_alone
 from afflux.bench.rows.simulators.flgo import FLGO_MODULES, flgo
-from afflux.bench.rows.simulators.ours import ours
+from afflux.bench.rows.simulators.ours import no_compiler, ours, ours_compiled
 from afflux.bench.rows.simulators.pfl import PFL_MODULES, pfl
 from afflux.bench.rows.simulators.workload import (
     BATCH,
@@ -58,6 +58,14 @@ def contenders(make_model: MakeModel) -> list[Contender]:
             role="ours",
         ),
         Contender(
+            "afflux, compiled",
+            "Simulation(model, clients, sgd(...), rules='fedbuff', compile=True).run()",
+            rounds_of(ours_compiled, make_model),
+            role="ours",
+            caveat="the C++ compiler, 10 to 30 s in each process, is not timed",
+            absent=no_compiler,
+        ),
+        Contender(
             "flgo, batches by index",
             "flgo.init(task, fedbuff, Simulator=...).run(), with a DataLoader of one's own",
             rounds_of(flgo("BatchesByIndex"), make_model),
@@ -91,7 +99,7 @@ def contenders(make_model: MakeModel) -> list[Contender]:
 
 
 def an_update(lines: list[Line]) -> None:
-    ours = next((line["median"] for line in lines if line["role"] == "ours"), None)
+    ours = next((line["median"] for line in lines if line["name"] == "afflux"), None)
     for line in lines:
         line["us"] = 1e6 * line["median"] / line["m"]
         line["updates"] = line["m"] / line["median"]

@@ -1,0 +1,222 @@
+"""A client's step of SGD as native code: gradient, terms of the optimizer and update, compiled by torch's AOTInductor.
+
+The step is traced once for each shape of batches (`make_fx`), compiled by the C++ compiler of the machine, and called
+without Python code of the module. Each process compiles for itself: the same source, compiler and processor give the
+same code, and so the same bits. They are not those of `loss.backward()`, because sums are made in another order.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+from torch.func import functional_call, grad_and_value
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from afflux.sim.clients.flat_model import FlatModel
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.task import Loss
+
+#: Shapes of full batches for which one run compiles a step.
+MOST_SHAPES = 4
+#: Operations of a step, gradient included. The C++ compiler takes about 10 s for a hundred, and more for more.
+MOST_OPERATIONS = 5_000
+#: Compiled steps that a process keeps for its next runs.
+MOST_KEPT = 16
+INDUCTOR_OPTIONS = {
+    "cpp.threads": 1,
+    # With these heuristics, pooling is not vectorized: LeNet-5's step takes 1.4 times as long (Zen 5).
+    "cpp.enable_tiling_heuristics": False,
+    # Channels last takes longer than torch's own order for the few channels of small CNNs.
+    "layout_optimization": False,
+}
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Steps = Callable[[int], float]
+_kept: dict[str, Run] = {}
+
+
+def require_compiler() -> None:
+    """Raise ConfigError unless torch has AOTInductor, and there is a C++ compiler: CXX, or the system's."""
+    if not hasattr(torch._inductor, "aoti_load_package"):
+        raise ConfigError(f"compile needs torch 2.6 or newer, and this is {torch.__version__}")
+    compiler = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(f"compile needs a C++ compiler, and there is no {compiler}: install one, or set CXX")
+
+
+class CompiledStep:
+    """One local step of the built-in optimizers, for all clients of a run."""
+
+    def __init__(
+        self, model: FlatModel, loss: Loss, *, rate: float, weight_decay: float, mu: float | None, shifted: bool
+    ) -> None:
+        """Describe the step; it is compiled at the first batch of each shape.
+
+        Args:
+            model: its flat params are changed by each step.
+            loss: (output, labels) -> mean loss.
+            rate: the learning rate.
+            weight_decay: added to the gradient, times the params.
+            mu: of the proximal term; None: without it.
+            shifted: whether SCAFFOLD's c - c_i is added to the gradient.
+
+        Raises:
+            ConfigError: there is no C++ compiler.
+        """
+        require_compiler()
+        self._model, self._loss = model, loss
+        self._decayed, self._proximal, self._shifted = bool(weight_decay), mu is not None, shifted
+        # Numbers are arguments of the code, so that a grid of settings compiles once.
+        self._numbers = [torch.tensor(value, dtype=torch.float32) for value in (rate, weight_decay, mu or 0.0)]
+        trained = {field.name for field in model.layout.fields}
+        tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
+        self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
+        self._runs: dict[Any, Run] = {}
+
+    def steps_on(self, x: Any, y: Any, sizes: Sequence[int], pulled: torch.Tensor, shift: torch.Tensor | None) -> Steps:
+        """Prepare steps on batches that follow each other in `x` and `y`.
+
+        Args:
+            x: arguments of the module for all batches.
+            y: the labels of all batches.
+            sizes: number of examples of each batch.
+            pulled: (d,) the params from which the client started.
+            shift: (d,) SCAFFOLD's c - c_i; None without it.
+
+        Returns:
+            A function of the number of a full batch, which makes a step on the model's params, and returns the mean
+            loss before it.
+
+        Raises:
+            ConfigError: the data hold other things than tensors, or the step cannot be compiled.
+        """
+        leaves, structure = tree_flatten((x, y))
+        if kinds := {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)}:
+            raise ConfigError(f"compile needs data of tensors, not of {', '.join(sorted(kinds))}")
+        batches = list(zip(*(leaf.split(sizes) for leaf in leaves), strict=True))
+        others = [self._model.flat, pulled, pulled if shift is None else shift, *self._numbers]
+        others += self._constant.values()
+        key = (structure, *((leaf.shape[1:], leaf.stride(), leaf.dtype) for leaf in leaves))
+
+        def step(number: int) -> float:
+            inputs = [*others, *batches[number]]
+            run = self._runs.get(key)
+            if run is None:
+                run = self._add(key, inputs, structure)
+            (loss,) = run(inputs)
+            return loss.item()
+
+        return step
+
+    def _add(self, key: Any, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
+        if len(self._runs) == MOST_SHAPES:
+            raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
+        run = self._runs[key] = self._compile(inputs, structure)
+        return run
+
+    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
+        try:
+            graph = self._trace(inputs, structure)
+            return _compiled(graph, inputs)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"the clients' step cannot be compiled: {_first_lines(error)}") from error
+
+    def _trace(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> torch.fx.GraphModule:
+        """Return the graph of a step; raises ConfigError if it changes the module's buffers."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes a while, and only this setting needs it
+
+        copies = [tensor.clone() for tensor in inputs]
+        first = len(copies) - len(self._constant) - structure.num_leaves
+        constant = copies[first : len(copies) - structure.num_leaves]
+        before = [tensor.clone() for tensor in constant]
+        with torch.random.fork_rng(devices=()):
+            graph = make_fx(lambda *tensors: self._step(structure, *tensors))(*copies)
+        for name, old, new in zip(self._constant, before, constant, strict=True):
+            if not torch.equal(old, new):
+                raise ConfigError(f"buffer {name} changes in training, which compile does not support")
+        operations = sum(node.op == "call_function" for node in graph.graph.nodes)
+        if operations > MOST_OPERATIONS:
+            raise ConfigError(f"a step has {operations} operations, too many to compile: at most {MOST_OPERATIONS}")
+        return graph
+
+    def _step(self, structure: TreeSpec, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+        flat, pulled, shift, rate, weight_decay, mu, *others = tensors
+        constant = dict(zip(self._constant, others, strict=False))
+        x, y = tree_unflatten(others[len(constant) :], structure)
+        arguments: tuple[Any, Any] = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+
+        # `constant` is an argument, because torch.func lets a function change in place only what it gets.
+        def mean_loss(params: dict[str, torch.Tensor], constant: dict[str, torch.Tensor]) -> torch.Tensor:
+            output = functional_call(self._model.module, (params, constant), *arguments)
+            return self._loss(output, y)  # type: ignore[no-any-return]
+
+        fields = self._model.layout.fields
+        params = {field.name: flat[field.start : field.stop].view(field.shape) for field in fields}
+        gradients, loss = grad_and_value(mean_loss)(params, constant)
+        parts = []
+        for field in fields:
+            own = slice(field.start, field.stop)
+            gradient = gradients[field.name].reshape(-1)
+            if self._decayed:
+                gradient = gradient + weight_decay * flat[own]
+            if self._proximal:
+                gradient = gradient + mu * (flat[own] - pulled[own])
+            if self._shifted:
+                gradient = gradient + shift[own]
+            parts.append(flat[own] - rate * gradient)
+        flat.copy_(torch.cat(parts))
+        return (loss,)
+
+
+def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    """Return the native code of a graph; a graph that this process has compiled before is not compiled again."""
+    key = _digest(graph, inputs)
+    if key not in _kept:
+        shape = " and ".join(str(tuple(tensor.shape)) for tensor in inputs[-2:])
+        print(f"compiling the clients' step for batches {shape} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        run = _native(graph, inputs)
+        print(f"compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        if len(_kept) == MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = run
+    return _kept[key]
+
+
+def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    copies = tuple(tensor.clone() for tensor in inputs)
+    with tempfile.TemporaryDirectory(prefix="afflux-compiled-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(graph, copies)
+        path = str(Path(folder) / "step.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=INDUCTOR_OPTIONS)
+        # The loader has its own copy of the code, so that the folder can be deleted.
+        return torch._inductor.aoti_load_package(path).loader.run
+
+
+def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
+    """Return what tells two graphs apart: operations, their constants, and the kinds of the inputs."""
+    digest = sha256(graph.code.encode())
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(graph, node.target)
+            content = value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+            digest.update(content)
+    digest.update(repr([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]).encode())
+    return digest.hexdigest()
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join([f"{type(error).__name__}:", *lines[:3]])[:500]
