@@ -444,9 +444,7 @@ def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
     for key, refused in (("name", False), ("name", False), ("other", True)):
         run = run_of(ca2fl(buffer_size=2), store=named, key=key)
         if refused:
-            with pytest.raises(
-                AffluxError, match=r"with client_key='name' .* and this run has client_key='other'"
-            ):
+            with pytest.raises(AffluxError, match=r"with client_key='name' .* and this run has client_key='other'"):
                 run.resume(dict)
         else:
             run.resume(dict)

@@ -172,9 +172,7 @@ def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, lo
             run(9)
     assert any("without client_key= a second run cannot go on" in line for line in logged)
     sent = FakeGrid(nodes)
-    with pytest.raises(
-        AffluxError, match=r"\(client_key=None\) .* and this run has client_key='partition': give"
-    ):
+    with pytest.raises(AffluxError, match=r"\(client_key=None\) .* and this run has client_key='partition': give"):
         strategy(ca2fl(buffer_size=2), store=tmp_path / "store", client_key="partition").start(sent, initial())
     assert not sent.sent
     with Server.open(tmp_path / "store") as server:

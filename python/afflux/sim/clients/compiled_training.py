@@ -106,11 +106,12 @@ class CompiledStep:
         others = [self._model.flat, pulled, pulled if shift is None else shift, *self._numbers]
         others += self._constant.values()
         key = (structure, *((leaf.shape[1:], leaf.stride(), leaf.dtype) for leaf in leaves))
+        run = self._runs.get(key)
 
         def step(number: int) -> float:
+            nonlocal run
             inputs = [*others, *batches[number]]
-            run = self._runs.get(key)
-            if run is None:
+            if run is None:  # no batch was full yet
                 run = self._add(key, inputs, structure)
             (loss,) = run(inputs)
             return loss.item()
