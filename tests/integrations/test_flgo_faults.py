@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
+import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is not installed
 from afflux.integrations import flgo as adapter
 from afflux.integrations.flgo import BasicClient, algorithm
 from afflux.rules import fedbuff

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is not installed
 from afflux import AffluxError, rules
 from afflux.integrations.flgo import algorithm
 from afflux.rules import fedbuff

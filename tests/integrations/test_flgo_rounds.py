@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is not installed
 from afflux.integrations.flgo import algorithm
 from afflux.rules import fedbuff, gsgm
 from flgo_runs import flat, in_a_folder, simulator, started  # noqa: F401

@@ -134,6 +134,7 @@ def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeyp
 
     def spy(self, *, version, **facts):
         pulled.append(version.params.copy())
+        self._aggregator.fast = None  # so that every arrival passes through `join`
         return push(self, version=version, **facts)
 
     def spy_join(self, pushed, ticket):
