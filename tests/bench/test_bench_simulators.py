@@ -65,7 +65,7 @@ def test_the_row(tmp_path):
 def test_the_sizes_are_those_of_the_models(name):
     done = bench("--list")
     size = workload.flat(MODELS[name]()).size
-    updates = {"simulators-logistic": 100, "simulators-cnn": 20}[name]
+    updates = {"simulators-logistic": 400, "simulators-cnn": 60}[name]
     assert f"cases: d = {size:_}, M = {updates}" in done.stdout.split(f"\n{name} ")[1].split("\n- ")[0]
 
 

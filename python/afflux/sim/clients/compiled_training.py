@@ -106,11 +106,12 @@ class CompiledStep:
         others = [self._model.flat, pulled, pulled if shift is None else shift, *self._numbers]
         others += self._constant.values()
         key = (structure, *((leaf.shape[1:], leaf.stride(), leaf.dtype) for leaf in leaves))
+        run = self._runs.get(key)
 
         def step(number: int) -> float:
+            nonlocal run
             inputs = [*others, *batches[number]]
-            run = self._runs.get(key)
-            if run is None:
+            if run is None:  # no batch was full yet
                 run = self._add(key, inputs, structure)
             (loss,) = run(inputs)
             return loss.item()
@@ -211,7 +212,10 @@ def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             value = getattr(graph, node.target)
-            content = value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+            content = repr(value).encode()
+            if isinstance(value, torch.Tensor):
+                digest.update(f"{value.shape} {value.dtype}".encode())
+                content = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
             digest.update(content)
     digest.update(repr([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]).encode())
     return digest.hexdigest()

@@ -3,4 +3,4 @@
 from afflux.bench.rows.simulators.row import simulator_row
 from afflux.bench.rows.simulators.workload import cnn, logistic
 
-SIMULATORS = [simulator_row("logistic", logistic, 7_850, 100), simulator_row("cnn", cnn, 61_706, 20)]
+SIMULATORS = [simulator_row("logistic", logistic, 7_850, 400), simulator_row("cnn", cnn, 61_706, 60)]
