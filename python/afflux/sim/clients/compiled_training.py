@@ -212,7 +212,10 @@ def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             value = getattr(graph, node.target)
-            content = value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+            content = repr(value).encode()
+            if isinstance(value, torch.Tensor):
+                digest.update(f"{value.shape} {value.dtype}".encode())
+                content = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
             digest.update(content)
     digest.update(repr([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]).encode())
     return digest.hexdigest()

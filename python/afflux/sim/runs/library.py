@@ -81,7 +81,8 @@ class Simulation:
             validation: the server's own data set (x, y), for rules that score updates by it.
             delays: law of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
             name: of the task, for logs and tables.
-            settings: fields of `SimConfig`: concurrency, arrivals, rounds, protocol, eval_every, target, client_lr...
+            settings: fields of `SimConfig`: concurrency, arrivals, rounds, protocol, eval_every, target, client_lr,
+                compile...
 
         Raises:
             ConfigError: an unknown or impossible setting or rule, or clients without a number.
