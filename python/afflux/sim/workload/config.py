@@ -125,7 +125,7 @@ class SimConfig:
     weight_decay: float = _setting(0.0, "The clients' weight decay.")
     compile: bool = _setting(
         False,
-        "Compile the clients' steps on full batches to native code, which takes 10 s and more in each process; needs a "
+        "Compile the clients' steps on full batches to native code, which takes 8 s and more in each process; needs a "
         "C++ compiler. The last bits of the results differ from those without it.",
     )
     examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")

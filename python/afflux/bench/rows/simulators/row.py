@@ -62,7 +62,7 @@ def contenders(make_model: MakeModel) -> list[Contender]:
             "Simulation(model, clients, sgd(...), rules='fedbuff', compile=True).run()",
             rounds_of(ours_compiled, make_model),
             role="ours",
-            caveat="the C++ compiler, 10 to 30 s in each process, is not timed",
+            caveat="the C++ compiler, 8 to 40 s in each process, is not timed",
             absent=no_compiler,
         ),
         Contender(
