@@ -46,7 +46,7 @@ def test_what_was_sent_without_an_id_counts_while_it_is_one_version():
     own = aggregator(num_clients=9)
     first = own.get_parameters()
     two_steps(own)
-    own.get_parameters(init_model=False)  # nobody trains from it
+    own.get_parameters(init_model=False)  # no client trains from it
     own.aggregate("a", moved(first, 1.0))
     assert counted(own) == {"joined": 5}
     later = own.get_parameters()  # another client that is not known: which one has which?

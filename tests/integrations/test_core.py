@@ -4,6 +4,7 @@ import io
 import logging
 import random
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings, require_absolute_store
 from afflux.integrations._versions import OncePerVersion
 from afflux.rules import afa_cs, ca2fl, fedasync, fedavg, fedbuff, gsgm, mf_ca2fl
+from afflux.rules.rule import Needs
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
@@ -287,6 +289,16 @@ def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
         receipt = run.receive("a", trained)
         assert receipt.status == ("faulty" if weighs else "joined")
         assert ("lacks its number of examples" in receipt.reason) is weighs
+
+
+def test_a_rule_of_ones_own_says_that_it_weighs_by_examples():
+    def weigh(arrivals):
+        return arrivals.num_examples / 10
+
+    rule = replace(fedavg(buffer_size=1), weigh=weigh)
+    assert not weighs_by_examples(rule)  # nothing says so
+    weigh.needs = Needs(examples=True)
+    assert weighs_by_examples(rule)
 
 
 def test_a_task_that_cannot_be_sent_is_closed():

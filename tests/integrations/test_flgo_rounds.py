@@ -1,4 +1,4 @@
-"""Rounds of FLGo's server: one for each step, whom FLGo draws, and when a run ends."""
+"""Rounds of FLGo's server: one for each step, the clients that FLGo draws, and when a run ends."""
 
 import numpy as np
 import pytest

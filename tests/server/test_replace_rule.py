@@ -224,6 +224,7 @@ WRONG = {
     "handed in": (own(Needing(**ASK)), own(Needing(rule_vectors=("a",))), {}, r"handed_in is \['a'\] of .*, \[\] of"),
     "passes": (own(), own(Needing(passes=True)), {"num_clients": 9}, "passes is False of .*, True of the new one"),
     "inner products": (own(), own(Needing(gram=True)), {}, "inner products is False of .*, True of the new one"),
+    "norms": (own(), own(Needing(norms=True)), {}, "norms is False of .*, True of the new one"),
     "num_clients": (
         ca2fl(buffer_size=2),
         ca2fl(buffer_size=10),

@@ -363,6 +363,8 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
         return "inplace=True overwrites params"
     if options.max_norm is not None:
         return "max_norm needs its norm"
+    if rule.needs.norms:
+        return f"{rule.name} reads its norm"
     if rule.needs.products:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
@@ -386,6 +388,7 @@ def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "scalars": sorted(needs.scalars),
         "handed_in": sorted(needs.handed_in),
         "passes": needs.passes,
+        "norms": needs.norms,
         "inner products": needs.products,
     }
 

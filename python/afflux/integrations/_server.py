@@ -56,6 +56,8 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
 def weighs_by_examples(rule: Rule) -> bool:
     """Whether the rule's weights depend on num_examples, as far as that can be seen."""
     weigh = rule.weigh
+    if rule.needs.examples:
+        return True
     if isinstance(weigh, OnArrival):
         return weigh.on_arrival(0, 1, 1.0) != weigh.on_arrival(0, 2, 1.0)
     return bool(getattr(weigh, "by_examples", False))

@@ -55,7 +55,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not reported
     #: (M,) Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons with NaN are
-    #: false: a rule that reads norms must check for NaN.
+    #: false: a rule that reads norms says so (`Needs(norms=True)`), so that no vector is lent, or checks for NaN.
     norms: Float64
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
     scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers after the last round
@@ -116,6 +116,8 @@ class Needs:
 
     gram: bool = False  #: all inner products; one more sweep over the buffer
     inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
+    norms: bool = False  #: Arrivals.norms of every arrival: vectors cannot be lent, because a lent one has none
+    examples: bool = False  #: Arrivals.num_examples: adapters then refuse replies without the number
     #: names of the R vectors (d,) that the server holds for the part; they start at zero, except those in `handed_in`
     rule_vectors: tuple[str, ...] = ()
     handed_in: tuple[str, ...] = ()  #: the rule vectors that the user sets, with Server.set_rule_vector
