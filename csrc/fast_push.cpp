@@ -1,6 +1,5 @@
 #include "fast_push.hpp"
 
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pythread.h>
 
@@ -17,6 +16,7 @@
 #include "afflux/afflux.hpp"
 #include "buffers.hpp"
 #include "forks.hpp"
+#include "numpy_array.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -210,8 +210,7 @@ class FastPush {
         pending_arrival_(classes[1]),
         receipt_(classes[2]),
         log_entry_(classes[3]),
-        numpy_array_(classes[4]),
-        client_error_(classes[5]),
+        client_error_(classes[4]),
         wanted_(kind == "update"     ? 0
                 : kind == "gradient" ? 1
                                      : 2),
@@ -292,14 +291,9 @@ class FastPush {
 
   // The memory of a plain vector of float32 or float64; nothing of anything else.
   std::optional<View<const void>> plain_vector(py::handle vector) const {
-    if (!py::type::handle_of(vector).is(numpy_array_)) return {};
-    const auto array = py::reinterpret_borrow<py::array>(vector);
-    if (array.ndim() != 1 || array.shape(0) != size_ || array.strides(0) != array.itemsize()) return {};
-    const py::dtype dtype = array.dtype();
-    const bool is_float = dtype.num() == py::dtype::num_of<float>();
-    const bool is_aligned = (array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0;
-    if ((!is_float && dtype.num() != py::dtype::num_of<double>()) || dtype.byteorder() != '=' || !is_aligned) return {};
-    return View<const void>{array.data(), size_, {}, is_float ? Type::float32 : Type::float64};
+    const auto array = numpy_array(vector, false);
+    if (!array || array->dimensions != 1 || array->shape[0] != size_) return {};
+    return View<const void>{array->data, size_, {}, array->type};
   }
 
   // A slot that is free, or a new one; null if all are taken.
@@ -377,7 +371,7 @@ class FastPush {
   }
 
   const StateType server_state_;
-  const py::object pending_arrival_, receipt_, log_entry_, numpy_array_, client_error_;
+  const py::object pending_arrival_, receipt_, log_entry_, client_error_;
   const std::size_t wanted_;  // which of update, gradient and model the rule takes
   const std::int64_t size_;
   const int num_threads_;

@@ -55,8 +55,8 @@ class FastPush:
 
     def __init__(
         self,
-        # ServerState, PendingArrival, Receipt, Join, numpy.ndarray, ClientError
-        classes: tuple[type, type, type, type, type, type],
+        # ServerState, PendingArrival, Receipt, Join, ClientError
+        classes: tuple[type, type, type, type, type],
         kind: str,  # of the vectors that the rule takes
         size: int,
         num_threads: int,  # of the sweep that copies a vector

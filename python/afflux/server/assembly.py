@@ -2,8 +2,6 @@
 
 from types import MappingProxyType
 
-import numpy as np
-
 from afflux import ops
 from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
@@ -84,7 +82,7 @@ def assemble(
     streaming = Streaming(size, device) if options.accumulate else None
     fast = None
     if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
-        classes = ServerState, PendingArrival, Receipt, Join, np.ndarray, ClientError
+        classes = ServerState, PendingArrival, Receipt, Join, ClientError
         limits, both = options.limits, options.duplicates == "both"
         fast = FastPush(
             classes,
