@@ -10,35 +10,53 @@
 
 namespace afflux::python {
 
-// An attribute's name, interned once: looking it up makes no string. Make it with the GIL held, once for the process.
+// A new object that a function of Python's has returned. Throws the exception that it has set.
+inline pybind11::object owned(PyObject* created) {
+  if (created == nullptr) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(created);
+}
+
+// An attribute's or a method's name, interned once: looking it up makes no string. Make it with the GIL held. The
+// string is never freed: a static Name may outlive the interpreter.
+class Name {
+ public:
+  explicit Name(const char* text) : text_(owned(PyUnicode_InternFromString(text)).release().ptr()) {}
+
+  pybind11::object of(pybind11::handle owner) const { return owned(PyObject_GetAttr(owner.ptr(), text_)); }
+  void set(pybind11::handle owner, pybind11::handle value) const {
+    if (PyObject_SetAttr(owner.ptr(), text_, value.ptr()) != 0) throw pybind11::error_already_set();
+  }
+  pybind11::object call(pybind11::handle owner, pybind11::handle argument) const {
+    return owned(PyObject_CallMethodOneArg(owner.ptr(), text_, argument.ptr()));
+  }
+  PyObject* text() const { return text_; }
+
+ private:
+  PyObject* text_;
+};
+
+// An attribute of a caller's object. Make it once for the process.
 class Attribute {
  public:
-  explicit Attribute(const char* name) : name_(name), interned_(PyUnicode_InternFromString(name)) {
-    if (interned_ == nullptr) throw pybind11::error_already_set();
-  }
+  explicit Attribute(const char* name) : name_(name), interned_(name) {}
   Attribute(const Attribute&) = delete;
   Attribute& operator=(const Attribute&) = delete;
 
   // Of a round, or of a part of one. Throws Error.
   pybind11::object of(pybind11::handle owner) const {
-    return read_foreign([this] { return std::string("[apply] ") + name_; },
-                        [&] {
-                          PyObject* const value = PyObject_GetAttr(owner.ptr(), interned_);
-                          if (value == nullptr) throw pybind11::error_already_set();
-                          return pybind11::reinterpret_steal<pybind11::object>(value);
-                        });
+    return read_foreign([this] { return std::string("[apply] ") + name_; }, [&] { return interned_.of(owner); });
   }
   // Null if there is none.
   pybind11::object of_any(pybind11::handle owner) const {
-    return null_if_missing(PyObject_GetAttr(owner.ptr(), interned_));
+    return null_if_missing(PyObject_GetAttr(owner.ptr(), interned_.text()));
   }
   // The result of the method of this name without arguments; null if there is no such method.
   pybind11::object call_any(pybind11::handle owner) const {
-    return null_if_missing(PyObject_CallMethodNoArgs(owner.ptr(), interned_));
+    return null_if_missing(PyObject_CallMethodNoArgs(owner.ptr(), interned_.text()));
   }
   // The attribute of the type itself, not of its bases; null if there is none.
   pybind11::handle of_type(const PyTypeObject* type) const {
-    return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_);
+    return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_.text());
   }
   double number_of(pybind11::handle owner) const { return cast<double>(owner, "a number"); }
   std::int64_t integer_of(pybind11::handle owner) const { return cast<std::int64_t>(owner, "an integer"); }
@@ -64,7 +82,7 @@ class Attribute {
   }
 
   const char* name_;
-  PyObject* interned_;
+  const Name interned_;
 };
 
 }  // namespace afflux::python

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "afflux/afflux.hpp"
+#include "attributes.hpp"
 #include "buffers.hpp"
 #include "forks.hpp"
 #include "numpy_array.hpp"
@@ -23,28 +24,6 @@ namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
-
-py::object owned(PyObject* created) {
-  if (created == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(created);
-}
-
-// An attribute or a method, by a name that is interned once.
-class Name {
- public:
-  explicit Name(const std::string& text) : text_(owned(PyUnicode_InternFromString(text.c_str()))) {}
-  py::object of(py::handle owner) const { return owned(PyObject_GetAttr(owner.ptr(), text_.ptr())); }
-  void set(py::handle owner, py::handle value) const {
-    if (PyObject_SetAttr(owner.ptr(), text_.ptr(), value.ptr()) != 0) throw py::error_already_set();
-  }
-  py::object call(py::handle owner, py::handle argument) const {
-    return owned(PyObject_CallMethodOneArg(owner.ptr(), text_.ptr(), argument.ptr()));
-  }
-  PyObject* text() const { return text_.ptr(); }
-
- private:
-  py::object text_;
-};
 
 struct Names {
   // Of the Aggregator and its parts.
@@ -166,7 +145,7 @@ class StateType {
       const auto name = field.cast<std::string>();
       for (std::size_t known = 0; known < kFields.size(); ++known)
         if (name == kFields[known]) places_[known] = names_.size();
-      names_.emplace_back(name);
+      names_.emplace_back(name.c_str());
     }
     if (names_.size() > kMost) throw Error("[FastPush] ServerState has more than " + std::to_string(kMost) + " fields");
   }
