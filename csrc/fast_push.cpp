@@ -36,8 +36,10 @@ struct Names {
   // Of the Admission, its state and what that holds.
   Name state{"state"}, places{"_places"}, log{"_log"}, check_clients{"_check_clients"}, current{"current"},
       rows{"rows"}, round{"round"}, version{"version"}, driver{"driver"}, buffer_size{"buffer_size"},
-      reads_ahead{"reads_ahead"};
-  py::str joined{"joined"}, nothing{""};
+      reads_ahead{"reads_ahead"}, task_events{"_task_events"};
+  // Of the TaskBook and an OpenTask.
+  Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"};
+  py::str joined{"joined"}, nothing{""}, pushed{"pushed"};
   py::tuple no_reports;
   py::object nan = py::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
 };
@@ -54,11 +56,14 @@ enum Field : std::size_t {
   kNumber,
   kCounts,
   kLogged,
+  kTaskEvents,
+  kClosedTask,
   kPasses,
   kSince
 };
-constexpr std::array<const char*, 11> kFields = {"current", "rule",   "rows",   "waiting", "filled", "round",
-                                                 "number",  "counts", "logged", "passes",  "since"};
+constexpr std::array<const char*, 13> kFields = {"current",     "rule",   "rows",   "waiting", "filled",
+                                                 "round",       "number", "counts", "logged",  "task_events",
+                                                 "closed_task", "passes", "since"};
 
 // Aggregation.arrivals.Pushed: the facts of an arrival before it joins.
 enum Fact : std::size_t { kClient, kVersion, kExamples, kLoss, kNorm, kSlot, kBuffers, kExtremes, kFacts };
@@ -189,7 +194,8 @@ class FastPush {
         pending_arrival_(classes[1]),
         receipt_(classes[2]),
         log_entry_(classes[3]),
-        client_error_(classes[4]),
+        closed_(classes[4]),
+        client_error_(classes[5]),
         wanted_(kind == "update"     ? 0
                 : kind == "gradient" ? 1
                                      : 2),
@@ -206,11 +212,11 @@ class FastPush {
       if (i != wanted_ && !is_none(given[i])) return py::none();
     py::object pushed = taken_in(aggregator, client, version, given[wanted_], num_examples, loss);
     if (is_none(pushed)) return pushed;
-    py::object receipt = join(aggregator, pushed);
+    py::object receipt = join(aggregator, pushed, py::none());
     return is_none(receipt) ? pushed : receipt;
   }
 
-  py::object join(py::handle aggregator, py::handle pushed) const {
+  py::object join(py::handle aggregator, py::handle pushed, py::handle task) const {
     const py::object admission = names->admission.of(aggregator);
     if (!PyTuple_CheckExact(pushed.ptr()) || PyTuple_GET_SIZE(pushed.ptr()) != kFacts)
       throw py::type_error("[FastPush] pushed is no tuple of the facts of an arrival");
@@ -231,8 +237,11 @@ class FastPush {
       if (staleness < 0 || (max_staleness_ && staleness > *max_staleness_) || !is_none(now[kPasses]) ||
           filled + 1 >= count(names->buffer_size.of(now[kRule])) || !is_new(admission, now[kRows], facts[kClient]))
         return py::none();
+      const py::object tasks = names->tasks.of(aggregator);
+      if (!is_none(task) && !is_set(names->is_open.call(tasks, task))) return py::none();
       number = now[kNumber];
-      record(admission, now, facts, filled, staleness);
+      record(admission, now, facts, filled, staleness, task);
+      if (!is_none(task)) names->close.call(tasks, task);
     }
     const py::object storage = names->storage.of(aggregator), step = integer(makes);
     const py::object durable = is_none(storage) ? py::none() : names->next_durable_version.call(storage, step);
@@ -322,11 +331,12 @@ class FastPush {
 
   // `Admission.record` of an arrival that joins: the state is replaced by one assignment.
   void record(py::handle admission, StateType::Values& now, PyObject* const* facts, std::int64_t filled,
-              std::int64_t staleness) const {
+              std::int64_t staleness, py::handle task) const {
     const py::object late = integer(staleness), number = now[kNumber], log = names->log.of(admission);
     const py::object arrival =
         tuple_of<11>(pending_arrival_, {facts[kClient], facts[kVersion], facts[kExamples], facts[kLoss], facts[kNorm],
                                         facts[kSlot], facts[kBuffers], facts[kExtremes], number, late, py::none()});
+    const py::object closed = is_none(task) ? py::none() : closed_by_push(now, task);
     if (!is_none(log)) {
       const Buffer* const slot = Buffer::in(facts[kSlot]);
       const py::bool_ lent(slot != nullptr && slot->lent());
@@ -334,7 +344,13 @@ class FastPush {
       put(log, logged,
           tuple_of<8>(log_entry_, {number, names->joined, facts[kClient], facts[kVersion], late, facts[kExamples],
                                    facts[kLoss], lent}));
-      now[kLogged] = integer(logged + 1);
+      if (!is_none(closed)) put(log, logged + 1, closed);
+      now[kLogged] = integer(logged + 1 + !is_none(closed));
+    }
+    if (!is_none(closed)) {
+      const std::int64_t events = count(now[kTaskEvents]);
+      put(names->task_events.of(admission), events, closed);
+      now[kTaskEvents] = integer(events + 1);
     }
     if (filled == 0) {
       const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -349,8 +365,15 @@ class FastPush {
     names->state.set(admission, now.state());
   }
 
+  // The event that a push has closed its task.
+  py::object closed_by_push(StateType::Values& now, py::handle task) const {
+    now[kClosedTask] = names->task.of(names->opened.of(task));
+    PyObject* const arguments[] = {now[kClosedTask].ptr(), names->pushed.ptr()};
+    return owned(PyObject_Vectorcall(closed_.ptr(), arguments, 2, nullptr));
+  }
+
   const StateType server_state_;
-  const py::object pending_arrival_, receipt_, log_entry_, client_error_;
+  const py::object pending_arrival_, receipt_, log_entry_, closed_, client_error_;
   const std::size_t wanted_;  // which of update, gradient and model the rule takes
   const std::int64_t size_;
   const int num_threads_;
@@ -386,7 +409,7 @@ PyObject* push(PyObject* self, PyObject* const* a, Py_ssize_t given) {
 }
 
 PyObject* join(PyObject* self, PyObject* const* a, Py_ssize_t given) {
-  return method<2>(self, given, [a](const FastPush& fast) { return fast.join(a[0], a[1]); });
+  return method<3>(self, given, [a](const FastPush& fast) { return fast.join(a[0], a[1], a[2]); });
 }
 
 template <auto function>

@@ -55,8 +55,8 @@ class FastPush:
 
     def __init__(
         self,
-        # ServerState, PendingArrival, Receipt, Join, ClientError
-        classes: tuple[type, type, type, type, type],
+        # ServerState, PendingArrival, Receipt, Join, Closed, ClientError
+        classes: tuple[type, type, type, type, type, type],
         kind: str,  # of the vectors that the rule takes
         size: int,
         num_threads: int,  # of the sweep that copies a vector
@@ -79,7 +79,13 @@ class FastPush:
         /,
     ) -> Any:  # a Receipt; or what is Pushed, its vector in its slot, but not joined; or None: nothing was done
         ...
-    def join(self, aggregator: object, pushed: tuple[Any, ...], /) -> Any:  # a Receipt; or None: nothing was done
+    def join(
+        self,
+        aggregator: object,
+        pushed: tuple[Any, ...],
+        task: object,  # the OpenTask that it closes, or None
+        /,
+    ) -> Any:  # a Receipt; or None: nothing was done
         ...
 
 def columns(

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Layout, Server
 from afflux.aggregation.admission import Admission
-from afflux.aggregation.reports import Join, Receipt
+from afflux.aggregation.reports import Closed, Join, Opened, Receipt
 from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
+from afflux.server.tasks import TaskBook
 
 D = 5
 FLOAT16 = np.array([1, 2, 3, 4, 5], np.float16)
@@ -43,9 +44,10 @@ PUSHES = st.fixed_dictionaries(
         "num_examples": st.sampled_from([1, 7] * 8 + [0, -1, 2.0, 2**63, True, "1"]),
         "loss": st.sampled_from([None, 0.5] * 6 + [float("nan"), 1, np.float32(2), "x"]),
         "also": st.sampled_from([{}] * 9 + [{"update": VECTORS[0]}, {"model": VECTORS[0]}, {"client_lr": 0.1}]),
+        "task": st.sampled_from([None] * 6 + [0, 0, 1, 5, "closed"]),  # its place among the open ones
     }
 )
-OTHERS = st.sampled_from(["flush"] * 5 + ["discard", "checkout", "load"])
+OTHERS = st.sampled_from(["flush"] * 5 + ["checkout"] * 8 + ["discard", "load"])
 CALLS = st.lists(st.one_of([PUSHES] * 4 + [OTHERS]), max_size=40)
 RULES = {
     "update": fedbuff(buffer_size=3),
@@ -78,9 +80,20 @@ def outcome(call):
 
 def push(server, given):
     wanted = {server.rule.kind: given["vector"]}
-    version = server.version if given["version"] == "newest" else given["version"]
-    facts = {name: given[name] for name in ("client", "num_examples", "loss")}
-    return outcome(lambda: server.push(version=version, **facts, **(given["also"] | wanted)))
+    facts = {name: given[name] for name in ("num_examples", "loss")}
+    if given["task"] is None:
+        version = server.version if given["version"] == "newest" else given["version"]
+        facts |= {"client": given["client"], "version": version}
+    elif given["task"] == "closed" or given["task"] >= len(server.tasks):
+        facts["task"] = "closed"
+    else:
+        facts["task"] = server.tasks[given["task"]]
+    return outcome(lambda: server.push(**facts, **(given["also"] | wanted)))
+
+
+def checkout(server):
+    joined = server.counts["joined"]
+    server.checkout(joined % 7, lease=1000 if joined % 2 else None)
 
 
 def facts(server):
@@ -97,6 +110,29 @@ def facts(server):
         server._aggregator.admission._places,
         server._aggregator.slots.taken,
         [repr(fault) for fault in server.faults],
+        *events(server),
+    )
+
+
+def events(server):
+    """What tasks have left in the log, among the events that a store keeps, and as the last one closed.
+
+    Ids are random: a task is named by its place among those that the server has opened.
+    """
+    log = [entry for entry in server.log if isinstance(entry, Opened | Closed)]
+    places = {None: None}
+    for entry in log:
+        places.setdefault(entry.task, len(places))
+    state = server._aggregator.admission.state
+    kept = server._aggregator.admission.growing_task_events[: state.task_events]
+    return (
+        [
+            [(type(entry), places.get(entry.task), getattr(entry, "why", None)) for entry in each]
+            for each in (log, kept)
+        ],
+        places.get(state.closed_task),
+        [task.client for task in server.tasks],
+        list(server._aggregator.tasks.bases()),
     )
 
 
@@ -119,7 +155,7 @@ def test_it_decides_as_the_general_way(name, calls, **options):
                 server.load_state_dict(state)
         elif isinstance(call, str):
             for server in (fast, general):
-                server.checkout("ann", lease=1000) if call == "checkout" else getattr(server, call)()
+                checkout(server) if call == "checkout" else getattr(server, call)()
         else:
             assert push(fast, call) == push(general, call)
         assert repr(facts(fast)) == repr(facts(general))
@@ -129,14 +165,15 @@ class Counted:
     """Counts what the fast way gives."""
 
     def __init__(self, fast):
-        self.fast, self.given = fast, []
+        self.fast, self.given, self.joined = fast, [], []
 
     def push(self, *arguments):
         self.given.append(self.fast.push(*arguments))
         return self.given[-1]
 
     def join(self, *arguments):
-        return self.fast.join(*arguments)
+        self.joined.append(self.fast.join(*arguments))
+        return self.joined[-1]
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -167,16 +204,53 @@ def test_trees_take_it_and_models_with_buffers_do_not():
         with_buffers.push(client=1, version=0, update=np.ones(2 * D, np.float32))
 
 
+@pytest.mark.parametrize("kind", ["update", "model"])
+def test_pushes_of_tasks_join_by_it(kind):
+    """Of a converted model, too; but not the one that completes a round."""
+    server = made("update", True, {})
+    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    for client in range(3):
+        receipt = server.push(task=server.checkout(client), **{kind: np.ones(D, np.float32)})
+    assert [type(given).__name__ for given in counted.joined] == ["Receipt", "Receipt", "NoneType"]
+    assert (receipt.status, server.version, server.tasks) == ("joined", 1, ())
+
+
+def test_a_task_that_closes_before_its_push_joins_is_left_to_the_general_way():
+    server = made("update", True, {})
+    task = server.checkout(7)
+    found = server._aggregator.tasks.find(task.id)
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    task.cancel()
+    assert server._aggregator.fast.join(server._aggregator, pushed, found) is None
+    assert server.arrivals_waiting == 0
+
+
+def test_an_interrupt_before_the_task_is_closed_in_the_book_changes_nothing_else(monkeypatch):
+    """The state says that it is closed: the book follows."""
+    server = made("update", True, {})
+    task = server.checkout(7)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(TaskBook, "close", interrupted)
+        server.push(task=task, update=VECTORS[0])
+    assert (server.arrivals_waiting, server.counts["joined"], server.tasks) == (1, 1, ())
+    assert server.push(task=task, update=VECTORS[0]).status == "expired"
+    assert not server._aggregator._monitor._mutex.locked()
+
+
 def test_it_joins_nothing_while_another_thread_decides():
     server = made("update", True, {})
     monitor = server._aggregator._monitor
     pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
     with monitor._mutex:
-        assert server._aggregator.fast.join(server._aggregator, pushed) is None
+        assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
     monitor._handed_out = True
-    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
     monitor._handed_out = False
-    assert server._aggregator.fast.join(server._aggregator, pushed).status == "joined"
+    assert server._aggregator.fast.join(server._aggregator, pushed, None).status == "joined"
     assert not monitor._mutex.locked()
     assert monitor.owner is None
 
@@ -186,7 +260,7 @@ def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
     server = made("update", True, {})
     pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
     setattr(server._aggregator, attribute, value)
-    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
     assert server._aggregator.fast.push(server._aggregator, 7, 0, VECTORS[0], None, None, 1, None) is None
     assert server._aggregator.admission.state.filled == 0
 
@@ -194,7 +268,7 @@ def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
 def test_an_arrival_of_a_version_that_a_load_took_back_is_left_to_the_general_way():
     server = made("update", True, {})
     pushed = (7, 1, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
-    assert server._aggregator.fast.join(server._aggregator, pushed) is None
+    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
 
 
 def test_threads():
@@ -219,12 +293,12 @@ def test_threads():
 def test_wrong_calls_of_the_extension_raise():
     server = made("update", True, {})
     fast = server._aggregator.fast
-    with pytest.raises(TypeError, match="takes 2 arguments, 0 were given"):
+    with pytest.raises(TypeError, match="takes 3 arguments, 0 were given"):
         fast.join()
     with pytest.raises(TypeError, match="no tuple of the facts"):
-        fast.join(server._aggregator, (1, 2))
+        fast.join(server._aggregator, (1, 2), None)
     with pytest.raises(AttributeError):
-        fast.join(None, (1,) * 8)
+        fast.join(None, (1,) * 8, None)
 
 
 def test_it_holds_nothing_of_the_server():

@@ -9,7 +9,7 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.reports import Join, Pulled, Receipt
+from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
@@ -82,7 +82,7 @@ def assemble(
     streaming = Streaming(size, device) if options.accumulate else None
     fast = None
     if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
-        classes = ServerState, PendingArrival, Receipt, Join, ClientError
+        classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
         limits, both = options.limits, options.duplicates == "both"
         fast = FastPush(
             classes,

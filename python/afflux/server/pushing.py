@@ -206,8 +206,8 @@ def push(  # noqa: D417
             ticket.staged_row = row.finish()
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
         checking = False
-        if aggregator.fast is not None and ticket.task is None and ticket.staged_row is None:
-            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed)
+        if aggregator.fast is not None and ticket.staged_row is None:
+            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket.task)
             if receipt is not None:
                 return receipt
         return aggregator.join(pushed, ticket)
