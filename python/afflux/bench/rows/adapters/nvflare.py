@@ -8,7 +8,7 @@ import numpy as np
 
 from afflux.bench.rows.adapters.row import adapter_row
 from afflux.bench.rows.peers.find import absent, find
-from afflux.bench.rows.peers.models import Model, model_of, of
+from afflux.bench.rows.peers.models import LAPS, Model, model_of, of
 from afflux.bench.spec.contender import Arrays, Contender, Round, vector_bytes
 from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.optional_torch import torch
@@ -130,17 +130,21 @@ def edge(inputs: Inputs) -> Round:
     manager.generate_new_model(context)
     deltas = [deltas_of(inputs, k) for k in range(len(inputs.updates))]
     ready = [[arrays_of(model_of(torch.from_numpy(delta))) for delta in each] for each in deltas]
-    replies: list[Any] = []
+    replies: list[list[Any]] = []  # of each set, those of the rounds to come
+
+    def replies_of(k: int) -> list[Any]:
+        diffs = [dxo.DXO(dxo.DataKind.WEIGHT_DIFF, data={"dict": dict(own), "count": 1}) for own in ready[k]]
+        return [mud.ModelUpdate(1, diff.to_shareable(), {str(i): 0.0}) for i, diff in enumerate(diffs)]
 
     def contain(k: int) -> None:
-        diffs = [dxo.DXO(dxo.DataKind.WEIGHT_DIFF, data={"dict": dict(own), "count": 1}) for own in ready[k]]
-        replies[:] = [mud.ModelUpdate(1, diff.to_shareable(), {str(i): 0.0}) for i, diff in enumerate(diffs)]
+        """The manager keeps replies, so each round has its own."""
+        replies[:] = [[replies_of(each) for _ in range(LAPS)] for each in range(len(ready))]
 
     contain(0)  # for the check of errors
 
     def run(k: int) -> Any:
         version = manager.current_model_version
-        for reply in replies:
+        for reply in replies[k].pop():
             manager.process_updates({version: reply}, context)
         manager.prune_model_versions({manager.current_model_version}, context)
         return manager.current_model.data

@@ -18,13 +18,14 @@ from afflux.rules import fedavg
 from afflux.server.server import Server
 
 D, QUICK_D, SMALL = 2_500_000, 20_000, 650
+LAPS = 20  #: rounds in a sample of a short model: one alone takes less time than caches and clocks need after a rest
 ARRAYS = 20  #: of a model
 Model = dict[str, Any]
 
 
 def cases(asked: Asked) -> list[Case]:
     lengths = [asked.d] if asked.d else [SMALL, QUICK_D if asked.quick else D]
-    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
+    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets, laps=LAPS if d <= SMALL else 1) for d in lengths]
 
 
 def reference(before: Arrays) -> Exact:
