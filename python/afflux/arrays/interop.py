@@ -4,7 +4,7 @@ and writing to them.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -70,10 +70,11 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def own_arrays() -> frozenset[type]:
-    """The classes of NumPy's arrays and torch's tensors themselves, without subclasses; does not import torch."""
+def all_own(values: Iterable[object]) -> bool:
+    """Whether all are NumPy's arrays or torch's tensors themselves, not of subclasses; does not import torch."""
     parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
-    return _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
+    own = _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
+    return set(map(type, values)) <= own
 
 
 _NUMPY: frozenset[type] = frozenset({np.ndarray})

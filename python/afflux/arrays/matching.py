@@ -107,7 +107,7 @@ class Matcher:
         """The wanted arrays of a flat dict; None if the tree is something else, or lacks some, or
         holds unknown ones.
         """
-        if not _all_arrays(tree.values()):
+        if not interop.all_own(tree.values()):
             return None
         try:
             found = [tree[name] for name in self.names]
@@ -119,7 +119,7 @@ class Matcher:
         """The wanted arrays of a flat list; None if the tree is something else, or lacks some, or
         holds unknown ones.
         """
-        if not self._places or not _all_arrays(tree):
+        if not self._places or not interop.all_own(tree):
             return None
         if not self._partial and len(tree) > self._longest:
             return None
@@ -139,11 +139,6 @@ class Matcher:
         if unknown:
             raise AffluxError(f"[layout] {others}")
         return [leaves[name] for name in self.names]
-
-
-def _all_arrays(values: Any) -> bool:
-    """Whether all are NumPy's or torch's own arrays, without nesting."""
-    return set(map(type, values)) <= interop.own_arrays()
 
 
 def _unwrapped(unknown: Sequence[str]) -> str:

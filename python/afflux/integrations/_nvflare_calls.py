@@ -13,7 +13,7 @@ from nvflare.collab.api.exceptions import RunAborted
 from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
-from afflux.arrays.interop import own_arrays
+from afflux.arrays.interop import all_own
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import bounded, finite_number, means_of
@@ -135,12 +135,14 @@ def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
 
 def _in_memory(params: Model) -> Model:
     """With the arrays that NVFlare has left on disk."""
-    if set(map(type, params.values())) <= own_arrays():
+    if all_own(params.values()):
         return params
     return {name: array.materialize() if hasattr(array, "materialize") else array for name, array in params.items()}
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Those of the metrics that trackers take: finite numbers, not too many."""
-    found = {name: finite_number(value) for name, value in bounded(metrics).items() if name.isprintable()}
-    return {name: number for name, number in found.items() if number is not None}
+    found = bounded(metrics).items()
+    return {
+        name: number for name, value in found if name.isprintable() and (number := finite_number(value)) is not None
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, NoReturn
 
-from afflux.arrays.interop import own_arrays
+from afflux.arrays.interop import all_own
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_float
 
@@ -19,7 +19,7 @@ def own_dict(arrays: Any) -> Any:
     if not isinstance(arrays, Mapping):
         return arrays
     found = dict(arrays)
-    if not set(map(type, found.values())) <= own_arrays():
+    if not all_own(found.values()):
         for array in found.values():
             getattr(array, "shape", None), getattr(array, "dtype", None)
     return found

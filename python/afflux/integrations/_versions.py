@@ -40,6 +40,7 @@ class VersionArrays:
             for name, like in likes.items()
             for field, is_buffer in (fields[name],)
         ]
+        self._limited = [place for place in self._places if place[-1] is not None]
         if any(like.library == "torch" for like in likes.values()):
             _silence_torch()
 
@@ -75,7 +76,7 @@ class VersionArrays:
         Raises:
             AffluxError: an array of float16 or of integers cannot hold the values that it would get.
         """
-        for name, like, place, _, is_buffer, limits in self._places if isinstance(arrays, Mapping) else ():
+        for name, like, place, _, is_buffer, limits in self._limited if isinstance(arrays, Mapping) else ():
             if limits is None or name not in arrays:
                 continue
             values = arrays[name] if buffers is None or not is_buffer else buffers[place]

@@ -205,7 +205,7 @@ def as_float(value: object) -> float | None:
     """An argument as a float, if it is a number of Python or NumPy; None for other objects, and for an int too
     large.
     """
-    if type(value) is float:
+    if value is None or type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
