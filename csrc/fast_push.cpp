@@ -37,8 +37,8 @@ struct Names {
   Name state{"state"}, places{"_places"}, log{"_log"}, check_clients{"_check_clients"}, current{"current"},
       rows{"rows"}, round{"round"}, version{"version"}, driver{"driver"}, buffer_size{"buffer_size"},
       reads_ahead{"reads_ahead"}, task_events{"_task_events"};
-  // Of the TaskBook and an OpenTask.
-  Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"};
+  // Of the TaskBook, an OpenTask and a Ticket.
+  Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"}, decision{"decision"};
   py::str joined{"joined"}, nothing{""}, pushed{"pushed"};
   py::tuple no_reports;
   py::object nan = py::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
@@ -216,13 +216,14 @@ class FastPush {
     return is_none(receipt) ? pushed : receipt;
   }
 
-  py::object join(py::handle aggregator, py::handle pushed, py::handle task) const {
+  py::object join(py::handle aggregator, py::handle pushed, py::handle ticket) const {
     const py::object admission = names->admission.of(aggregator);
+    const py::object task = is_none(ticket) ? py::none() : names->task.of(ticket);
     if (!PyTuple_CheckExact(pushed.ptr()) || PyTuple_GET_SIZE(pushed.ptr()) != kFacts)
       throw py::type_error("[FastPush] pushed is no tuple of the facts of an arrival");
     PyObject* const* const facts = &PyTuple_GET_ITEM(pushed.ptr(), 0);
-    py::object number, newest;
-    std::int64_t staleness = 0, makes = 0;
+    py::object number, newest, late;
+    std::int64_t makes = 0;
     {
       const py::object monitor = names->monitor.of(aggregator);
       const Mutex mutex(monitor);
@@ -233,20 +234,25 @@ class FastPush {
       const std::int64_t filled = count(now[kFilled]);
       newest = names->version.of(now[kCurrent]);
       makes = count(newest) + !is_none(now[kRound]) + 1;
-      staleness = makes - 1 - count(facts[kVersion]);
+      const std::int64_t staleness = makes - 1 - count(facts[kVersion]);
       if (staleness < 0 || (max_staleness_ && staleness > *max_staleness_) || !is_none(now[kPasses]) ||
           filled + 1 >= count(names->buffer_size.of(now[kRule])) || !is_new(admission, now[kRows], facts[kClient]))
         return py::none();
       const py::object tasks = names->tasks.of(aggregator);
       if (!is_none(task) && !is_set(names->is_open.call(tasks, task))) return py::none();
       number = now[kNumber];
-      record(admission, now, facts, filled, staleness, task);
+      late = integer(staleness);
+      const py::object decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
+                                              {names->joined, late, number, py::none(), py::none()});
+      record(admission, now, facts, filled, late, task);
+      // Before any other call: an exception of a signal handler must find that the arrival has joined.
+      if (!is_none(ticket)) names->decision.set(ticket, decision);
       if (!is_none(task)) names->close.call(tasks, task);
     }
     const py::object storage = names->storage.of(aggregator), step = integer(makes);
     const py::object durable = is_none(storage) ? py::none() : names->next_durable_version.call(storage, step);
-    return tuple_of<9>(receipt_, {names->joined, integer(staleness), newest, number, step, py::none(),
-                                  names->no_reports, durable, names->nothing});
+    return tuple_of<9>(
+        receipt_, {names->joined, late, newest, number, step, py::none(), names->no_reports, durable, names->nothing});
   }
 
  private:
@@ -331,8 +337,8 @@ class FastPush {
 
   // `Admission.record` of an arrival that joins: the state is replaced by one assignment.
   void record(py::handle admission, StateType::Values& now, PyObject* const* facts, std::int64_t filled,
-              std::int64_t staleness, py::handle task) const {
-    const py::object late = integer(staleness), number = now[kNumber], log = names->log.of(admission);
+              py::handle late, py::handle task) const {
+    const py::object number = now[kNumber], log = names->log.of(admission);
     const py::object arrival =
         tuple_of<11>(pending_arrival_, {facts[kClient], facts[kVersion], facts[kExamples], facts[kLoss], facts[kNorm],
                                         facts[kSlot], facts[kBuffers], facts[kExtremes], number, late, py::none()});

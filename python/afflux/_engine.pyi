@@ -83,7 +83,7 @@ class FastPush:
         self,
         aggregator: object,
         pushed: tuple[Any, ...],
-        task: object,  # the OpenTask that it closes, or None
+        ticket: object,  # the push's Ticket, which gets the decision, or None
         /,
     ) -> Any:  # a Receipt; or None: nothing was done
         ...

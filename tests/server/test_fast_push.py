@@ -12,6 +12,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.reports import Closed, Join, Opened, Receipt
 from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
 from afflux.server.tasks import TaskBook
+from afflux.server.tickets import Ticket
 
 D = 5
 FLOAT16 = np.array([1, 2, 3, 4, 5], np.float16)
@@ -221,8 +222,21 @@ def test_a_task_that_closes_before_its_push_joins_is_left_to_the_general_way():
     found = server._aggregator.tasks.find(task.id)
     pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
     task.cancel()
-    assert server._aggregator.fast.join(server._aggregator, pushed, found) is None
+    ticket = Ticket(task=found)
+    assert server._aggregator.fast.join(server._aggregator, pushed, ticket) is None
+    assert ticket.decision is None
     assert server.arrivals_waiting == 0
+
+
+@pytest.mark.parametrize("of_task", [False, True])
+@pytest.mark.parametrize("way", ["fast", "general"])
+def test_the_ticket_of_a_push_gets_the_decision(way, of_task):
+    server = made("update", True, {})
+    aggregator = server._aggregator
+    ticket = Ticket(task=aggregator.tasks.find(server.checkout(7).id) if of_task else None)
+    pushed = (7, 0, 1, 0.5, 1.0, aggregator.take_slot(0), None, (0.0, 1.0))
+    receipt = aggregator.fast.join(aggregator, pushed, ticket) if way == "fast" else aggregator.join(pushed, ticket)
+    assert (receipt.status, ticket.decision) == ("joined", ("joined", 0, 0, None, None))
 
 
 def test_an_interrupt_before_the_task_is_closed_in_the_book_changes_nothing_else(monkeypatch):

@@ -1,17 +1,22 @@
-"""A task ends once: an interrupt at any call of a push, a cancel or a checkout, then a commit and a reopening."""
+"""A task ends once: an interrupt at any call of a push, a cancel or a checkout, then a commit and a reopening.
+
+Errors are raised where a signal handler could raise them: on entry to a function of Python, and after one of C.
+"""
 
 import sys
 
 import numpy as np
 import pytest
 
-from afflux import Closed, Opened, Server
+from afflux import AffluxError, Closed, Opened, Server
 from afflux.rules import fedbuff
+
+D = 4
 
 
 def interrupted(action, k, path):
     """Raises a KeyboardInterrupt at the k-th call within `action`, as a signal would; whether there was one."""
-    server = Server(fedbuff(buffer_size=5), np.zeros(4, np.float32), store=path, commit_every=None, log=True)
+    server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), store=path, commit_every=None, log=True)
     task, calls, hit = server.checkout("ann"), 0, False
 
     def profile(frame, event, _):
@@ -26,7 +31,7 @@ def interrupted(action, k, path):
     sys.setprofile(profile)
     try:
         if action == "push":
-            server.push(task=task, update=np.ones(4, np.float32))
+            server.push(task=task, update=np.ones(D, np.float32))
         elif action == "cancel":
             task.cancel()
         else:
@@ -49,7 +54,7 @@ def test_at_every_call(action, tmp_path):
         closed = task_id in ended
         server.close()
         with Server.open(path) as server:
-            status = server.push(task=task_id, update=np.ones(4, np.float32)).status
+            status = server.push(task=task_id, update=np.ones(D, np.float32)).status
             assert status == ("expired" if closed else "joined")
             assert server.arrivals_waiting == waiting + (not closed)
             assert server.counts["joined"] == counts["joined"] + (not closed)
@@ -57,3 +62,55 @@ def test_at_every_call(action, tmp_path):
             assert k > 5
             return
     pytest.fail("the action never ended")
+
+
+def push_interrupted(server, task, error, k):
+    """Raises an error at the k-th moment of a push at which a signal handler could; whether there was one."""
+    moments, hit = 0, False
+
+    def profile(frame, event, _):
+        nonlocal moments, hit
+        if event in ("call", "c_return") and "afflux" in frame.f_code.co_filename:
+            moments += 1
+            if moments == k:
+                hit = True
+                sys.setprofile(None)
+                raise error
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        server.push(task=task, update=np.ones(D, np.float32))
+    except (error, AffluxError):  # one that comes while a vector is read is taken for the vector's
+        pass
+    finally:
+        sys.setprofile(before)
+    return hit
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize("way", ["fast", "general"])
+@pytest.mark.parametrize("store", [False, True])
+def test_a_push_that_has_joined_is_not_refused_and_holds_no_version(error, way, store, tmp_path):
+    joined = []
+    for k in range(1, 400):
+        server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), store=tmp_path / f"{k}" if store else None)
+        if way == "general":
+            server._aggregator.fast = None
+        task = server.checkout("ann")
+        server.push(client="bob", version=0, update=np.ones(D, np.float32))
+        server.flush()
+        assert server.versions_held == 2
+        hit = push_interrupted(server, task, error, k)
+        joined.append(server.arrivals_waiting == 1)
+        assert len(server.tasks) == (not joined[-1])
+        assert server.versions_held == 2 - joined[-1]
+        assert not (joined[-1] and server.counts["refused"])
+        assert server.push(task=task, update=np.ones(D, np.float32)).status == ("expired" if joined[-1] else "joined")
+        if store:
+            server.close(checkpoint=False)
+        if not hit:
+            assert sum(joined) > 3  # moments after the arrival has joined
+            assert not all(joined)
+            return
+    pytest.fail("the push never ended")

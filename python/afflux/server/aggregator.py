@@ -229,9 +229,9 @@ class Aggregator:
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
+            ticket.decision = decision = (status, staleness, state.number, term, completed)
             if task is not None:
                 self.tasks.close(task)
-            ticket.decision = decision = (status, staleness, state.number, term, completed)
         _, _, _, term, completed = decision
         made = (completed is None or admission.state.round is not completed) and (term is None or self._left(term))
         return decision if made else None

@@ -207,7 +207,7 @@ def push(  # noqa: D417
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
         checking = False
         if aggregator.fast is not None and ticket.staged_row is None:
-            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket.task)
+            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
             if receipt is not None:
                 return receipt
         return aggregator.join(pushed, ticket)

@@ -117,12 +117,12 @@ class TaskBook:
     def close(self, task: OpenTask) -> None:
         """Closes the task. May be repeated."""
         task_id, version = task.opened.task, task.opened.version
-        self._open.pop(task_id, None)
         held = self._bases.get(version)
         if held is not None:
             held[1].discard(task_id)
             if not held[1]:
                 self._bases.pop(version, None)
+        self._open.pop(task_id, None)  # last: a task that is still there is closed again
 
     def clear(self) -> None:
         """Closes all tasks."""
