@@ -1,0 +1,133 @@
+"""Ids of clients: their addresses, what a function makes of these, or what replies say."""
+
+import pytest
+
+from afflux import AffluxError, Server
+from afflux.integrations._core import Trained
+from afflux.rules import afa_cs, ca2fl, fedasync, gsgm, mf_ca2fl
+from core_runs import one_round, run_of, trained
+
+ROWS = [
+    lambda: ca2fl(buffer_size=2),
+    lambda: mf_ca2fl(buffer_size=2),
+    lambda: afa_cs(buffer_size=2),
+]
+
+
+@pytest.mark.parametrize("rule", ROWS)
+def test_a_store_with_rows_needs_clients_that_it_knows(tmp_path, rule):
+    store = tmp_path / "store"
+    rates = {"client_lr": 0.1, "local_steps": 1}
+    run = run_of(rule(), store=store, **rates)
+    one_round(run, [11, 12])
+    run.close({})
+    again = run_of(rule(), store=store, **rates)
+    again.clients.are([21, 22])
+    with pytest.raises(AffluxError, match=r"keeps something for 2 clients .* none of the 2 .* and with client_key="):
+        again.clients.require_known()
+    again.clients.are([21, 12])
+    again.clients.require_known()
+    again.close()
+    named = run_of(rule(), store=store, **rates, key=lambda address: address - 10)
+    named.clients.are([21, 22])
+    named.clients.require_known()
+    assert one_round(named, [21, 22])[1].status == "joined"
+    assert sorted(named.server.rows.client_ids) == [11, 12]
+
+
+def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
+    """Nothing would tell which of the stored rows is whose."""
+    store = tmp_path / "store"
+    run = run_of(ca2fl(buffer_size=2), store=store)
+    one_round(run, [11, 12])
+    run.close({})
+    run = run_of(ca2fl(buffer_size=2), store=store, key="name")
+    message = r"its address \(client_key=None\) .* and this run has client_key='name': give"
+    with pytest.raises(AffluxError, match=message):
+        run.resume(dict)  # closes the store
+    for key in (lambda address: address, None):  # the ids themselves are compared
+        run = run_of(ca2fl(buffer_size=2), store=store, key=key)
+        run.resume(dict)
+        run.close({})
+    named = tmp_path / "named"
+    for key, refused in (("name", False), ("name", False), ("other", True)):
+        run = run_of(ca2fl(buffer_size=2), store=named, key=key)
+        if refused:
+            with pytest.raises(AffluxError, match=r"with client_key='name' .* and this run has client_key='other'"):
+                run.resume(dict)
+        else:
+            run.resume(dict)
+            one_round(run, [11, 12], **{"11": "ann", "12": "bob"})
+            run.close({})
+    Server.open(named).close()
+
+
+def test_replies_say_their_clients():
+    run = run_of(ca2fl(buffer_size=2), num_clients=3, key="said", server_options={"log": True})
+    run.clients.are([101, 102, 103])
+    receipts = one_round(run, [101, 102, 103], **{"101": "ann", "102": "bob", "103": "ann"})
+    assert [receipt.status for receipt in receipts] == ["joined", "joined", "faulty"]
+    assert "another client that is there is 'ann'" in receipts[2].reason
+    assert sorted(run.server.rows.client_ids) == ["ann", "bob"]
+    assert run.server.tasks == ()
+    (changed,) = one_round(run, [101], **{"101": "bob"})
+    assert "has said that it is 'ann', and now 'bob'" in changed.reason
+    for wrong in (None, 1.5, [1], 2**64, "\udcff"):
+        assert one_round(run, [103], **{"103": wrong})[0].status == "faulty"
+    run.clients.are([104, 102, 103])  # the client comes back under another address
+    assert one_round(run, [104], **{"104": "ann"})[0].status == "joined"
+    assert sorted(run.server.rows.client_ids) == ["ann", "bob"]
+
+
+def test_a_faulty_reply_takes_no_id():
+    run = run_of(key="said")
+    run.clients.are([1, 2])
+    run.sent("a", run.assign(1), 1)
+    assert run.receive("a", lambda: Trained({}, client="victim")).status == "faulty"
+    run.sent("b", run.assign(2), 2)
+    assert run.receive("b", lambda: trained(client="victim")).status == "joined"
+
+
+def test_ids_of_clients_that_have_gone_are_forgotten():
+    run = run_of(key=lambda address: address)
+    for address in range(50):
+        run.clients.are([address])
+        run.clients.id_of(address)
+    assert len(run.clients._ids) == 1
+
+
+def test_a_reply_that_says_its_client_is_converted_from_the_version_of_its_task():
+    run = run_of(fedasync(alpha=0.5), key="said")
+    run.sent("a", run.assign(1), 1)
+    run.sent("b", run.assign(2), 2)
+    run.receive("b", lambda: trained(2.0, client="bob"))
+    receipt = run.receive("a", lambda: trained(2.0, client="ann"))
+    assert receipt.staleness == 1
+    assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("key", [None, "said"])
+def test_clients_beyond_num_clients_get_no_task_and_no_row(key):
+    run = run_of(ca2fl(buffer_size=1), num_clients=2, key=key, concurrency=9)
+    names = {str(address): f"client {address}" for address in range(5)} if key else {}
+    one_round(run, [0, 1], **names)
+    run.clients.are(range(5))
+    if key is None:
+        assert sorted(run.choose()) == [0, 1]
+    beyond = one_round(run, [2], **names)[0]
+    assert beyond.status == "faulty"
+    assert "would be client 3 of num_clients=2" in beyond.reason
+    assert len(run.server.rows) == 2
+
+
+def test_a_rule_of_passes_needs_clients_that_it_knows(tmp_path):
+    rule = gsgm(buffer_size=2)
+    rates = {"client_lr": 0.1, "local_steps": 1}
+    run = run_of(rule, store=tmp_path / "store", num_clients=4, **rates)
+    one_round(run, [1, 2])
+    run.close({})
+    again = run_of(rule, store=tmp_path / "store", num_clients=4, **rates)
+    again.clients.are([7, 8, 9])
+    with pytest.raises(AffluxError, match=r"keeps something for \d clients"):
+        again.clients.require_known()
+    again.close()

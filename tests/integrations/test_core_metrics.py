@@ -1,0 +1,64 @@
+"""Metrics of clients: bounded, stored with the arrivals that wait, and given to the step that these make."""
+
+from afflux.integrations._reading import bounded
+from afflux.rules import fedbuff, gsgm
+from core_runs import run_of, trained
+
+
+def test_metrics_are_bounded():
+    many = {f"k{i}": float(i) for i in range(200)}
+    assert bounded(many) == {f"k{i}": float(i) for i in range(100)}
+    assert bounded(many, "k150") == {**bounded(many), "k150": 150.0}
+    odd = {"x" * 101: 1.0, "huge": 10**400, "text": "a", 3: 1.0, "mixed": [1.0, "a"], "none": None, "flag": True}
+    assert bounded({**odd, "good": 1, "nan": [float("nan")]}).keys() == {"good", "nan"}
+    lists = {"long": [1.0] * 1001, "first": [1.0] * 600, "second": [1.0] * 600, "third": [1.0] * 400, "last": 1.0}
+    assert bounded(lists).keys() == {"first", "third"}
+    assert bounded({"weight": "odd"}, "weight") == {"weight": "odd"}
+    assert bounded({"a": 1.0}, "weight") == {"a": 1.0}
+
+
+def test_metrics_of_arrivals_that_wait_are_stored(tmp_path):
+    run = run_of(fedbuff(buffer_size=2), store=tmp_path / "store")
+    run.sent("a", run.assign(1))
+    run.receive("a", lambda: trained(metrics={"accuracy": 0.25}))
+    run.close({})
+    again = run_of(fedbuff(buffer_size=2), store=tmp_path / "store")
+    again.resume(dict)
+    again.sent("b", again.assign(2))
+    assert again.receive("b", lambda: trained(metrics={"accuracy": 0.75})).report.version == 1
+    assert again.take_metrics() == [{"accuracy": 0.25}, {"accuracy": 0.75}]
+    again.close()
+
+
+def test_metrics_of_a_replaced_arrival_are_replaced():
+    run = run_of(fedbuff(buffer_size=2), server_options={"duplicates": "latest"})
+    for client, loss in ((1, 0.0), (1, 1.0), (1, 2.0), (2, 3.0)):
+        run.sent("a", run.assign(client))
+        run.receive("a", lambda loss=loss: trained(metrics={"loss": loss}))
+    assert run.server.version == 1
+    assert run.take_metrics() == [{"loss": 2.0}, {"loss": 3.0}]
+    assert run.take_metrics() == []
+
+
+def test_metrics_of_a_deferred_arrival_are_those_of_its_step(tmp_path):
+    def opened():
+        return run_of(gsgm(buffer_size=2), store=tmp_path / "store", client_lr=0.1, local_steps=1)
+
+    def push(run, client, loss):
+        run.sent("a", run.assign(client))
+        return run.receive("a", lambda: trained(metrics={"loss": loss})).status
+
+    run = opened()
+    assert [push(run, 1, 1.0), push(run, 1, 1.5)] == ["joined", "deferred"]
+    run.checkpoint({})
+    assert push(run, 2, 2.0) == "joined"
+    assert run.take_metrics() == [{"loss": 1.0}, {"loss": 2.0}]
+    assert [push(run, 3, 3.0), push(run, 4, 4.0)] == ["joined", "joined"]
+    assert run.take_metrics() == [{"loss": 3.0}, {"loss": 4.0}]
+    run.server.close(checkpoint=False)  # killed: the notes are those of the checkpoint
+    run = opened()
+    run.resume(dict)
+    assert [run.server.version, run.server.arrivals_waiting] == [2, 1]
+    push(run, 2, 5.0)
+    assert run.take_metrics() == [{"loss": 1.5}, {"loss": 5.0}]
+    run.close({})

@@ -1,0 +1,119 @@
+"""Replies: which of them join, and which are the fault of their client."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afflux import Server
+from afflux.integrations._core import Trained, TrainingRun
+from afflux.integrations._server import weighs_by_examples
+from afflux.integrations._settings import RunSettings
+from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
+from afflux.rules.rule import Needs
+from core_runs import MODEL, OutOfMemory, run_of, trained
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("s_push: parser stack overflow"), RecursionError("too deep"), OSError("no file"), KeyError(1)]
+)
+def test_whatever_the_bytes_of_a_client_raise_is_its_fault(error):
+    run = run_of()
+    run.sent("a", run.assign("ann"))
+    receipt = run.receive("a", OutOfMemory(error))
+    assert receipt.status == "faulty"
+    assert type(error).__name__ in receipt.reason
+    assert run.server.faults[0].client_id == "ann"
+    assert run.server.tasks == ()
+
+
+class Raises(np.ndarray):
+    """An array whose shape raises, outside of what the server takes for the client's fault."""
+
+    @property
+    def shape(self):
+        raise MemoryError("made up")
+
+
+class RaisingMapping(dict):
+    def keys(self):
+        raise MemoryError("made up")
+
+    __iter__ = __len__ = items = keys
+
+
+class NoText(ValueError):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def of_subclass():
+    return Trained({**MODEL, "w": MODEL["w"].view(Raises)})
+
+
+def of_a_mapping():
+    return Trained(RaisingMapping(MODEL))
+
+
+@pytest.mark.parametrize("read", [of_subclass, of_a_mapping, OutOfMemory(NoText())])
+def test_an_error_of_a_reply_itself_is_the_clients_fault(read):
+    run = run_of()
+    run.sent("a", run.assign("ann"))
+    assert run.receive("a", read).status == "faulty"
+    assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int32", 1e11), ("bool", 5.0), ("uint8", -3.0), ("int64", 1e19), ("float16", 1e10)]
+)
+def test_values_that_the_models_dtype_cannot_hold_are_refused(dtype, value, delta):
+    model = {"w": np.zeros(3, np.float32), "n": np.zeros(2, dtype), "scalar": np.zeros((), "int16")}
+    run = TrainingRun(fedbuff(buffer_size=2), model, RunSettings(), num_clients=4)
+    for client, n, status in ((1, value, "faulty"), (2, 1.0, "joined"), (3, 1.0, "joined")):
+        run.sent("a", run.assign(client))
+        arrays = {**model, "n": np.full(2, n)}
+        assert run.receive("a", lambda arrays=arrays: Trained(arrays, delta=delta)).status == status
+    made = run.versions.of(run.server.pull())
+    assert made["n"].dtype == dtype
+    assert made["n"].tolist() == [1, 1]
+
+
+def test_a_store_with_values_that_a_dtype_cannot_hold_opens(tmp_path):
+    model = {"w": np.zeros(3, np.float16), "n": np.zeros(2, np.int32)}
+    server = Server(fedbuff(buffer_size=1), model, store=tmp_path / "store", faults="record")
+    server.push(client=1, version=server.pull(), model={"w": np.full(3, -1e10), "n": np.full(2, 1e11)})
+    server.close()
+    run = TrainingRun(fedbuff(buffer_size=1), model, RunSettings(store=tmp_path / "store"), num_clients=4)
+    made = run.versions.of(run.server.pull())
+    assert made["w"].tolist() == [-65504.0] * 3
+    assert made["n"].tolist() == [2**31 - 1] * 2
+    run.close()
+
+
+@pytest.mark.parametrize("facts", [{"client_lr": 0.0}, {"client_lr": "a"}, {"local_steps": -1}])
+def test_rates_that_the_rule_does_not_need_are_not_read(facts):
+    for rule, status in ((fedbuff(buffer_size=2), "joined"), (gsgm(buffer_size=2), "faulty")):
+        run = run_of(rule, client_lr=0.1, local_steps=1)
+        run.sent("a", run.assign(1))
+        assert run.receive("a", lambda: trained(**facts)).status == status
+
+
+def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
+    for rule, weighs in ((fedavg(buffer_size=1), True), (fedbuff(buffer_size=1), False), (ca2fl(buffer_size=1), False)):
+        assert weighs_by_examples(rule) is weighs
+        run = run_of(rule)
+        run.sent("a", run.assign(1))
+        receipt = run.receive("a", trained)
+        assert receipt.status == ("faulty" if weighs else "joined")
+        assert ("lacks its number of examples" in receipt.reason) is weighs
+
+
+def test_a_rule_of_ones_own_says_that_it_weighs_by_examples():
+    def weigh(arrivals):
+        return arrivals.num_examples / 10
+
+    rule = replace(fedavg(buffer_size=1), weigh=weigh)
+    assert not weighs_by_examples(rule)  # nothing says so
+    weigh.needs = Needs(examples=True)
+    assert weighs_by_examples(rule)

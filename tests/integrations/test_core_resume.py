@@ -1,0 +1,107 @@
+"""Runs with a store: what is stored when, what a resumed run finds, and stores that are not locked after a failure."""
+
+import pytest
+
+from afflux import AffluxError, Server
+from afflux.integrations._core import TrainingRun
+from afflux.integrations._loop import Loop
+from afflux.integrations._settings import RunSettings
+from afflux.rules import ca2fl, fedbuff
+from core_runs import MODEL, Echo, looped, one_round, run_of, trained
+
+
+def test_the_notes_are_stored_before_the_first_step(tmp_path):
+    class Interrupted(Echo):
+        name = "first"
+
+        def send(self, address, task):
+            raise KeyboardInterrupt
+
+    class Other(Echo):
+        name = "other"
+
+    run = run_of(store=tmp_path / "store")
+    loop = Loop(run, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(3)
+    run.server.close(checkpoint=False)  # killed
+    with pytest.raises(AffluxError, match="the store is of a run of 'first', and this one is of other"):
+        looped(Other(), 3, store=tmp_path / "store")
+
+
+def test_metrics_outlive_an_interrupt(tmp_path):
+    class Interrupted(Echo):
+        def step_done(self, step, metrics):
+            super().step_done(step, metrics)
+            if step == 5:
+                self.read = self.interrupt  # before the next reply is taken in
+
+        def interrupt(self):
+            raise KeyboardInterrupt
+
+    transport = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        looped(transport, 9, store=tmp_path / "store", checkpoint_every=100)
+    again = Echo()
+    looped(again, 9, store=tmp_path / "store")
+    assert again.told == {"steps": [[step, 2] for step in range(1, 6)]}
+    assert [step for step, _ in again.steps] == [6, 7, 8, 9]
+
+
+def test_a_store_goes_on_with_its_own_adapter(tmp_path):
+    class Other(Echo):
+        name = "other"
+
+    class Named(Echo):
+        name = "named"
+
+    for transport in (Echo(), Named(), Named()):  # a store without a name is any adapter's
+        looped(transport, 3, store=tmp_path / "store")
+    with pytest.raises(AffluxError, match=r"the store is of a run of 'named', and this one is of other"):
+        looped(Other(), 3, store=tmp_path / "store")
+    Server.open(tmp_path / "store").close()
+
+
+def test_notes_that_cannot_be_made_leave_no_lock(tmp_path):
+    class NoNotes(Echo):
+        def notes(self):
+            raise TypeError("no notes")
+
+    with pytest.raises(TypeError, match="no notes"):
+        looped(NoNotes(), 3, store=tmp_path / "store")
+    Server.open(tmp_path / "store").close()
+
+
+def test_a_start_that_fails_leaves_no_lock(tmp_path):
+    store = tmp_path / "store"
+    run = run_of(ca2fl(buffer_size=2), store=store)
+    one_round(run, [1, 2])
+    run.close({"epoch": 3})
+
+    class Strict(Echo):
+        schema = dict[str, list[int]]
+
+    with pytest.raises(AffluxError, match="notes are not those of this adapter"):
+        looped(Strict(), 3, ca2fl(buffer_size=2), store=store)
+    with pytest.raises(AffluxError, match="none of the 2 clients that are there"):
+        looped(Echo(clients=(8, 9)), 3, ca2fl(buffer_size=2), store=store)
+    with pytest.raises(AffluxError, match="another model"):
+        TrainingRun(ca2fl(buffer_size=2), {"w": MODEL["w"]}, RunSettings(store=store), num_clients=2)
+    Server.open(store).close()
+
+
+def test_a_run_is_killed_with_clients_in_flight(tmp_path):
+    run = run_of(fedbuff(buffer_size=2), store=tmp_path / "store", concurrency=2)
+    for client in (1, 2):
+        run.sent(str(client), run.assign(client))
+    run.checkpoint({"epoch": 3})
+    run.sent("later", run.assign(3))
+    run.server.close(checkpoint=False)
+    again = run_of(fedbuff(buffer_size=2), store=tmp_path / "store", concurrency=2)
+    assert again.resume(dict[str, int]) == {"epoch": 3}
+    assert again.server.tasks == ()
+    again.clients.are([1, 2, 3])
+    assert len(again.choose()) == 2  # all may train again
+    assert again.receive("1", trained) is None
+    assert again.lost["unknown"] == 1
+    again.close()

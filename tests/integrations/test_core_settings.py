@@ -1,0 +1,49 @@
+"""Settings of runs: what is checked before a server is made."""
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server
+from afflux.integrations._core import TrainingRun
+from afflux.integrations._settings import RunSettings, require_absolute_store
+from afflux.rules import fedbuff
+from core_runs import MODEL, run_of
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"concurrency": 0}, "concurrency is 0, must be an int of at least 1"),
+        ({"timeout": -1}, "timeout is -1, must be finite and positive"),
+        ({"max_failures": 1.5}, "max_failures is 1.5"),
+        ({"store": 3}, "store is 3, must be a folder's path"),
+        ({"server_options": {"max_stalenes": 3}}, "server_options: .*did you mean 'max_staleness'"),
+        ({"server_options": {"faults": "raise"}}, 'faults="raise" would end the run for one client'),
+        ({"server_options": {"inplace": True}}, "inplace=True overwrites the version"),
+        ({"server_options": [("log", True)]}, "must be a dict"),
+    ],
+)
+def test_settings_are_checked(wrong, message):
+    with pytest.raises(AffluxError, match=rf"\[settings\].*{message}"):
+        RunSettings(**wrong)
+
+
+def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):
+    for store in (None, tmp_path / "store"):
+        require_absolute_store("run", RunSettings(store=store), "it runs elsewhere")
+    with pytest.raises(AffluxError, match=r"\[run\] store is 'runs/1', must be an absolute path: it runs elsewhere"):
+        require_absolute_store("run", RunSettings(store="runs/1"), "it runs elsewhere")
+
+
+def test_a_stored_server_that_raises_for_faults_is_refused(tmp_path):
+    Server(fedbuff(buffer_size=2), MODEL, store=tmp_path / "store").close()
+    with pytest.raises(AffluxError, match='faults="raise"'):
+        run_of(store=tmp_path / "store")
+    Server.open(tmp_path / "store").close()  # it is not locked
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), {"a": {"w": np.zeros(3, np.float32)}}, 3, None])
+def test_a_model_that_is_no_arrays_by_name_leaves_no_store(tmp_path, wrong):
+    with pytest.raises(AffluxError):
+        TrainingRun(fedbuff(buffer_size=2), wrong, RunSettings(store=tmp_path / "store"), num_clients=2)
+    assert not (tmp_path / "store").exists()
