@@ -1,6 +1,6 @@
 """Asynchronous federated learning with APPFL on handwritten digits, in its virtual-time simulator.
 
-    pip install 'afflux[appfl]' appfl scikit-learn
+    pip install '.[appfl]' appfl scikit-learn
     python examples/appfl/digits.py --rule ca2fl
 
 A second run with the same --store goes on where the first one has ended, or was killed.

@@ -1,6 +1,6 @@
 """Asynchronous federated learning with FLGo on handwritten digits, in FLGo's virtual time.
 
-    pip install 'afflux[flgo]' scikit-learn
+    pip install '.[flgo]' scikit-learn
     python examples/flgo/digits.py --rule ca2fl
 
 The clients are FLGo's own; the algorithm is another one.

@@ -1,6 +1,6 @@
 """Asynchronous federated learning with Flower on handwritten digits.
 
-    pip install 'afflux[flower]' 'flwr[simulation]' scikit-learn torch
+    pip install '.[flower]' 'flwr[simulation]' scikit-learn torch
     python examples/flower/digits.py --rule ca2fl          # in the simulation engine
     flwr run examples/flower --run-config "rule='ca2fl'"    # where Flower's configuration says
 

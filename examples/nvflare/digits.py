@@ -1,6 +1,6 @@
 """Asynchronous federated learning with NVIDIA FLARE's Collab API on handwritten digits.
 
-    pip install 'afflux[nvflare]' scikit-learn torch
+    pip install '.[nvflare]' scikit-learn torch
     python examples/nvflare/digits.py --rule ca2fl
 
 The sites are processes of NVFlare's simulator; of a deployed job only the last lines change.
