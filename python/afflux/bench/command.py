@@ -1,4 +1,4 @@
-"""The command `afflux bench`; what it runs is imported only then."""
+"""The command `afflux bench`. It imports the modules of the benchmark only when it runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +103,7 @@ def bench(
 
 
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
-    """The rows of cuda.py."""
+    """Run the rows of cuda.py on a GPU."""
     from afflux.bench import cuda
     from afflux.bench.output import tables
     from afflux.bench.output.files import write_run
