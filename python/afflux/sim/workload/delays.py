@@ -10,12 +10,12 @@ __all__ = ["DELAYS", "Delay", "DelayLaw", "constant", "exponential", "fadas_clas
 
 
 def constant(num_clients: int, rng: np.random.Generator) -> Delay:
-    """Return a law in which every dispatch takes 1, so that the staleness depends only on the concurrency."""
+    """Every dispatch takes 1: the staleness depends only on the concurrency."""
     return lambda client, times: 1.0
 
 
 def exponential(num_clients: int, rng: np.random.Generator) -> Delay:
-    """Return a law with Exponential(1) at each dispatch (Anarchic FL's wall-clock time)."""
+    """Exponential(1) at each dispatch (Anarchic FL's wall-clock)."""
     return lambda client, times: float(times.exponential())
 
 
