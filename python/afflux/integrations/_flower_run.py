@@ -112,10 +112,7 @@ class FlowerTransport(Transport):
     # Training
 
     def _trained(self, message: Message) -> Trained:
-        strategy, records = (
-            self.strategy,
-            list(message.content.values()),
-        )  # the record's own lists by kind take 10 us each
+        strategy, records = self.strategy, list(message.content.values())  # its lists by kind take 10 us each
         arrays = [record for record in records if isinstance(record, ArrayRecord)]
         metrics = [record for record in records if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) > 1:

@@ -55,9 +55,7 @@ class Aggregator:
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
-        self.failed_late: tuple[int, float] | None = (
-            None  #: the number of decisions at which `flush_late` failed, and the time
-        )
+        self.failed_late: tuple[int, float] | None = None  #: number of decisions and time at the last failed `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.

@@ -370,9 +370,7 @@ def _base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.state.current
-    if (
-        newest.version == number and not aggregator.versions.inplace
-    ):  # otherwise a round may overwrite it during the conversion
+    if newest.version == number and not aggregator.versions.inplace:  # otherwise a round may overwrite it
         return newest
     return aggregator.tasks.base(number)
 
