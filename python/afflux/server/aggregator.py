@@ -55,7 +55,7 @@ class Aggregator:
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
-        self.failed_late: tuple[int, float] | None = None  #: number of decisions and `since` when `flush_late` last failed
+        self.failed_late: tuple[int, float] | None = None  #: `number` and `since` of the failed `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
