@@ -99,7 +99,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rule", choices=RULES, default=settings["rule"])
     parser.add_argument("--steps", type=int, default=settings["steps"])
-    parser.add_argument("--store", type=os.path.abspath, help="a folder; a second run with it goes on")
+    parser.add_argument("--store", type=os.path.abspath, help="a folder; a second run with it continues")
     settings = vars(parser.parse_args())
     from flwr.simulation import run_simulation  # imports Ray, which a node does not need
 

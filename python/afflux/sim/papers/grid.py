@@ -1,4 +1,4 @@
-"""A grid of settings: each rule's best on a validation part, then that setting with all seeds on the test part."""
+"""A grid of settings: each rule's best setting on a validation part is run with all seeds on the test part."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,7 +16,7 @@ from afflux.sim.workload.rule_specs import RuleSpec, format_option, option_value
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
-#: Evaluations whose mean accuracy is compared: those in the last part of a run, which are less noisy than the last.
+#: The last part of a run, whose mean accuracy is compared; it is less noisy than the last evaluation.
 LATE_SHARE = 0.25
 
 

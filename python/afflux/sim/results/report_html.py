@@ -1,4 +1,4 @@
-"""report.html: one page with the results of a run folder, without scripts and without anything from elsewhere.
+"""report.html: one page with the results of a run folder, without scripts and without files from other places.
 
 All text that comes from settings, rules, files or messages is data: it is escaped. The page's own policy forbids
 scripts and resources as well.
@@ -19,9 +19,9 @@ from afflux.sim.results.run_result import RunResult, group_by_rule, seed_statist
 from afflux.sim.results.statistics import LEVEL, paired_differences, reach_targets, usual_targets
 from afflux.sim.results.summary_table import format_number, summary_rows
 
-MOST_POINTS = 400  #: of a line
-MOST_PAIRS = 45  #: of rules in the table of differences: ten rules
-MANY_TIMES = 3  #: rounds of one rule to those of another from which the axis is logarithmic
+MOST_POINTS = 400  #: the most points of a line
+MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
+MANY_TIMES = 3  #: ratio of the rules' numbers of rounds from which the axis is logarithmic
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Groups = Mapping[str, Sequence[RunResult]]
@@ -87,7 +87,7 @@ def _name(text: str) -> str:
 
 
 class _Markup(str):
-    """A cell that is markup of this module, without data."""
+    """A cell with markup of this module, without data, which is not escaped."""
 
 
 def _cell(cell: str) -> str:

@@ -31,7 +31,7 @@ class RoundTotals(Struct, forbid_unknown_fields=True):
     AGGREGATED_ABOVE: ClassVar[float] = 10.0
     """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
 
-    weighted_rounds: Count = 0  #: whose weights are not all 0
+    weighted_rounds: Count = 0  #: rounds whose weights are not all 0
     weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
     aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
     skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
@@ -100,12 +100,12 @@ class RunResult:
 
     @property
     def participation(self) -> Participation:
-        """How often the clients took part."""
+        """The participation of the clients."""
         return participation(self.clients, self.num_clients)
 
     @property
     def late_evaluations(self) -> tuple[Evaluation, ...]:
-        """The last tenth of the evaluations after the start, rounded up, but two if there are as many."""
+        """The last tenth of the evaluations after the start, rounded up; at least two, if there are two."""
         after = self.evaluations[1:]
         return after[-max(2, math.ceil(len(after) / 10)) :]
 
@@ -138,7 +138,7 @@ class RunResult:
 
     @property
     def rejected_arrivals(self) -> int:
-        """Arrivals that the rule gave no weight, whatever the reason."""
+        """Number of arrivals that the rule gave no weight, for any reason."""
         return sum(self.totals.rejected.values())
 
     @property
@@ -204,7 +204,7 @@ def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, SeedStatistics]]:
-    """Return {rule: {number: Spread over seeds}}."""
+    """Return {rule: {number: SeedStatistics}}."""
     table = {}
     for label, runs in group_by_rule(results).items():
         rows = [run.summary(target) for run in runs]

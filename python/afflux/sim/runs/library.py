@@ -1,4 +1,4 @@
-"""A simulation of one's own model, data and clients."""
+"""A simulation of the user's own model, data and clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -167,7 +167,7 @@ class Simulation:
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
             tensorboard: whether TensorBoard's event files are written during the runs.
-            watch: called with (index of the run, how far it is); may raise to stop.
+            watch: called with (index of the run, its progress); may raise an exception to stop.
 
         Returns:
             The results.

@@ -26,7 +26,7 @@ class SimulationSetup:
 
     config: SimConfig
     seed: int
-    clients: Sequence[int]  #: those that hold data
+    clients: Sequence[int]  #: the clients that hold data
     trainer: Trainer
     num_validation: int  #: number of examples of the server's validation data; 0: no validation data
     model: FlatModel
@@ -89,7 +89,7 @@ class SimulationSetup:
 
     @property
     def most_at_once(self) -> int:
-        """The largest number of clients that train at the same time, but for cohorts of a rule."""
+        """The largest number of clients that train at the same time; a rule that waits for a cohort may have more."""
         return min(self.config.concurrency, len(self.clients))
 
     def check_rule(self, rule: Rule) -> None:
@@ -98,5 +98,5 @@ class SimulationSetup:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
-        """Yield which client starts and which one finishes when; depends on the rule only if it waits for a cohort."""
+        """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
         return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients, self.delays)

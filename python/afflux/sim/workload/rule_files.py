@@ -1,4 +1,4 @@
-"""From the name of a rule to its function: a preset, or a function in a file of the user, which is executed."""
+"""Finds the function of a rule by its name: a preset, or a function in a file of the user, which is executed."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""What clients train: a model, a data set for each client, a training function and an evaluation."""
+"""The task of the clients: a model, a data set for each client, a training function and an evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ Loss: TypeAlias = Callable[[Any, Any], Any]
 """(output of the model, labels) -> mean loss, a torch scalar."""
 
 
-#: Of the training examples, of each class.
+#: The share of the training examples of each class in the validation part.
 VALIDATION_SHARE = 0.2
 
 
@@ -39,7 +39,7 @@ class SeededClients(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What clients train.
+    """The task of the clients: the model, its data, training and evaluation.
 
     Everything is made again for each run and each worker process, from the seed of the run alone.
     """
@@ -66,7 +66,7 @@ class Task:
     num_clients: int | None = None
     """Number of clients, if `clients` is a function."""
     loss: Loss | None = None
-    """For the optimizers of the settings; None: cross entropy."""
+    """The loss for the optimizers of the settings; None: cross entropy."""
     validation: Any = None
     """Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++)."""
     tuning: Evaluate | None = None
@@ -123,7 +123,7 @@ def tuned_on_validation(task: Task) -> Task:
 
 
 class _LazyClients(Sequence[Any]):
-    """Data sets that are made when they are read, and not kept."""
+    """Data sets that are made when they are read, and are not stored."""
 
     def __init__(self, make: Callable[..., Any], count: int, seed: int) -> None:
         self._make, self._count, self._seed = make, count, seed

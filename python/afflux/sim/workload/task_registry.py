@@ -1,4 +1,4 @@
-"""From the setting `task` to a task: a registered name, or a function in a file of the user, which is executed."""
+"""Makes the task of the setting `task`: a registered name, or a function in a file of the user, which is executed."""
 
 import inspect
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task,
 
 
 def register_task(name: str, function: Callable[..., Task]) -> None:
-    """Make a task known by name, for the setting `task` and the command line's --task.
+    """Register a task under a name, for the setting `task` and the command line's --task.
 
     Args:
         name: its name, without ':'.
