@@ -1,5 +1,6 @@
 """`--task FILE.py:FUNCTION` and the ends of a run on the command line; logs and stores never make such a file run."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -142,6 +143,60 @@ def test_mistakes(arguments, message, tmp_path):
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert message.replace("{file}", str(file)) in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--alpha", "0.3"], "alpha is 0.3, but the function lazy_task of task {task} does not take it; "),
+        (["--alpha", "0.1"], "alpha is 0.1, but the function lazy_task"),
+        (["--partition", "iid"], "partition is iid, but the function lazy_task"),
+        (
+            ["--batch-size", "16"],
+            "batch_size is 16, but the training function momentum of task {task} does not take it; ",
+        ),
+        (["--local-epochs", "2"], "does not take it; it takes client_lr, local_steps"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "--rule", "fedasync"], ["compare", "--rules", "fedasync,fedbuff"]])
+def test_settings_that_the_task_does_not_take(command, given, message, tmp_path):
+    task = f"{own_tasks.__file__}:lazy_task"
+    settings = ["--task", task, "--num-clients", "40", "--arrivals", "5", "--out", tmp_path / "out"]
+    result = invoke(*command, *settings, *given)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert message.replace("{task}", task) in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_number_of_clients_that_the_task_does_not_take(tmp_path):
+    file = tmp_path / "fixed.py"
+    file.write_text("import own_tasks\ndef fixed():\n    return own_tasks.own_task(12, alpha=1.0)\n")
+    common = ["run", "--rule", "fedasync", "--task", f"{file}:fixed", "--concurrency", "3", "--arrivals", "5"]
+    for count in (13, 100):  # 100 is the default
+        result = invoke(*common, "--num-clients", count)
+        assert result.exit_code == 2
+        assert f"num_clients is {count}, but the function fixed of task {file}:fixed does not take it" in result.stderr
+    for index, given in enumerate((["--num-clients", "12"], [])):
+        out = tmp_path / str(index)
+        assert invoke(*common, *given, "--out", out).exit_code == 0
+        written = json.loads((out / "config.json").read_text())["simulation"]
+        assert written["num_clients"] == 12
+        assert not {"alpha", "classes", "partition", "data", "model"} & written.keys()
+    assert read_audit_log(out / "audit" / "fedasync-seed0.jsonl").header.num_clients == 12
+
+
+def test_the_configuration_has_the_settings_that_the_task_takes(tmp_path):
+    settings = ["--num-clients", "40", "--concurrency", "3", "--arrivals", "6", "--rule", "fedasync"]
+    for name, taken, ignored in [
+        ("own_task", {"num_clients": 40, "alpha": 0.1, "batch_size": 16}, {"partition"}),
+        ("lazy_task", {"num_clients": 40, "client_lr": 0.1, "local_steps": 3}, {"alpha", "batch_size", "mu"}),
+    ]:
+        out = tmp_path / name
+        result = invoke("run", *settings, "--task", f"{own_tasks.__file__}:{name}", "--out", out)
+        assert result.exit_code == 0, result.output
+        written = json.loads((out / "config.json").read_text())["simulation"]
+        assert taken.items() <= written.items()
+        assert not ignored & written.keys()
 
 
 def test_lazy_clients_of_a_task(tmp_path):

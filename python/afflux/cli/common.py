@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 if TYPE_CHECKING:
@@ -97,6 +97,18 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_ignored(context: typer.Context, config: SimConfig) -> None:
+    """Raise ConfigError if the command line has a setting that the task does not take."""
+    from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING
+    from afflux.sim.workload.task_registry import build_task
+
+    given = [name for name in (*OF_FUNCTION, *OF_TRAINING) if is_on_command_line(context, name)]
+    # Settings that differ from their defaults are checked when a run makes its task.
+    if config.task != IMAGES and set(given) - set(config.changed()):
+        require(*EXTRA)
+        build_task(config, given)
 
 
 def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:

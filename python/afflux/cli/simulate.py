@@ -15,6 +15,7 @@ from afflux.cli.common import (
     parse_rules,
     parse_seeds,
     parse_workers,
+    refuse_ignored,
     refuse_other_options,
     report_errors,
     rule_of_preset,
@@ -112,6 +113,7 @@ KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 @with_config_options
 def compare(
     config: SimConfig,
+    context: typer.Context,
     rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
     paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
@@ -126,6 +128,7 @@ def compare(
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
     specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
+    refuse_ignored(context, config)
     if grid:
         if paired or keep_updates or tensorboard:
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
@@ -171,6 +174,7 @@ def run(
     if rule is None:
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
+    refuse_ignored(context, config)
     if store is None:
         folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
         print_results(folder, results, config)

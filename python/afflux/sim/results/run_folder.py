@@ -176,7 +176,7 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
 
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     return {
-        "simulation": asdict(config) if config.task == IMAGES else config.recorded(),
+        "simulation": dict(results[0].settings) or asdict(config),
         "rules": [
             {
                 "label": label,

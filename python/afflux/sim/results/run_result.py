@@ -2,9 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,6 +72,8 @@ class RunResult:
     """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred."""
     totals: RoundTotals = field(default_factory=RoundTotals)
     """Sums over rounds: weights by staleness, rejections by reason."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that the run has read."""
 
     @property
     def final_accuracy(self) -> float:

@@ -203,6 +203,10 @@ class SimConfig:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}
 
+    def changed(self) -> list[str]:
+        """Return the names of the settings that differ from their defaults."""
+        return [name for name in asdict(self) if self._differs(name)]
+
     def _differs(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
 

@@ -92,6 +92,15 @@ class Task:
             if not callable(getattr(self, name)):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, must be a function")
 
+    @property
+    def count(self) -> int | None:
+        """Number of clients; None: it depends on the seed."""
+        if self.num_clients is not None:
+            return self.num_clients
+        if isinstance(self.clients, SeededClients):
+            return getattr(self.clients, "num_clients", None)
+        return len(self.clients)  # type: ignore[arg-type]
+
     def data_for_seed(self, seed: int) -> Sequence[Any]:
         """Return the data set of each client under `seed`."""
         if isinstance(self.clients, SeededClients):
