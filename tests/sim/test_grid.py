@@ -155,6 +155,28 @@ def test_a_grid_goes_on(made, tmp_path, monkeypatch):
     assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(tmp_path / "straight"), "")
 
 
+def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
+    out = tmp_path / "out"
+    assert invoke(out).exit_code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    made.clear()
+    for more, other in (
+        (["--grid", "mu=.1"], "grid"),
+        (["--target", "0.5"], "settings"),
+        (["--seeds", "2,6"], "seeds"),
+        (["--rules", "fedbuff"], "rules"),
+        (["--buffer-size", "5"], "rules"),
+    ):
+        result = invoke(out, *more)
+        assert (result.exit_code, result.stdout, made) == (2, "", [])
+        message = f"error: {out} holds the results of a command with other {other}; choose another --out\n"
+        assert result.stderr == message
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    for content in ("[]", "no JSON", "{}"):
+        (out / "command.json").write_text(content)
+        assert invoke(out).exit_code == 2
+
+
 def test_workers_give_the_page_of_one_process(tmp_path):
     """They are those of all runs, also after one that has diverged with trainings in flight."""
     pages = {}

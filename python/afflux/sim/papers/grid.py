@@ -154,6 +154,19 @@ def tune(
     return Page("grid", _markdown(specs, axes, grid, scores, best, results, seeds), content)
 
 
+def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
+    """Return what the page of a grid depends on, but for the folder of the data; for `publish`."""
+    settings = config.recorded()
+    settings.pop("data_dir", None)
+    return {
+        "command": "grid",
+        "rules": [{"label": spec.label, "options": spec.plain_options()} for spec in specs],
+        "grid": {axis.name: list(axis.values) for axis in axes},
+        "seeds": list(seeds),
+        "settings": settings,
+    }
+
+
 def _score(outcome: Outcome) -> float:
     return outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
 

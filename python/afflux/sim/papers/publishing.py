@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,9 @@ class Page:
     draw: Callable[[Path], None] | None = None
     """Writes a figure to the given path."""
 
+
+#: File of a folder with the arguments of the command that has made it.
+COMMAND = "command.json"
 
 Measure = Callable[[Sequence[Job]], list[Outcome]]
 """Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order."""
@@ -83,6 +86,7 @@ def job_config(job: Job) -> SimConfig:
 def publish(
     out: Path | None,
     make: Callable[[Measure], Page],
+    command: Mapping[str, Any],
     processes: int | None = None,
     at_most: int | None = None,
     workers: int | Vmap = 1,
@@ -92,17 +96,26 @@ def publish(
     After an error an empty folder is removed; a folder with finished runs is named on standard error.
 
     Args:
-        out: a new folder, or one with finished runs; default a new one.
+        out: a new folder, or one with finished runs of the same command; default a new one.
         make: makes the page; called with a `Measure`.
+        command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
         processes: see `measure`.
         at_most: see `measure`.
         workers: see `measure`.
 
     Returns:
         The page and the folder.
+
+    Raises:
+        ConfigError: `out` holds something else, perhaps the results of another command; see `measure`.
     """
-    folder = out if out is not None and (out / FILE).is_file() else run_folder.create_run_folder(out)
+    if out is not None and any((out / name).is_file() for name in (COMMAND, FILE)):
+        folder = out
+        _refuse_other_command(folder, command)
+    else:
+        folder = run_folder.create_run_folder(out)
     try:
+        (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
         page = make(partial(measure, folder=folder, processes=processes, at_most=at_most, workers=workers))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
@@ -110,6 +123,8 @@ def publish(
         if page.draw is not None:
             page.draw(folder / f"{page.name}.png")
     except BaseException:
+        if not (folder / FILE).exists():
+            (folder / COMMAND).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
         if folder.exists():
@@ -118,6 +133,24 @@ def publish(
             )
         raise
     return page, folder
+
+
+def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the folder was made by a command with other arguments: its page would be overwritten."""
+    path = folder / COMMAND
+    if not path.exists():  # of a version that did not write it
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; choose another --out") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no command; choose another --out")
+    wanted = json.loads(json.dumps(command))
+    if other := [name for name in {**wanted, **content} if wanted.get(name) != content.get(name)]:
+        raise ConfigError(
+            f"{folder} holds the results of a command with other {', '.join(other)}; choose another --out"
+        )
 
 
 def final_accuracy(runs: Sequence[Outcome]) -> SeedStatistics:
