@@ -1,6 +1,7 @@
 """The simulator as a library: own modules, data and training functions; the ends of a run; results."""
 
 import copy
+import json
 import re
 import sys
 from dataclasses import replace
@@ -310,6 +311,24 @@ def test_results(tmp_path):
     for again in (True, False):
         with pytest.raises(ConfigError):
             made.run(out=tmp_path / "run" if again else None, keep_updates=True)
+
+
+@pytest.mark.parametrize(
+    ("division", "shown"),
+    [
+        ({"partition": "iid"}, "12 clients (partition iid), 5 at once"),
+        ({"partition": "dirichlet", "alpha": 5.0}, "12 clients (partition dirichlet, alpha 5.0), 5 at once"),
+        ({"partition": "classes", "classes": 2}, "12 clients (partition classes, classes 2), 5 at once"),
+        ({}, "12 clients, 5 at once"),
+    ],
+)
+def test_the_partition_is_recorded(division, shown, tmp_path):
+    own = [(own_tasks.X[i::12], own_tasks.Y[i::12]) for i in range(12)]
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, **division) if division else own
+    simulation(own_tasks.linear, clients, arrivals=6).run(out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["division"] == {"num_clients": 12} | division
+    assert shown in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_registered_task(monkeypatch):

@@ -74,6 +74,12 @@ class RunResult:
     """Sums over rounds: weights by staleness, rejections by reason."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings that the run has read."""
+    division: Mapping[str, Any] = field(default_factory=dict)
+    """How the data are divided: the number of clients and, if the simulator divides them, the partition."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """All options of the rule as JSON scalars, defaults included."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """The rule's parts with all their values: `Rule.to_config()`."""
 
     @property
     def final_accuracy(self) -> float:

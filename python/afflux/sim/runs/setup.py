@@ -17,7 +17,7 @@ from afflux.sim.workload.config import DELAYS_OF_TASK, IMAGES, SimConfig
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
 from afflux.sim.workload.rule_specs import RuleSpec
-from afflux.sim.workload.task import Task, clients_with_data, num_examples, tuned_on_validation
+from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
 
 
@@ -33,6 +33,7 @@ class SimulationSetup:
     model: FlatModel
     delays: DelayLaw | None  #: the task's own delays, if the settings select them
     settings: Mapping[str, Any]  #: those that runs of this task read
+    division: Mapping[str, Any]  #: see `RunResult.division`
 
     @classmethod
     def of(cls, config: SimConfig, seed: int, task: Task | None = None) -> "SimulationSetup":
@@ -72,6 +73,7 @@ class SimulationSetup:
             model,
             task.delays if config.delays == DELAYS_OF_TASK else None,
             settings_read(config, task, function),
+            {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
         )
 
     @property

@@ -171,6 +171,13 @@ class Partitioned:
     partition: str = "dirichlet"
     heterogeneity: float = 0.1
 
+    @property
+    def division(self) -> dict[str, Any]:
+        """The partition and the number that it takes, by the names of the settings."""
+        own = {"alpha": self.heterogeneity} if self.partition == "dirichlet" else {}
+        own |= {"classes": self.heterogeneity} if self.partition in BY_CLASSES else {}
+        return {"partition": self.partition} | own
+
     def for_seed(self, seed: int) -> list[tuple[Any, Any]]:
         """Return (x, y) of each client; some may be empty."""
         rng = random_stream(seed, StreamPurpose.PARTITION)
