@@ -83,14 +83,14 @@ def tune_rules(
 ) -> None:
     """Run a grid of settings into `out`, and print its page."""
     require(*EXTRA)
-    from afflux.sim.papers.grid import command, parse_grid, tune
+    from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
     from afflux.sim.papers.publishing import publish
 
     axes = parse_grid(grid)
     with interrupts.deferred():
         page, folder = publish(
             out,
-            lambda measure: tune(specs, axes, seeds, config, measure),
+            lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
             command(specs, axes, seeds, config),
             jobs,
             workers=workers,

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job, compare, default_processes
 from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.task import Task
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,13 @@ Measure = Callable[[Sequence[Job]], list[Outcome]]
 
 
 def measure(
-    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None, workers: int | Vmap = 1
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: int | None = None,
+    at_most: int | None = None,
+    workers: int | Vmap = 1,
+    task: Task | None = None,
+    progress: bool = True,
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
 
@@ -50,6 +57,8 @@ def measure(
         processes: number of processes; default one per CPU, or fewer if each run has workers.
         at_most: run at most so many jobs.
         workers: processes of each run that train; see `run`.
+        task: see `run`.
+        progress: whether progress bars are shown.
 
     Returns:
         The outcomes, in the order of `jobs`.
@@ -67,9 +76,13 @@ def measure(
     if wanted:
         config = job_config(wanted[0])
         finished = FinishedRuns(folder / FILE, wanted)
-        with show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True)) as watch:
-            count = processes or default_processes(workers)
-            compare(wanted, config, processes=count, watch=watch, finished=finished, workers=workers)
+        count = processes or default_processes(workers)
+        with ExitStack() as screen:
+            watch = None
+            if progress:
+                bars = show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True))
+                watch = screen.enter_context(bars)
+            compare(wanted, config, processes=count, watch=watch, finished=finished, task=task, workers=workers)
         ended = load_outcomes(folder / FILE, jobs)
     if len(ended) < len(jobs):
         raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
@@ -90,6 +103,8 @@ def publish(
     processes: int | None = None,
     at_most: int | None = None,
     workers: int | Vmap = 1,
+    task: Task | None = None,
+    progress: bool = True,
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
@@ -102,6 +117,8 @@ def publish(
         processes: see `measure`.
         at_most: see `measure`.
         workers: see `measure`.
+        task: see `measure`.
+        progress: see `measure`.
 
     Returns:
         The page and the folder.
@@ -116,7 +133,8 @@ def publish(
         folder = run_folder.create_run_folder(out)
     try:
         (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
-        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most, workers=workers))
+        options: dict[str, Any] = {"processes": processes, "at_most": at_most, "workers": workers}
+        page = make(partial(measure, folder=folder, task=task, progress=progress, **options))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
         (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
