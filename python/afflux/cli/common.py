@@ -183,6 +183,34 @@ def rule_of_preset(
     return text, buffer_size, server_lr
 
 
+def rules_of_preset(
+    name: str, rules: list[str], default: bool, buffer_size: int | None, server_lr: float | None
+) -> tuple[list[str], int | None]:
+    """Complete the rules of `afflux compare` and their buffer size by those of a preset.
+
+    Args:
+        name: of the preset.
+        rules: of the command line, or the default ones.
+        default: whether they are the default ones; then the preset's own rule comes before them.
+        buffer_size: of the command line, which has priority.
+        server_lr: of the command line, which has priority.
+
+    Returns:
+        The rules, and the buffer size for all rules that have one.
+    """
+    preset = find_preset(name)
+    if default:
+        own = preset.rule.value
+        if preset.server_lr is not None and server_lr is None:
+            own += f":server_lr={preset.server_lr.value}"
+        rules = [own, *(rule for rule in rules if rule != parse_rule(own).name)]
+    if buffer_size is None and preset.buffer_size is not None:
+        specs = [parse_rule(rule) for rule in rules]
+        if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
+            buffer_size = preset.buffer_size.value
+    return rules, buffer_size
+
+
 def parse_workers(text: Any) -> "int | Vmap":
     """Read --workers: a number of processes, or vmap:clients=32:device=cuda.
 
