@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,6 +37,7 @@ from afflux.sim import (
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
+from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.data_sets import load_data_set
@@ -303,6 +305,18 @@ def test_results(tmp_path):
         results.of("fedasync", 2)
     assert results.histories["fedasync", 1] == results[3].evaluations
     assert results.summary()["fedasync"]["final_accuracy"].seeds == 2
+    head, *lines = str(results.summary()).split("\n")
+    assert head.split() == [RULE, "fedasync"]
+    assert [line.split()[0] for line in lines] == list(results[0].summary(0.9))
+    mean, std, seeds = results.summary()["fedasync"]["final_accuracy"]
+    assert lines[0].endswith(f" {mean:.4g} ± {std:.2g}")
+    numbers = {"a": {"time": SeedStatistics(nan, nan, 0)}, "b": {"time": SeedStatistics(2e4, 0, 1)}}
+    unreached = Summary(numbers, {"a": 2, "b": 2})
+    assert str(unreached).split() == ["a", "b", "time", "-", "20000", "(1", "of", "2)"]
+    assert len({len(line) for line in (head, *lines)}) == 1, "aligned"
+    assert (results.summary() == dict(results.summary()), seeds) == (True, 2)
+    (one,) = simulation(own_tasks.linear, arrivals=6).run().summary().values()
+    assert "±" not in str(Summary({RULE: one}, {RULE: 1}))
     results.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert {path.suffix for path in (tmp_path / "run" / "audit").iterdir()} == {".jsonl", ".npy"}
