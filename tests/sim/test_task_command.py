@@ -199,6 +199,52 @@ def test_the_configuration_has_the_settings_that_the_task_takes(tmp_path):
         assert not ignored & written.keys()
 
 
+@pytest.mark.parametrize("processes", [["--jobs", "2"], ["--jobs", "1", "--workers", "2"]])
+def test_a_file_imports_modules_beside_it(processes, tmp_path):
+    """In all processes, also when the function is called; sys.path is as before."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    stem = f"beside_{len(processes)}"  # a name of its own: modules are imported once a process
+    (folder / f"{stem}.py").write_text(f"from own_tasks import *\nimport {stem}_data\n")
+    (folder / f"{stem}_data.py").write_text("count = 12\n")
+    (folder / f"{stem}_late.py").write_text("shift = 0.25\n")
+    (folder / "tasks.py").write_text(
+        f"import {stem}\n"
+        "def mine():\n"
+        f"    from {stem}_late import shift\n"
+        f"    return {stem}.own_task({stem}.{stem}_data.count, alpha=1.0, shift=shift)\n"
+    )
+    (folder / "rules.py").write_text(
+        f"from {stem}_data import count\n"
+        "from afflux.rules import fedbuff\n"
+        "def mine():\n"
+        f"    from {stem}_late import shift\n"
+        "    return fedbuff(buffer_size=count // 4, server_lr=4 * shift)\n"
+    )
+    before = list(sys.path)
+    command = ["compare", "--task", folder / "tasks.py:mine", "--rules", f"{folder / 'rules.py'}:mine,fedasync"]
+    result = invoke(*command, *processes, "--concurrency", "4", "--arrivals", "12", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert sys.path == before
+    plain = SimConfig(task=f"{own_tasks.__file__}:own_task:shift=0.25", num_clients=12, concurrency=4, arrivals=12)
+    (expected,) = Simulation.of(plain, ["fedbuff:buffer_size=3:server_lr=1.0:staleness=polynomial(0.5)"]).run()
+    logs = [read_audit_log(path) for path in (tmp_path / "out" / "audit").glob("*.jsonl")]
+    assert expected.digest in {log.end.params_sha256 for log in logs}
+
+
+def test_a_module_beside_a_file_does_not_replace_another_one(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit\n")
+    for line, module in (("import json", "json"), ("from json import dumps", "json")):
+        (tmp_path / "tasks.py").write_text(f"{line}\nfrom own_tasks import own_task\n")
+        result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"tasks.py imports {module}, but gets " in result.stderr
+        assert "not the one beside it: rename that one" in result.stderr
+    (tmp_path / "tasks.py").write_text("import absent_module\n")
+    result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
+    assert "tasks.py failed: ModuleNotFoundError: No module named 'absent_module'" in result.stderr
+
+
 def test_lazy_clients_of_a_task(tmp_path):
     task = f"{own_tasks.__file__}:lazy_task"
     settings = ["--num-clients", "200000", "--concurrency", "3", "--arrivals", "12", "--client-lr", "0.3"]

@@ -13,7 +13,7 @@ from afflux.rules.registry import registered_parts
 from afflux.rules.rule import Rule
 from afflux.rules.staleness import StalenessLaw
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_files import rule_function, split_rule_name
+from afflux.sim.workload.rule_files import imports_beside, rule_function, split_rule_name
 
 JsonScalar = int | float | str | bool | None
 
@@ -33,7 +33,8 @@ class RuleSpec:
         for option in options:
             known(f"option of {self.name}:", option, rule_parameters(self.name))
         try:
-            rule = make(self.name, **options) if self.name in RULES else rule_function(self.name)(**options)
+            with imports_beside(self.name):
+                rule = make(self.name, **options) if self.name in RULES else rule_function(self.name)(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {self.label or self.name}: {error}") from error
         if not isinstance(rule, Rule):

@@ -12,7 +12,7 @@ from afflux.sim.workload.ignored_settings import refuse_ignored_settings
 from afflux.sim.workload.image_task import image_task
 from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.paper_task import paper_task
-from afflux.sim.workload.rule_files import file_function, split_rule_name
+from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
 from afflux.sim.workload.rule_specs import option_value
 from afflux.sim.workload.task import Task
 
@@ -67,7 +67,8 @@ def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:
     name, assignments = split_rule_name(config.task)
     options = _options(config, name, function, assignments)
     try:
-        task = function(**options)
+        with imports_beside(name):
+            task = function(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {config.task}: {error}") from error
     if not isinstance(task, Task):
