@@ -86,8 +86,8 @@ A log never makes a rule file run: name it with --rule if you trust that file.
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
-    f"Separated by commas; default {','.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings and "
-    "buffer size; its own rule, with its server learning rate, comes first if --rules is not given."
+    f"Separated by commas; default {', '.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings "
+    "and buffer size; its own rule, with its server learning rate, comes first if --rules is not given."
 )
 PAIRED = (
     "All rules get the same updates: clients train from the params of the first rule. Compares only the aggregation of "

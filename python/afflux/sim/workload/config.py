@@ -81,7 +81,8 @@ class SimConfig:
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
         f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
-        "is executed and returns an afflux.sim.Task.",
+        "is executed and returns an afflux.sim.Task; a setting that is given, but that the task does not take, is an "
+        "error.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
