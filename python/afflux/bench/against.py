@@ -23,7 +23,7 @@ from afflux.bench.measure.timing import Timed, entrant
 from afflux.bench.output import report, tables
 from afflux.bench.output.files import Files
 from afflux.bench.output.tables import Printed
-from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load
+from afflux.bench.run import QUICK, QUICK_REPEATS, choose, chosen_rows, notes_on_load
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.spec import inputs
 from afflux.bench.spec.columns import Column, milliseconds, number
@@ -209,7 +209,8 @@ def run(
     box = machine.describe()
     pairs = [pair for case, sharing in plan.items() for pair in execute(case, sharing, old, old_rows, repeats)]
     left_out = [row.name for row in rows if row not in both]
-    told = [f"left out, because both builds must have them: {', '.join(left_out)}"] if left_out else []
+    told = [QUICK] if quick else []
+    told += [f"left out, because both builds must have them: {', '.join(left_out)}"] if left_out else []
     told += notes_on_load(pairs)
     out = {
         "format": FORMAT,

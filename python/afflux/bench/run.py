@@ -19,6 +19,8 @@ from afflux.bench.spec.row import Asked, Row, planned
 from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
+#: The note of a run with --quick.
+QUICK = "this was a trial (--quick): small vectors and few repeats, so its figures say nothing about speed"
 QUIET = 0.1  #: the number of cores that other programs may use without a note
 
 
@@ -78,10 +80,13 @@ def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
+def notes(
+    rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int, quick: bool = False
+) -> list[str]:
     """Return notes about conditions that make this run's figures less reliable."""
     small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
-    found = left_out(rows)
+    found = [QUICK] if quick else []
+    found += left_out(rows)
     if small:
         found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
     found += notes_on_load(results)
@@ -132,7 +137,7 @@ def run(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(selected, plan, cases, repeats),
+        "notes": notes(selected, plan, cases, repeats, quick),
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)

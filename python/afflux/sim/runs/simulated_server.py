@@ -213,6 +213,10 @@ class SimulatedServer:
             clients=np.array(history.clients, dtype=np.int64),
             decisions=history.decisions,
             totals=history.totals,
+            settings=self._setup.settings,
+            division=self._setup.division,
+            options=self.spec.all_options(),
+            parts=self.server.rule.to_config(),
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))

@@ -81,7 +81,8 @@ class SimConfig:
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
         f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
-        "is executed and returns an afflux.sim.Task.",
+        "is executed and returns an afflux.sim.Task; a setting that is given, but that the task does not take, is an "
+        "error.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
@@ -202,6 +203,10 @@ class SimConfig:
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}
+
+    def changed(self) -> list[str]:
+        """Return the names of the settings that differ from their defaults."""
+        return [name for name in asdict(self) if self._differs(name)]
 
     def _differs(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)

@@ -92,6 +92,15 @@ class Task:
             if not callable(getattr(self, name)):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, must be a function")
 
+    @property
+    def count(self) -> int | None:
+        """Number of clients; None: it depends on the seed."""
+        if self.num_clients is not None:
+            return self.num_clients
+        if isinstance(self.clients, SeededClients):
+            return getattr(self.clients, "num_clients", None)
+        return len(self.clients)  # type: ignore[arg-type]
+
     def data_for_seed(self, seed: int) -> Sequence[Any]:
         """Return the data set of each client under `seed`."""
         if isinstance(self.clients, SeededClients):
@@ -161,6 +170,13 @@ class Partitioned:
     num_clients: int
     partition: str = "dirichlet"
     heterogeneity: float = 0.1
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """The partition and the number that it takes, by the names of the settings."""
+        own = {"alpha": self.heterogeneity} if self.partition == "dirichlet" else {}
+        own |= {"classes": self.heterogeneity} if self.partition in BY_CLASSES else {}
+        return {"partition": self.partition} | own
 
     def for_seed(self, seed: int) -> list[tuple[Any, Any]]:
         """Return (x, y) of each client; some may be empty."""
