@@ -181,6 +181,16 @@ def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
         assert invoke(out).exit_code == 2
 
 
+def test_more_rules_and_seeds_continue_a_grid(made, tmp_path):
+    out = tmp_path / "out"
+    assert invoke(out, "--rules", "fedbuff", "--seeds", "2").exit_code == 0
+    made.clear()
+    assert invoke(out).exit_code == 0
+    assert {(seed, part) for seed, rule, part, _ in made if rule.startswith("fedbuff")} == {(5, "test")}
+    assert invoke(tmp_path / "straight").exit_code == 0
+    assert (out / "grid.md").read_bytes() == (tmp_path / "straight" / "grid.md").read_bytes()
+
+
 def test_the_curves_are_drawn(tmp_path):
     assert invoke(tmp_path / "out").exit_code == 0
     picture = (tmp_path / "out" / "grid.png").read_bytes()

@@ -107,8 +107,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
-    "validation part, and its best one then with all seeds on the test part. The same command with --out continues; "
-    "another command with it is refused."
+    "validation part, and its best one then with all seeds on the test part. The same command with --out continues, "
+    "also with more rules, values or seeds."
 )
 WORKERS = (
     "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "

@@ -111,7 +111,8 @@ def publish(
     After an error an empty folder is removed; a folder with finished runs is named on standard error.
 
     Args:
-        out: a new folder, or one with finished runs of the same command; default a new one.
+        out: a new folder, or one with finished runs of the same command, perhaps with fewer seeds or rules; default a
+            new one.
         make: makes the page; called with a `Measure`.
         command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
         processes: see `measure`.
@@ -154,7 +155,10 @@ def publish(
 
 
 def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the folder was made by a command with other arguments: its page would be overwritten."""
+    """Raise ConfigError if the new page would lack results of the folder's page, which it overwrites.
+
+    A command with more rules, values or seeds continues the earlier one.
+    """
     path = folder / COMMAND
     if not path.exists():  # of a version that did not write it
         return
@@ -165,10 +169,19 @@ def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no command; choose another --out")
     wanted = json.loads(json.dumps(command))
-    if other := [name for name in {**wanted, **content} if wanted.get(name) != content.get(name)]:
+    if other := [name for name in {**wanted, **content} if not _extends(wanted.get(name), content.get(name))]:
         raise ConfigError(
             f"{folder} holds the results of a command with other {', '.join(other)}; choose another --out"
         )
+
+
+def _extends(new: Any, old: Any) -> bool:
+    """Return whether `new` is `old`, but for lists that may hold more."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(_extends(new[name], old[name]) for name in old)
+    if isinstance(new, list) and isinstance(old, list):
+        return all(item in new for item in old)
+    return bool(new == old)
 
 
 def final_accuracy(runs: Sequence[Outcome]) -> SeedStatistics:
