@@ -29,14 +29,14 @@ setup: $(VENV)/.built  ## a virtual environment with afflux and its development 
 $(VENV)/.tools: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "afflux needs Python 3.11 or newer: make PYTHON=python3.11"'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the build tools, torch and the rest (a minute or two) ..."
+	@echo "installing the build tools and torch: one to two minutes, without output"
 	$(PIP) install --quiet -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
 	$(PIP) install --quiet -c .ci/constraints.txt 'torch==$(TORCH)+cpu' 2>$(VENV)/torch-cpu.log || \
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
-	@echo "building afflux ..."
+	@echo "installing the other packages (up to two minutes) and building the engine (about two minutes), without output"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation -c .ci/constraints.txt --editable '.[dev]'
 	touch $@
 
@@ -121,7 +121,7 @@ scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in t
 # imported here.
 $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke (some minutes) ..."
+	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke: some minutes, without output"
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -r .ci/frameworks.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
 	  opacus==1.6.0

@@ -1,6 +1,7 @@
 """Sphinx configuration: `make docs` writes the site to build/docs."""
 
 import re
+import warnings
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ myst_heading_anchors = 4
 
 # Adapters are documented without their frameworks, which are not installed together.
 autodoc_mock_imports = ["flwr", "nvflare", "appfl", "flgo", "omegaconf"]
+warnings.filterwarnings("ignore", "afflux.integrations", RuntimeWarning)  # mocked frameworks have no versions
 _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # annotations such as `Record | None`
 default_role = "code"
 autodoc_member_order = "bysource"
@@ -53,6 +55,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         if not target.exists():
             return found[0]
         if target.suffix == ".md" and target.is_relative_to(DOCS):
+            text = "" if text.endswith(".md") else text  # the site shows the title in place of a file name
             return f"[{text}]({depth}{target.relative_to(DOCS)}{anchor})"
         return text
 

@@ -1,9 +1,9 @@
 """Asynchronous federated learning with APPFL on handwritten digits, in its virtual-time simulator.
 
-    pip install 'afflux[appfl]' appfl scikit-learn
+    pip install '.[appfl]' appfl scikit-learn
     python examples/appfl/digits.py --rule ca2fl
 
-A second run with the same --store goes on where the first one has ended, or was killed.
+A second run with the same --store continues where the first one ended or was killed.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rule", choices=RULES, default="fedbuff")
     parser.add_argument("--models", type=int, default=200, help="of this run; five make a step")
-    parser.add_argument("--store", default="", help="a folder; a second run with it goes on")
+    parser.add_argument("--store", default="", help="a folder; a second run with it continues")
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # the model is small
 

@@ -1,6 +1,6 @@
 """Asynchronous federated learning with FLGo on handwritten digits, in FLGo's virtual time.
 
-    pip install 'afflux[flgo]' scikit-learn
+    pip install '.[flgo]' scikit-learn
     python examples/flgo/digits.py --rule ca2fl
 
 The clients are FLGo's own; the algorithm is another one.
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rule", choices=RULES, default="fedbuff")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--folder", type=Path, help="of the task and the server's state; a second run with it goes on")
+    parser.add_argument("--folder", type=Path, help="folder of task and state; a second run with it continues")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
         folder = (given.folder or Path(own)).resolve()

@@ -1,6 +1,6 @@
 """Asynchronous federated learning with Flower on handwritten digits.
 
-    pip install 'afflux[flower]' 'flwr[simulation]' scikit-learn torch
+    pip install '.[flower]' 'flwr[simulation]' scikit-learn torch
     python examples/flower/digits.py --rule ca2fl          # in the simulation engine
     flwr run examples/flower --run-config "rule='ca2fl'"    # where Flower's configuration says
 
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rule", choices=RULES, default=settings["rule"])
     parser.add_argument("--steps", type=int, default=settings["steps"])
-    parser.add_argument("--store", type=os.path.abspath, help="a folder; a second run with it goes on")
+    parser.add_argument("--store", type=os.path.abspath, help="a folder; a second run with it continues")
     settings = vars(parser.parse_args())
     from flwr.simulation import run_simulation  # imports Ray, which a node does not need
 

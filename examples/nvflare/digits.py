@@ -1,6 +1,6 @@
 """Asynchronous federated learning with NVIDIA FLARE's Collab API on handwritten digits.
 
-    pip install 'afflux[nvflare]' scikit-learn torch
+    pip install '.[nvflare]' scikit-learn torch
     python examples/nvflare/digits.py --rule ca2fl
 
 The sites are processes of NVFlare's simulator; of a deployed job only the last lines change.
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--rule", choices=RULES, default="fedbuff")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--store", default=None, help="a folder; a second run with it goes on")
+    parser.add_argument("--store", default=None, help="a folder; a second run with it continues")
     parser.add_argument("--workspace", default=None, help="a folder for NVFlare's files")
     given = parser.parse_args()
     settings = {"concurrency": 3, "timeout": 60, "evaluate_every": 10, "checkpoint_every": 5}

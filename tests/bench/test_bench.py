@@ -302,6 +302,7 @@ def test_prints_and_writes_tables(quick):
         assert "Operations" in text
         assert "Limits, and the machine's best" in text
         assert "Where we lose" in text
+        assert "its figures say nothing about speed" in " ".join(text.split())
         assert "not memory speed" in text  # 100,003 elements lie in the cache
         for name in ("afflux", "torch addmv_", "torch mul_", "native: 1 read", "% of limit"):
             assert name in text

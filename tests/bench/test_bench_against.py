@@ -124,6 +124,7 @@ def test_a_copy_has_the_same_bits(checkout, tmp_path):
     printed, out = compared(tmp_path, "--rows", rows, "--against", checkout)
     assert "Both builds wrote the same bits in all rows." in printed
     assert "called by its own Python package" in printed
+    assert printed.count("its figures say nothing about speed") == 2, "on the terminal and in the file"
     names = {pair["name"] for pair in out["pairs"]}
     assert {f"{name}: afflux" for name in rows.split(",")} < names
     for pair in out["pairs"]:

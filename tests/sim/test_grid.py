@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import afflux.sim.runs.simulation
 import own_tasks
 from afflux.cli import app
-from afflux.sim import ConfigError, SimConfig, Task, parse_rule, run
-from afflux.sim.papers.grid import parse_grid, points
+from afflux.sim import ConfigError, SimConfig, Simulation, Task, parse_rule, partitioned, run, sgd, tune
+from afflux.sim.papers.grid import draw_grid, parse_grid, points
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.image_task import image_task
 from afflux.sim.workload.task import tuned_on_validation
@@ -36,6 +36,10 @@ def test_each_rule_has_the_settings_and_options_that_it_takes():
         ("fedasync:alpha=0.2", 0.5),
         ("fedasync:alpha=0.1", 0.25),
         ("fedasync:alpha=0.2", 0.25),
+    ]
+    assert [text for text, _ in tried(["fedbuff"], "staleness=none,hinge(10,4)")] == [
+        "fedbuff:staleness=none",
+        "fedbuff:staleness=hinge(10.0,4.0)",
     ]
     labels = [point.spec.label for point in points([parse_rule("fedbuff")], parse_grid(["server_lr=.1,1"]), CONFIG)]
     assert labels == ["fedbuff:server_lr=0.1", "fedbuff:server_lr=1.0"]
@@ -153,6 +157,93 @@ def test_a_grid_goes_on(made, tmp_path, monkeypatch):
     again = invoke(out)
     assert (again.exit_code, made) == (0, [])
     assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(tmp_path / "straight"), "")
+
+
+def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
+    out = tmp_path / "out"
+    assert invoke(out).exit_code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    made.clear()
+    for more, other in (
+        (["--grid", "mu=.1"], "grid"),
+        (["--target", "0.5"], "settings"),
+        (["--seeds", "2,6"], "seeds"),
+        (["--rules", "fedbuff"], "rules"),
+        (["--buffer-size", "5"], "rules"),
+    ):
+        result = invoke(out, *more)
+        assert (result.exit_code, result.stdout, made) == (2, "", [])
+        message = f"error: {out} holds the results of a command with other {other}; choose another --out\n"
+        assert result.stderr == message
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    for content in ("[]", "no JSON", "{}"):
+        (out / "command.json").write_text(content)
+        assert invoke(out).exit_code == 2
+
+
+def test_more_rules_and_seeds_continue_a_grid(made, tmp_path):
+    out = tmp_path / "out"
+    assert invoke(out, "--rules", "fedbuff", "--seeds", "2").exit_code == 0
+    made.clear()
+    assert invoke(out).exit_code == 0
+    assert {(seed, part) for seed, rule, part, _ in made if rule.startswith("fedbuff")} == {(5, "test")}
+    assert invoke(tmp_path / "straight").exit_code == 0
+    assert (out / "grid.md").read_bytes() == (tmp_path / "straight" / "grid.md").read_bytes()
+
+
+def test_the_curves_are_drawn(tmp_path):
+    assert invoke(tmp_path / "out").exit_code == 0
+    picture = (tmp_path / "out" / "grid.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    found = tune(Simulation.of(CONFIG, ["fedasync"]), {"client_lr": [k / 100 for k in range(1, 10)]})
+    draw_grid(found, tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+
+
+def test_the_function_gives_the_results_of_the_command(made, tmp_path, capsys):
+    assert invoke(tmp_path / "command").exit_code == 0
+    every = list(made)
+    made.clear()
+    capsys.readouterr()
+    rules = [parse_rule(name, {"buffer_size": 4}) for name in ("fedbuff", "fedasync")]
+    simulation = Simulation.of(CONFIG, rules, [2, 5])
+    grid = {"client_lr": [0.01, 0.3, 1e37], "server_lr": [0.5, 1]}
+    found = tune(simulation, grid, out=tmp_path / "out")
+    assert made == every
+    content = json.loads((tmp_path / "command" / "grid.json").read_text())
+    assert [None if trial.accuracy != trial.accuracy else trial.accuracy for trial in found.trials] == [
+        entry["accuracy"] for entry in content["grid"]
+    ]
+    assert [one.accuracies for one in found.best] == [entry["accuracies"] for entry in content["best"]]
+    assert [one.test.mean for one in found.best] == [entry["test"]["mean"] for entry in content["best"]]
+    assert [len(trial.evaluations) for trial in found.trials[:2]] == [5, 5]
+    assert str(found) == (tmp_path / "out" / "grid.md").read_text()
+    made.clear()
+    assert str(tune(simulation, grid, out=tmp_path / "out")) == str(found)
+    assert made == [], "they were finished"
+    with pytest.raises(ConfigError, match="a command with other grid"):
+        tune(simulation, {"client_lr": [0.01]}, out=tmp_path / "out")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_grid_of_a_simulation_in_python(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+    settings = {"rules": "fedbuff:buffer_size=3", "concurrency": 4, "arrivals": 24, "eval_every": 8}
+    simulation = Simulation(own_tasks.linear, clients, None, own_tasks.TEST, seeds=[1, 2], **settings)
+    found = tune(simulation, {"client_lr": [0.001, 0.3], "fedbuff.server_lr": [1.0]})
+    assert [entry[2] for entry in made] == ["validation"] * 2 + ["test"] * 2
+    (best,) = found.best
+    assert best.trial.chosen == {"client_lr": "0.3", "fedbuff.server_lr": "1.0"}
+    assert best.config.client_lr == 0.3
+    again = Simulation(
+        own_tasks.linear, clients, sgd(0.3), own_tasks.TEST, seeds=[1, 2], **settings | {"rules": best.trial.label}
+    )
+    assert [run.final_accuracy for run in again.run()] == best.accuracies
+    assert not list(tmp_path.iterdir())
+    paired = Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=["fedasync", "fedbuff"], paired=True)
+    with pytest.raises(ConfigError, match="must not have paired=True"):
+        tune(paired, {"client_lr": [0.1]})
 
 
 def test_workers_give_the_page_of_one_process(tmp_path):

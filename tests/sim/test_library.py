@@ -1,9 +1,11 @@
 """The simulator as a library: own modules, data and training functions; the ends of a run; results."""
 
 import copy
+import json
 import re
 import sys
 from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,6 +37,7 @@ from afflux.sim import (
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
+from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.data_sets import load_data_set
@@ -302,6 +305,18 @@ def test_results(tmp_path):
         results.of("fedasync", 2)
     assert results.histories["fedasync", 1] == results[3].evaluations
     assert results.summary()["fedasync"]["final_accuracy"].seeds == 2
+    head, *lines = str(results.summary()).split("\n")
+    assert head.split() == [RULE, "fedasync"]
+    assert [line.split()[0] for line in lines] == list(results[0].summary(0.9))
+    mean, std, seeds = results.summary()["fedasync"]["final_accuracy"]
+    assert lines[0].endswith(f" {mean:.4g} ± {std:.2g}")
+    numbers = {"a": {"time": SeedStatistics(nan, nan, 0)}, "b": {"time": SeedStatistics(2e4, 0, 1)}}
+    unreached = Summary(numbers, {"a": 2, "b": 2})
+    assert str(unreached).split() == ["a", "b", "time", "-", "20000", "(1", "of", "2)"]
+    assert len({len(line) for line in (head, *lines)}) == 1, "aligned"
+    assert (results.summary() == dict(results.summary()), seeds) == (True, 2)
+    (one,) = simulation(own_tasks.linear, arrivals=6).run().summary().values()
+    assert "±" not in str(Summary({RULE: one}, {RULE: 1}))
     results.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert {path.suffix for path in (tmp_path / "run" / "audit").iterdir()} == {".jsonl", ".npy"}
@@ -310,6 +325,24 @@ def test_results(tmp_path):
     for again in (True, False):
         with pytest.raises(ConfigError):
             made.run(out=tmp_path / "run" if again else None, keep_updates=True)
+
+
+@pytest.mark.parametrize(
+    ("division", "shown"),
+    [
+        ({"partition": "iid"}, "12 clients (partition iid), 5 at once"),
+        ({"partition": "dirichlet", "alpha": 5.0}, "12 clients (partition dirichlet, alpha 5.0), 5 at once"),
+        ({"partition": "classes", "classes": 2}, "12 clients (partition classes, classes 2), 5 at once"),
+        ({}, "12 clients, 5 at once"),
+    ],
+)
+def test_the_partition_is_recorded(division, shown, tmp_path):
+    own = [(own_tasks.X[i::12], own_tasks.Y[i::12]) for i in range(12)]
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, **division) if division else own
+    simulation(own_tasks.linear, clients, arrivals=6).run(out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["division"] == {"num_clients": 12} | division
+    assert shown in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_registered_task(monkeypatch):
@@ -369,7 +402,9 @@ def returns(value):
         ({"training": misspelled}, "unknown setting of the training function: 'lr'.* client_lr"),
         ({"rules": ["fedasync", RuleSpec("fedasync", (), "fedasync")]}, "is given twice"),
         ({"seeds": [1, 1]}, "is given twice"),
-        ({"training": own_tasks.momentum, "client_optimizer": "scaffold"}, "has a training function of its own"),
+        ({"training": own_tasks.momentum, "client_optimizer": "scaffold"}, "function momentum .* does not take it"),
+        ({"training": own_tasks.momentum, "batch_size": 16}, "batch_size is 16, .*; it takes client_lr, local_steps$"),
+        ({"training": returns(1), "local_steps": 5}, "local_steps is 5, .*; it takes no settings$"),
         ({"evaluate": None}, "give evaluate="),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",

@@ -217,6 +217,32 @@ def test_options_of_the_command_line_win(data_dir, tmp_path):
     assert (header.rule, header.options["server_lr"], header.options["buffer_size"]) == ("fadas", 0.5, 3)
 
 
+#: Enough clients and arrivals for a buffer of ten.
+MORE = ["--rounds", "0", "--arrivals", "12", "--num-clients", "14", "--partition", "iid", "--alpha", "9"]
+
+
+@pytest.mark.parametrize(
+    ("own", "rules"),
+    [
+        ([], ["ca2fl:server_lr=1.0", "fedbuff", "fedasync"]),
+        (["--rules", "fadas:server_lr=0.5,fedbuff:buffer_size=4"], ["fadas:server_lr=0.5", "fedbuff:buffer_size=4"]),
+        (["--server-lr", "0.5", "--buffer-size", "2"], ["ca2fl", "fedbuff", "fedasync"]),
+    ],
+)
+def test_several_rules_in_the_setting_of_a_paper(own, rules, data_dir, tmp_path):
+    command = ["compare", "--paper", "ca2fl-cnn", "--data-dir", data_dir, "--out", tmp_path / "out", "--jobs", "1"]
+    result = invoke(*command, *SMALL, *MORE, *own)
+    assert result.exit_code == 0, result.output
+    headers = [read_audit_log(path).header for path in (tmp_path / "out" / "audit").glob("*.jsonl")]
+    assert {header.label for header in headers} == set(rules)
+    for header in headers:
+        assert (header.config["alpha"], header.config["weight_decay"]) == (9, 1e-4)
+        size = 4 if "buffer_size=4" in header.label else 2 if "--buffer-size" in own else 10
+        assert header.options.get("buffer_size", size) == size
+        if header.rule != "fedasync" and "--server-lr" in own:
+            assert header.options["server_lr"] == 0.5
+
+
 def test_errors_are_clear(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AFFLUX_DATA", raising=False)

@@ -185,8 +185,12 @@ def test_rules_from_the_command_line(monkeypatch, tmp_path):
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["reproduce", "rules", "--seeds", "0,1", "--jobs", "1", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in out.iterdir()) == ["finished.jsonl", "rules.json", "rules.md", "rules.png"]
+    files = ["command.json", "finished.jsonl", "rules.json", "rules.md", "rules.png"]
+    assert sorted(path.name for path in out.iterdir()) == files
     assert len(json.loads((out / "rules.json").read_text())["rules"]) == 2
+    other = CliRunner().invoke(app, ["reproduce", "rules", "--seeds", "0", "--out", str(out)])
+    assert (other.exit_code, other.stdout) == (2, "")
+    assert "holds the results of a command with other seeds" in other.stderr
 
 
 def test_a_gradient_rule_and_an_update_rule_make_the_same_run():

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from afflux.ops.units import in_bytes
+from afflux.rules import from_config
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal_output
 from afflux.sim.runs.compare import compare, make_jobs
@@ -62,6 +63,16 @@ def test_the_configuration_can_be_run_again(folder):
     assert written["seeds"] == [0, 1]
     assert [parse_rule(rule["label"]) for rule in written["rules"]] == SPECS
     assert {"afflux", "python", "numpy", "torch"} == written["versions"].keys()
+    assert written["division"] == {"num_clients": 20, "partition": "dirichlet", "alpha": 0.1}
+
+
+def test_the_configuration_has_the_defaults_of_the_rules(folder):
+    written = json.loads((folder / "config.json").read_text())["rules"]
+    assert [rule["options"] for rule in written] == [
+        {"buffer_size": 3, "server_lr": 1.0, "staleness": "polynomial(1.0)", "normalise": "count", "dialect": "paper"},
+        {"alpha": 0.6, "staleness": "polynomial(0.5)"},
+    ]
+    assert [from_config(rule["parts"]) for rule in written] == [spec.build() for spec in SPECS]
 
 
 def test_metrics_are_the_results_to_the_last_bit(folder, results):

@@ -15,7 +15,7 @@ from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, gr
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")
 SPECS = [parse_rule("fedbuff:buffer_size=3"), parse_rule("wkafl:buffer_size=5:sim_min=0.5"), parse_rule("fedasync")]
@@ -138,6 +138,14 @@ def test_differences_settings_versions_and_digests_are_there(written):
     settings = dict(page.table("setting")[1:])
     assert settings["num_clients"] == "20"
     assert settings["seeds"] == "0, 1"
+    assert settings["clients' data: partition"] == "dirichlet"
+    options = {label: cells for label, *cells in page.table("label")[1:]}
+    (parts,) = [table for table in page.tables if table[0] == ["label", "weigh", "calibrate", "step"]]
+    for run in results:
+        name, shown, _ = options[run.spec.label]
+        assert (name, shown.count("=")) == (run.spec.name, len(rule_parameters(name)))
+    assert {row[0] for row in parts[1:]} == options.keys()
+    assert all("lr=" in row[3] for row in parts[1:])
     assert set(dict(page.table("software")[1:])) == {"afflux", "python", "numpy", "torch", "machine"}
     digests = [row for table in page.tables if table[0][-1] == "SHA-256 of the final params" for row in table[1:]]
     assert [row[2] for row in digests] == [run.digest for run in results]

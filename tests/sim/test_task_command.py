@@ -1,5 +1,6 @@
 """`--task FILE.py:FUNCTION` and the ends of a run on the command line; logs and stores never make such a file run."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -142,6 +143,106 @@ def test_mistakes(arguments, message, tmp_path):
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert message.replace("{file}", str(file)) in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--alpha", "0.3"], "alpha is 0.3, but the function lazy_task of task {task} does not take it; "),
+        (["--alpha", "0.1"], "alpha is 0.1, but the function lazy_task"),
+        (["--partition", "iid"], "partition is iid, but the function lazy_task"),
+        (
+            ["--batch-size", "16"],
+            "batch_size is 16, but the training function momentum of task {task} does not take it; ",
+        ),
+        (["--local-epochs", "2"], "does not take it; it takes client_lr, local_steps"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "--rule", "fedasync"], ["compare", "--rules", "fedasync,fedbuff"]])
+def test_settings_that_the_task_does_not_take(command, given, message, tmp_path):
+    task = f"{own_tasks.__file__}:lazy_task"
+    settings = ["--task", task, "--num-clients", "40", "--arrivals", "5", "--out", tmp_path / "out"]
+    result = invoke(*command, *settings, *given)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert message.replace("{task}", task) in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_number_of_clients_that_the_task_does_not_take(tmp_path):
+    file = tmp_path / "fixed.py"
+    file.write_text("import own_tasks\ndef fixed():\n    return own_tasks.own_task(12, alpha=1.0)\n")
+    common = ["run", "--rule", "fedasync", "--task", f"{file}:fixed", "--concurrency", "3", "--arrivals", "5"]
+    for count in (13, 100):  # 100 is the default
+        result = invoke(*common, "--num-clients", count)
+        assert result.exit_code == 2
+        assert f"num_clients is {count}, but the function fixed of task {file}:fixed does not take it" in result.stderr
+    for index, given in enumerate((["--num-clients", "12"], [])):
+        out = tmp_path / str(index)
+        assert invoke(*common, *given, "--out", out).exit_code == 0
+        written = json.loads((out / "config.json").read_text())["simulation"]
+        assert written["num_clients"] == 12
+        assert not {"alpha", "classes", "partition", "data", "model"} & written.keys()
+    assert read_audit_log(out / "audit" / "fedasync-seed0.jsonl").header.num_clients == 12
+
+
+def test_the_configuration_has_the_settings_that_the_task_takes(tmp_path):
+    settings = ["--num-clients", "40", "--concurrency", "3", "--arrivals", "6", "--rule", "fedasync"]
+    for name, taken, ignored in [
+        ("own_task", {"num_clients": 40, "alpha": 0.1, "batch_size": 16}, {"partition"}),
+        ("lazy_task", {"num_clients": 40, "client_lr": 0.1, "local_steps": 3}, {"alpha", "batch_size", "mu"}),
+    ]:
+        out = tmp_path / name
+        result = invoke("run", *settings, "--task", f"{own_tasks.__file__}:{name}", "--out", out)
+        assert result.exit_code == 0, result.output
+        written = json.loads((out / "config.json").read_text())["simulation"]
+        assert taken.items() <= written.items()
+        assert not ignored & written.keys()
+
+
+@pytest.mark.parametrize("processes", [["--jobs", "2"], ["--jobs", "1", "--workers", "2"]])
+def test_a_file_imports_modules_beside_it(processes, tmp_path):
+    """In all processes, also when the function is called; sys.path is as before."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    stem = f"beside_{len(processes)}"  # a name of its own: modules are imported once a process
+    (folder / f"{stem}.py").write_text(f"from own_tasks import *\nimport {stem}_data\n")
+    (folder / f"{stem}_data.py").write_text("count = 12\n")
+    (folder / f"{stem}_late.py").write_text("shift = 0.25\n")
+    (folder / "tasks.py").write_text(
+        f"import {stem}\n"
+        "def mine():\n"
+        f"    from {stem}_late import shift\n"
+        f"    return {stem}.own_task({stem}.{stem}_data.count, alpha=1.0, shift=shift)\n"
+    )
+    (folder / "rules.py").write_text(
+        f"from {stem}_data import count\n"
+        "from afflux.rules import fedbuff\n"
+        "def mine():\n"
+        f"    from {stem}_late import shift\n"
+        "    return fedbuff(buffer_size=count // 4, server_lr=4 * shift)\n"
+    )
+    before = list(sys.path)
+    command = ["compare", "--task", folder / "tasks.py:mine", "--rules", f"{folder / 'rules.py'}:mine,fedasync"]
+    result = invoke(*command, *processes, "--concurrency", "4", "--arrivals", "12", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert sys.path == before
+    plain = SimConfig(task=f"{own_tasks.__file__}:own_task:shift=0.25", num_clients=12, concurrency=4, arrivals=12)
+    (expected,) = Simulation.of(plain, ["fedbuff:buffer_size=3:server_lr=1.0:staleness=polynomial(0.5)"]).run()
+    logs = [read_audit_log(path) for path in (tmp_path / "out" / "audit").glob("*.jsonl")]
+    assert expected.digest in {log.end.params_sha256 for log in logs}
+
+
+def test_a_module_beside_a_file_does_not_replace_another_one(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit\n")
+    for line, module in (("import json", "json"), ("from json import dumps", "json")):
+        (tmp_path / "tasks.py").write_text(f"{line}\nfrom own_tasks import own_task\n")
+        result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"tasks.py imports {module}, but gets " in result.stderr
+        assert "not the one beside it: rename that one" in result.stderr
+    (tmp_path / "tasks.py").write_text("import absent_module\n")
+    result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
+    assert "tasks.py failed: ModuleNotFoundError: No module named 'absent_module'" in result.stderr
 
 
 def test_lazy_clients_of_a_task(tmp_path):

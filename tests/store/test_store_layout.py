@@ -80,6 +80,14 @@ def test_no_page_holds_parts_of_two_slots(size, begins):
     assert shape.slot_bytes - 4 * size < begins
 
 
+def test_a_store_with_a_large_buffer_of_large_slots_can_be_opened(tmp_path):
+    rule = fedbuff(buffer_size=10**6)
+    with Server(rule, np.zeros(14_563, np.float32), store=tmp_path / "store") as server:
+        server.push(client=1, update=np.ones(14_563, np.float32), version=0)
+    with Server.open(tmp_path / "store", rule) as server:
+        assert server.arrivals_waiting == 1
+
+
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="asks Linux for huge pages")
 def test_large_slots_are_mapped_by_huge_pages(tmp_path):
     size = 2**21

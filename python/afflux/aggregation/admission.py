@@ -1,4 +1,4 @@
-"""What is decided about each arrival. Callers hold a mutex."""
+"""The decision about each arrival. Callers hold a mutex."""
 
 from collections import deque
 from collections.abc import Callable
@@ -32,16 +32,16 @@ from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import ClientId, Rule
 
-#: How many faults are kept, the newest ones.
+#: The number of newest faults that are kept.
 FAULTS_KEPT = 1000
 
 
 class ClientError(AffluxError):
-    """Something is wrong with what one client sent."""
+    """An argument from a client is invalid."""
 
 
 class Admission:
-    """Decides about arrivals as `Server` and `ServerOptions` say, counts decisions, and keeps the log."""
+    """Decides about arrivals by the rules of `Server` and `ServerOptions`, counts decisions, and keeps the log."""
 
     def __init__(
         self,
@@ -60,26 +60,27 @@ class Admission:
         self.state = first
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
-        self.copies = copies  #: why vectors are always copied; None: they may be lent
+        self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
         self._task_events: list[Opened | Closed] = []  # since the last compaction
-        # Where a client waits, unless both count. Entries may be out of date: the state says who waits there.
+        # The index of a client's waiting arrival, unless both of its arrivals count. Entries may be outdated: the state
+        # determines which arrivals wait.
         self._places: dict[ClientId, int] = {}
 
     @property
     def growing_log(self) -> list[Entry] | None:
-        """The log's own list, of which the state says how many entries count; None if there is no log."""
+        """The list of the log, whose number of valid entries is in the state; None if there is no log."""
         return self._log
 
     @property
     def growing_task_events(self) -> list[Opened | Closed]:
-        """Tasks that were opened and closed: the list itself, of which the state says how many entries count."""
+        """The list of tasks that were opened and closed; its number of valid entries is in the state."""
         return self._task_events
 
     @property
     def log(self) -> list[Entry] | None:
-        """All decisions; None if they are not kept."""
+        """All decisions; None if the server keeps no log."""
         return None if self._log is None else self._log[: self.state.logged]
 
     def entries(self) -> list[Entry]:
@@ -93,13 +94,13 @@ class Admission:
         return self.log
 
     def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:
-        """What becomes of an arrival, if it joins now, and its staleness; nothing changes.
+        """Return the status and the staleness that an arrival would have if it joined now; nothing changes.
 
         Raises:
-            ClientError: the client is one too many, or the version is not made.
+            ClientError: there are too many clients, or the version does not exist yet.
         """
         state = self.state
-        # A round that is decided counts, whether its sweep is made or not: so the log of joins says all.
+        # A decided round counts, whether its sweep was made or not: so the log of joins determines everything.
         staleness = state.current.version + (state.round is not None) - version
         if staleness < 0:
             raise ClientError(
@@ -120,14 +121,14 @@ class Admission:
         return "superseded" if state.waiting[place].version > version else "replaced", staleness
 
     def completes(self, status: Decision) -> bool:
-        """Whether an arrival of this status makes the buffer full."""
+        """Return whether an arrival with this status completes the buffer."""
         state = self.state
         full = state.rule.buffer_size if state.passes is None else self._target()
         return status == "joined" and state.filled + 1 == full
 
     @property
     def overdue(self) -> bool:
-        """Whether those that had waited for this pass fill a buffer."""
+        """Whether the arrivals that waited for this pass fill a buffer."""
         state = self.state
         return state.passes is not None and state.filled > 0 and state.filled == self._target()
 
@@ -138,16 +139,16 @@ class Admission:
         return seconds is not None and state.filled > 0 and monotonic() - state.since > seconds
 
     def _target(self) -> int:
-        """Arrivals that make the buffer full: M, or those that are left of the pass."""
+        """The number of arrivals of a full buffer: M, or the number of clients that are left in the pass."""
         state = self.state
         size = state.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
     def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors], slot_bytes: int) -> RoundStart:
-        """What the round of so many arrivals starts from; `outs` says where its rule vectors may be written.
+        """Return the start of a round of this number of arrivals; its rule vectors may be written to `outs`.
 
         Raises:
-            AffluxError: a rule vector that the rule reads was never handed in.
+            AffluxError: a rule vector that the rule reads was never set.
         """
         state = self.state
         for name in state.rule.needs.handed_in:
@@ -171,7 +172,7 @@ class Admission:
     def record(
         self, status: Decision, arrival: PendingArrival, prepared: Round | None, closed: Closed | None = None
     ) -> None:
-        """Carries a decision out; `prepared` is the round that the arrival completes, `closed` the push's task."""
+        """Record a decision; `prepared` is the round that the arrival completes, `closed` the push's task."""
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled = state.waiting, state.filled
@@ -208,9 +209,9 @@ class Admission:
             task_events += 1
             closed_task = closed.task
         counts = {**counts, status: counts[status] + 1}
-        # A round that makes no step is over as soon as it is decided.
+        # A round without a step ends as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
-        # By position: half the time of keywords, and it is on the way of every push.
+        # Positional arguments take half the time of keywords, and every push runs this.
         new = ServerState(
             state.current,
             rule,
@@ -239,7 +240,7 @@ class Admission:
     def _opened(
         self, passes: Participation | None, prepared: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
-        """The buffer after a round: empty, but for those who have waited for this pass."""
+        """Return the buffer after a round: it has only the arrivals that waited for this pass."""
         state = self.state
         counts, rule = state.counts, state.next_rule or state.rule
         if passes is None:
@@ -252,17 +253,17 @@ class Admission:
         return entering, passes, counts
 
     def count(self, status: Status | Literal["refused"], closed: Closed | None = None) -> None:
-        """Counts a push that is no arrival, and closes its task; "refused": it has raised."""
+        """Count a push that is no arrival, and close its task; "refused": it raised an error."""
         counts = self.state.counts
         counts = {**counts, status: counts[status] + 1}
         self.state = replace(self.state if closed is None else self._noted(closed), counts=counts)
 
     def note(self, event: Opened | Closed) -> None:
-        """A task is opened, or closed without a push."""
+        """Record that a task was opened, or closed without a push."""
         self.state = self._noted(event)
 
     def _noted(self, event: Opened | Closed) -> ServerState:
-        """The state with this event in the log and in the list of tasks."""
+        """Return the state with this event in the log and in the list of tasks."""
         state = self.state
         logged, task_events = state.logged, state.task_events
         if self._log is not None:
@@ -273,11 +274,11 @@ class Admission:
         return replace(state, logged=logged, task_events=task_events + 1, closed_task=closed_task)
 
     def compact_task_events(self, still_open: list[Opened | Closed]) -> None:
-        """Forgets tasks that are closed. No round is decided and not committed."""
+        """Remove closed tasks from the list. There must be no round that is decided and not committed."""
         self._task_events, self.state = still_open, replace(self.state, task_events=len(still_open))
 
     def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
-        """Replaces the rule vectors; one of them was handed in."""
+        """Replace the rule vectors; the user has set the one with this name."""
         state = self.state
         logged = state.logged
         if self._log is not None:
@@ -286,7 +287,7 @@ class Admission:
         self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
     def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
-        """Replaces the rule: at once if the buffer is empty, else when it is emptied; whether it was at once."""
+        """Replace the rule, at once if the buffer is empty, else when it is emptied; return whether at once."""
         state = self.state
         at_once, logged = not state.filled, state.logged
         if self._log is not None:
@@ -297,7 +298,7 @@ class Admission:
         return at_once
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
-        """Empties the buffer without a push, into a round or into nothing. What is overdue needs no word in the log."""
+        """Empty the buffer without a push, with a round or without one. Overdue rounds need no entry in the log."""
         state = self.state
         logged = state.logged
         if self._log is not None and kind != "overdue":
@@ -336,20 +337,20 @@ class Admission:
             self.state.passes.discard_leftovers()
 
     def commit(self, current: Pulled, done: Round) -> None:
-        """The round is over: its version is the newest one."""
+        """End the round: its version is the newest one."""
         state = after(self.state, current, done)
         self.state = replace(state, unreported=self._with_report(done.report)) if self.reporting else state
 
     def abandon_round(self) -> None:
-        """The round is over, and its version is not published."""
+        """End the round without publishing its version."""
         self.state = replace(self.state, round=None, decided_state=None)
 
     def _with_report(self, report: Report) -> tuple[Report, ...]:
-        """The reports that wait, and this one."""
+        """Return the waiting reports, and this one."""
         return (*self.state.unreported, report) if self.reporting else ()
 
     def next_report(self) -> Report | None:
-        """Takes the oldest report that waits; None if there is none."""
+        """Remove and return the oldest waiting report; None if there is none."""
         state = self.state
         if not state.unreported:
             return None
@@ -358,7 +359,7 @@ class Admission:
         return first
 
     def load(self, state: ServerState, log: list[Entry] | None) -> None:
-        """Takes over a saved state. A log that was not kept so far is not begun in the middle."""
+        """Replace the state by a saved one. A log that was not kept so far does not begin in the middle."""
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
         state = replace(state, since=monotonic(), unreported=self.state.unreported)
@@ -375,7 +376,7 @@ class Admission:
         making = self.state.round
         coming = {} if making is None else making.rows
         if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
-            return  # even if all that wait are new; counting them at each push would be quadratic in M
+            return  # even if all waiting clients are new; counting them at each push would be quadratic in M
         new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:

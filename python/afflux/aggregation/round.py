@@ -33,21 +33,21 @@ NamedVectors = Mapping[str, Vector]
 
 
 class RoundStart(Struct, frozen=True, eq=False):
-    """What a round starts from, beside its arrivals."""
+    """The inputs of a round, in addition to its arrivals."""
 
     current: Pulled
     rows: RowCache | None
     rule_vectors: NamedVectors
-    outs: NamedVectors  #: where the sweep may write them; themselves if in place
+    outs: NamedVectors  #: vectors that receive their new values; the same vectors if in place
     scalars: Scalars
     ends_pass: bool
-    slot_bytes: int  #: of each vector
-    limits: Limits  #: of the server
+    slot_bytes: int  #: bytes of each vector
+    limits: Limits  #: the limits of the server
 
 
 class LentVectors(NamedTuple):
-    """Vectors of a round that were lent, hence not checked, and what is needed to repeat the round without them: it
-    has overwritten nothing.
+    """The lent, and therefore unchecked, vectors of a round, and the data that are needed to repeat the round without
+    them: such a round overwrites none of its inputs.
     """
 
     places: tuple[int, ...]
@@ -58,7 +58,7 @@ class LentVectors(NamedTuple):
     max_abs: float
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, str]:
-        """What is wrong with each vector that was read and has a value that is not finite, or beyond max_abs."""
+        """Return the problem of each vector that was read and has a value that is not finite, or beyond max_abs."""
         found: dict[int, str] = {}
         for i in self.places:
             index = None if self.weights.vectors[i] == 0 else first_beyond(slots[i], self.max_abs)
@@ -68,7 +68,7 @@ class LentVectors(NamedTuple):
         return found
 
     def without(self, bad: Mapping[int, str]) -> Weights:
-        """The weights with these rejected; those of the others stay."""
+        """Return the weights after rejecting these vectors; the other weights do not change."""
         vectors = np.array(self.weights.vectors)
         vectors[list(bad)] = 0.0
         return replace(self.weights, vectors=frozen(vectors, np.float64), rejected={**self.weights.rejected, **bad})
@@ -76,22 +76,22 @@ class LentVectors(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """A step that was decided: everything that can fail has been done, only the sweep remains."""
+    """A decided step: everything that can fail has been done, and only the sweep remains."""
 
     slots: list[Slot]
     draft: Draft
     sweep: ops.Pass
-    rows: NewRows  #: as they are after the sweep
-    rule_vectors: NamedVectors  #: as they are after the round
-    buffers: Float64 | None  #: as they are after the round
-    scalars: Scalars  #: likewise
+    rows: NewRows  #: the rows after the sweep
+    rule_vectors: NamedVectors  #: after the round
+    buffers: Float64 | None  #: after the round
+    scalars: Scalars  #: after the round
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
-    terms: list[Term] = field(default_factory=list)  #: that are to be added before the sweep
+    terms: list[Term] = field(default_factory=list)  #: terms to add before the sweep
     checked: PreparedPass | None = None  #: the sweep for the engine; None on a GPU, and where vectors are lent
     lent: LentVectors | None = None  #: vectors that were not checked when they were pushed
-    saved: bool = True  #: whether its rows are where they are kept, and a store has taken note of it, if there is one
-    checksums: list[ops.Checksums] | None = None  #: of what the sweep has written, for a store
+    saved: bool = True  #: whether its rows are in their final memory, and the store, if any, has recorded the round
+    checksums: list[ops.Checksums] | None = None  #: of the vectors that the sweep has written, for a store
     driver: int | None = None  #: the thread that makes it; None: no thread does
 
     @property
@@ -101,11 +101,11 @@ class Round:
 
     @property
     def unsound(self) -> bool:
-        """The sweep has written a value that is not finite: the version is not published, and no state is kept."""
+        """Whether the sweep has written a value that is not finite: no version is published, no state is kept."""
         return bool(self.done) and not self.done[0]
 
     def release(self) -> None:
-        """Lets go of slots and versions, once the round is over: the push that has made it may hold it for a while."""
+        """Release slots and versions after the round, because the push that has made it may hold it for a while."""
         self.slots.clear()  # the sweep's own list
         if self.checked is not None:
             self.checked.release()  # frames of a stored traceback may hold it
@@ -113,7 +113,7 @@ class Round:
         del self.sweep, self.draft
 
     def make(self, num_threads: int) -> None:
-        """The sweep; nothing if it has been made."""
+        """Make the sweep; do nothing if it was made before."""
         if not self.done:
             start = perf_counter()
             if self.terms:
@@ -123,11 +123,11 @@ class Round:
                 ops.apply(self.sweep, num_threads=num_threads, done=done, checksums=sums, checked=self.checked)
             else:
                 self._make_with_lent(self.lent, num_threads)
-            # The report was not given out yet.
+            # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
     def _make_with_lent(self, lent: LentVectors, num_threads: int) -> None:
-        """The sweep, repeated without vectors that prove bad; an interrupted call may be repeated."""
+        """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated."""
         sound: list[bool] = []
         ops.apply(self.sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
         if not sound[0]:
@@ -136,8 +136,8 @@ class Round:
         self.done.append(sound[-1])
 
     def _make_without(self, lent: LentVectors, num_threads: int, sound: list[bool]) -> None:
-        """Repeats the sweep without the arrivals that hold bad values, if there are some, and without a limit on the
-        direction: that of params is not known, where these are a part of it.
+        """Repeat the sweep without the arrivals that hold invalid values, if there are any, and without a limit on the
+        direction, because the limit of params, which may be a part of it, is unknown.
         """
         weights, bad = lent.weights, lent.bad(self.slots)
         if bad:
@@ -152,9 +152,9 @@ class Round:
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
-    """Decides a round. Writes nothing but memory of its own, so that whatever raises here leaves no trace.
+    """Decide a round. It writes only to new memory, so that an error changes nothing.
 
-    All of it in the engine's floating-point mode: a weight that is subnormal must not vanish by the caller's.
+    It runs in the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
     """
     return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
@@ -180,7 +180,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
     if rule.kind == "gradient":
         step = replace(step, lr=-lr)
-    elif type(step.lr) is not float:  # the round's own number, whatever becomes of the rule's
+    elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
     own, all_weights = params_weight(rule.kind, weights.vectors), weights.vectors.tolist()
     before.limits.check_step(rule, step, lr, [*all_weights, *weights.rule_vectors])
@@ -234,7 +234,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
     made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
-    if not lent and isinstance(draft.buffer, Buffer):  # else where the arrays lie is asked again
+    if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
         made.checked = checked
     if terms:
         made.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
@@ -244,7 +244,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
 
 
 def split(ordered: Sequence[PendingArrival]) -> tuple[list[Slot], list[Term]]:
-    """The slots of the arrivals that wait in one, and the terms of those that are added up."""
+    """Return the slots of the arrivals in slots, and the terms of the arrivals that are added up."""
     slots: list[Slot] = []
     terms: list[Term] = []
     for arrival in ordered:
@@ -257,7 +257,7 @@ def split(ordered: Sequence[PendingArrival]) -> tuple[list[Slot], list[Term]]:
 
 
 def params_weight(kind: Kind, weights: Float64) -> float:
-    """Of params in the direction: v = sum_i w_i (y_i - params) for rules of kind `model`."""
+    """Return the weight of params in the direction: v = sum_i w_i (y_i - params) for rules of kind `model`."""
     own = 0.0
     if kind == "model":
         for weight in weights.tolist():
@@ -266,7 +266,7 @@ def params_weight(kind: Kind, weights: Float64) -> float:
 
 
 def reasons(weights: Weights) -> tuple[str, ...]:
-    """Why each arrival was rejected; empty: it was not."""
+    """Return the reason why each arrival was rejected; empty: it was not."""
     vectors = weights.vectors.tolist()
     if not weights.rejected and all(vectors):
         return ("",) * len(vectors)
@@ -274,7 +274,7 @@ def reasons(weights: Weights) -> tuple[str, ...]:
 
 
 def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
-    """The rule vectors after a sweep that does not write in place: those that keep their value stay where they lie."""
+    """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
     rule_vectors = {**before.rule_vectors, **{name: before.outs[name] for name in rule.states}}
     rows = [] if weights.next is None else weights.next.tolist()
     for s, (name, row) in enumerate(zip(rule.needs.rule_vectors, rows, strict=False)):
@@ -284,15 +284,15 @@ def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
 
 
 def accepted(weights: Weights) -> list[bool]:
-    """Which arrivals the rule has not rejected. Those that WKAFL steps with although it rejects all are rejected."""
+    """Return which arrivals are not rejected. If WKAFL rejects all and steps nevertheless, all are rejected."""
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
 def freeze(
     before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None, sweep: RoundVectors | None
 ) -> tuple[Arrivals, Int64]:
-    """The rule's view of a buffer in canonical order, and the numbers of the joins."""
-    # The staleness is that of the join, but for arrivals that have waited for the next pass.
+    """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
+    # The staleness is that of the join, except for arrivals that waited for the next pass.
     versions, staleness, num_examples, losses, norms, joins = columns(ordered, before.current.version)
     arrivals = Arrivals(
         before.current.version,
@@ -311,7 +311,7 @@ def freeze(
 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
-    """The rule's weights; for cached rules their sum is 1 over the arrivals that are not rejected."""
+    """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
     given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
     weights = given if isinstance(given, Weights) else Weights(given)
     count, held = len(arrivals), len(needs.rule_vectors)
@@ -350,7 +350,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
 
 
 def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
-    """A read-only copy of what weigh gave: finite numbers of a shape, in C order. The caller checks weights."""
+    """Return a read-only copy of a result of weigh: finite numbers of this shape. The caller checks weights."""
     try:
         array = np.asarray(given)
         if array.dtype.kind not in "fiub":
@@ -371,8 +371,10 @@ _NO_NUMBERS = np.empty(0)
 def mixed_buffers(
     rule: Rule, current: Pulled, ordered: list[PendingArrival], sweep: ops.Pass, weights: Weights
 ) -> Float64 | None:
-    """The model's buffers after the round: mixed like the params for rules of kind `model` (FedAsync's authors), else
-    the plain mean over the accepted arrivals (FADAS's authors); as they were if all are rejected.
+    """Return the model's buffers after the round.
+
+    For rules of kind `model` they are mixed like the params (FedAsync's authors). For other rules they are the mean
+    over the accepted arrivals (FADAS's authors). If all arrivals are rejected, they do not change.
     """
     if current.buffers is None:
         return None
@@ -380,7 +382,7 @@ def mixed_buffers(
     out = np.empty_like(current.buffers)
     if rule.kind == "model":
         mix = ops.Combine(vectors, weights.vectors, sweep.combine.params_weight)
-        # Never through an optimizer.
+        # No optimizer changes buffers.
         step = sweep.step if isinstance(sweep.step, ops.Sgd) else ops.Sgd()
         ops.apply(ops.Pass(current.buffers, out, mix, step=step), num_threads=1)
     else:

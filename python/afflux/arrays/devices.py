@@ -66,7 +66,7 @@ class Device(ABC):
 
     def alias(self, vector: Any) -> Any:
         """A new object with the same memory, for a caller. Changes of that object (requires_grad_, resize_) do not
-        affect ours.
+        affect the server's object.
         """
         return vector
 
@@ -177,5 +177,5 @@ HOST = Host()
 
 
 def as_list(arrays: "Array | list[Array]") -> list[Array]:
-    """An array alone is a list of one."""
+    """Return the arrays as a list; a single array becomes a list of one."""
     return arrays if isinstance(arrays, list) else [arrays]

@@ -1,4 +1,4 @@
-"""Memory that is used again: versions of params, and slots for pushed vectors.
+"""Pools of reused memory: versions of params, and slots for pushed vectors.
 
 Each version has its own buffer, which returns to its pool when the last view of it is dropped. Slots are allocated when
 first needed, up to a limit.
@@ -13,26 +13,26 @@ from afflux._engine import Buffer
 from afflux.arrays.devices import HOST, ITEM_BYTES, Device
 from afflux.ops.errors import AffluxError, BusyError
 
-#: (d,), NumPy's, or on a GPU that of the library that params came from.
+#: (d,), a NumPy array, or on a GPU an array of the library of the initial params.
 Vector = Any
 
 
 class Versions:
-    """Writable buffers for new versions, read-only views for everybody else.
+    """Writable buffers for new versions, and read-only views of finished versions.
 
-    A view keeps its version's memory through NumPy's own base reference; when the last one goes, the buffer returns to
-    the pool, from whatever thread. Memory stays at the number of distinct versions held. On a GPU the library keeps its
-    arrays, and the pool counts.
+    A view keeps its version's memory by NumPy's base reference. When the last view is deleted, in any thread, the
+    buffer returns to the pool. So memory is proportional to the number of distinct versions that are held. On a GPU the
+    library manages the memory of its arrays, and the pool only counts them.
 
     Args:
         size: d.
-        max_versions: at most so many are held at once; None: no limit.
+        max_versions: the largest number of versions that are held at once; None: no limit.
         dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
-        checked: compare each version with its checksum when it comes back, and count those that somebody wrote to
-            although they are read-only. Reads every version twice.
-        inplace: there is one buffer, which every version is written into.
-        memory: where the memory of a version comes from; the pool's own if None.
-        device: where they live.
+        checked: whether each version is compared with its checksum when it returns, and versions that were written to
+            although they are read-only are counted. Reads every version twice.
+        inplace: whether there is only one buffer, to which every version is written.
+        memory: allocates the memory of a version; None: the pool itself.
+        device: the device of the versions.
 
     >>> versions = Versions(3, max_versions=2)
     >>> old, new = versions.take(), versions.take()
@@ -63,10 +63,10 @@ class Versions:
         self._pool: Any = device.pool(size, dtype, max_versions or 0, checked)
 
     def take(self) -> "Draft":
-        """A buffer to write a new version into.
+        """Take a buffer for a new version.
 
         Raises:
-            AffluxError: max_versions are held.
+            AffluxError: max_versions versions are held.
         """
         if self._live is not None:
             return self._live
@@ -84,7 +84,7 @@ class Versions:
         return draft
 
     def finished(self, draft: "Draft", version: int) -> Vector:
-        """The params in a draft, the newest from now on, read-only for others; if inplace they are never handed out."""
+        """Make a draft the newest version; return its params, read-only. If inplace they are never handed out."""
         if self.inplace:
             return draft.array
         self._newest = draft
@@ -92,35 +92,35 @@ class Versions:
 
     @property
     def held(self) -> int:
-        """Versions that somebody still holds."""
+        """The number of versions that are still in use."""
         return int(self._pool.held)
 
     @property
     def full(self) -> bool:
-        """Whether max_versions are held, so that there is none for a step."""
+        """Whether max_versions versions are held, so that a step finds no buffer."""
         return self.max_versions is not None and not self.inplace and self.held >= self.max_versions
 
     def has(self, params: Vector) -> bool:
-        """Whether it is one of these, on a GPU."""
+        """Return whether these params, on a GPU, are a version of this pool."""
         return bool(self._pool.has(params))
 
     @property
     def allocated(self) -> int:
-        """Buffers that exist, held or free."""
+        """The number of buffers, in use or free."""
         return int(self._pool.allocated)
 
     @property
     def free(self) -> list[int]:
-        """The addresses of buffers that are not held."""
+        """The addresses of buffers that are not in use."""
         return list(self._pool.free)
 
     @property
     def damaged(self) -> list[int]:
-        """The versions that came back with other bytes than they were published with; none unless checked."""
+        """The versions whose bytes had changed when they returned; none unless `checked`."""
         return list(self._pool.damaged)
 
     def refuse_damage(self, op: str) -> None:
-        """Raises once for each version that was written to, as soon as it is not held any more."""
+        """Raise an error once for each version that was written to, after it is no longer in use."""
         if not self.checked:
             return
         damaged = self.damaged
@@ -133,7 +133,7 @@ class Versions:
             )
 
     def refuse_damaged_newest(self, op: str, version: int) -> None:
-        """The newest version is what a step or a state is made of."""
+        """Raise an error if the newest version was written to, because a step or a saved state would use it."""
         if self._newest is not None and not self._newest.intact:
             raise AffluxError(
                 f"[{op}] version {version} of params, the newest, was written to after it was pulled: "
@@ -145,16 +145,16 @@ class Draft:
     """A version that is being written."""
 
     def __init__(self, buffer: Any) -> None:
-        #: For the engine, which knows its type: (d,), writable until it is published.
+        #: The memory with its type, for the engine: (d,), writable until it is published.
         self.buffer = buffer
 
     @property
     def array(self) -> Vector:
-        """The same for callers: on the host for NumPy."""
+        """The same memory as an array for callers: on the host a NumPy array."""
         return np.asarray(self.buffer) if isinstance(self.buffer, Buffer) else self.buffer
 
     def publish(self, version: int) -> Vector:
-        """The finished version, read-only for good: NumPy refuses to make it writable again, other libraries do not."""
+        """Return the finished version, read-only: NumPy refuses to make it writable again, other libraries do not."""
         if not isinstance(self.buffer, Buffer):
             return self.buffer
         self.buffer.freeze(version)
@@ -162,17 +162,17 @@ class Draft:
 
     @property
     def intact(self) -> bool:
-        """Whether it was not written to since; True if that is not watched."""
+        """Return whether it was not written to since its publication; True if that is not checked."""
         return not isinstance(self.buffer, Buffer) or self.buffer.intact()
 
 
-#: Memory of one pushed vector, whose type the engine knows: its own buffer, which NumPy sees, bfloat16 as uint16; on a
-#: GPU an array of the device's library. It is freed when its last reference is dropped.
+#: The memory of one pushed vector, with its type: a buffer of the engine, which NumPy can read (bfloat16 as uint16); on
+#: a GPU an array of the device's library. It is freed when its last reference is dropped.
 Slot = Any
 
 
 def is_lent(slot: Slot) -> bool:
-    """Whether it is a caller's own vector."""
+    """Return whether the slot is a caller's own vector."""
     return getattr(slot, "is_lent", False)
 
 
@@ -184,12 +184,12 @@ class Slots:
         self.dtype = dtype
         self.limit = limit
         self._device = device
-        # Callers' vectors are read and slots written: M of both lie between a push and its round, at most.
+        # Callers' vectors are read and slots are written: at most M of both between a push and its round.
         self._until_read = min(2 * together * size * ITEM_BYTES[dtype], 2**62)
         self._pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
 
     def take(self) -> Slot | None:
-        """A slot; None if all are taken."""
+        """Take a slot; None if all are in use."""
         for pool in self._pools:
             try:
                 return self._device.take(pool)
@@ -199,12 +199,12 @@ class Slots:
 
     @property
     def spare(self) -> bool:
-        """Whether one that was taken before is free again, and kept."""
+        """Return whether a slot that was in use before is free."""
         return self._device is HOST and any(pool.allocated > pool.held for pool in self._pools)
 
     def grow(self, limit: int) -> None:
-        """From now on there are at most `limit` slots, unless there may be more already. `together` stays: it decides
-        about speed only.
+        """Raise the limit to `limit` slots, unless it is higher already. `together` does not change: it affects only
+        speed.
         """
         if limit > self.limit:
             more = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
@@ -212,7 +212,7 @@ class Slots:
             self.limit = limit
 
     def checked(self, op: str, slot: Slot | None) -> Slot:
-        """The slot, or a BusyError if there was none."""
+        """Return the slot; raise BusyError if it is None."""
         if slot is None:
             raise BusyError(
                 f"[{op}] all {self.limit} slots of max_slots are taken: by arrivals that wait, that are being pushed, "

@@ -1,4 +1,4 @@
-"""`afflux bench --against OLD`: two builds of afflux timed by turns in one process, on the same inputs.
+"""`afflux bench --against OLD`: times two builds of afflux alternately in one process, on the same inputs.
 
 Each build's engine is called by the Python package that belongs to it, its own rows of the benchmark included, because
 their conventions may differ. What both builds must share is the benchmark's vocabulary: `Row`, `Contender` and `Round`,
@@ -23,7 +23,7 @@ from afflux.bench.measure.timing import Timed, entrant
 from afflux.bench.output import report, tables
 from afflux.bench.output.files import Files
 from afflux.bench.output.tables import Printed
-from afflux.bench.run import QUICK_REPEATS, choose, chosen_rows, notes_on_load
+from afflux.bench.run import QUICK, QUICK_REPEATS, choose, chosen_rows, notes_on_load
 from afflux.bench.session import check_room, measure_all, progress
 from afflux.bench.spec import inputs
 from afflux.bench.spec.columns import Column, milliseconds, number
@@ -36,13 +36,13 @@ from afflux.ops.errors import UnavailableError
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl,mf-ca2fl,push,streaming"
 REPEATS = 30
 FORMAT = 1
-#: The probability that the interval of a ratio holds its median, at the least.
+#: The least probability with which the interval of a ratio holds its median.
 CONFIDENCE = 0.95
 
 
 @dataclass
 class Pair:
-    """A contender of both builds."""
+    """One contender, as each of the two builds has it."""
 
     old: Timed
     new: Timed
@@ -50,12 +50,12 @@ class Pair:
 
     @property
     def ratios(self) -> list[float]:
-        """The new build's time over the old one's, repeat by repeat."""
+        """Return the new build's time divided by the old one's, for each repeat."""
         return [new / old for old, new in zip(self.old.seconds, self.new.seconds, strict=True)]
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
-    """Two of the values that enclose the median with probability CONFIDENCE; None if there are too few values.
+    """Return the two values that enclose the median with probability CONFIDENCE; None if there are too few values.
 
     The number of values below the median is binomial, whatever their distribution is.
     """
@@ -73,7 +73,7 @@ def verdict(interval: tuple[float, float] | None) -> str:
 
 
 def line_of(case: Case, row: Row, pair: Pair) -> dict[str, Any]:
-    """The figures of a pair, ready for JSON and tables."""
+    """Return the figures of a pair, for JSON and tables."""
     ratios, interval = pair.ratios, interval_of_median(pair.ratios)
     by = pair.new.by
     return {
@@ -114,7 +114,7 @@ COLUMNS = (
 
 
 def pairs_of(row: Row, other: Row | None) -> list[tuple[Contender, Contender]]:
-    """Our contenders of a row that both builds have, and that can run here."""
+    """Return afflux's contenders of a row that both builds have and that can run here."""
     if other is None:
         return []
     old = {by.name: by for by in other.contenders if by.role == "ours"}
@@ -123,7 +123,7 @@ def pairs_of(row: Row, other: Row | None) -> list[tuple[Contender, Contender]]:
 
 
 def outputs(timed: Timed, number: int) -> dict[str, str]:
-    """Digests of the outputs of the sample with this number. The sample is not timed."""
+    """Return digests of the outputs of the sample with this number. The sample is not timed."""
     with timed.around():
         timed.prepare(number)
         written = timed.after(timed.sample(number))
@@ -131,7 +131,7 @@ def outputs(timed: Timed, number: int) -> dict[str, str]:
 
 
 def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], repeats: int) -> list[dict[str, Any]]:
-    """All pairs of these rows in this case, row by row, so that only one row's vectors are in memory."""
+    """Time all pairs of these rows in this case, row by row, so that only one row's vectors are in memory."""
     set_threads(case.threads)
     found, new = [], builds.own()
     with progress(case) as step:
@@ -156,7 +156,7 @@ def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], r
 
 
 def described(build: Build) -> dict[str, Any]:
-    """The description of a build, without paths."""
+    """Return the description of a build, without paths."""
     module = build.modules["afflux"]
     return {
         "afflux": module.__version__,
@@ -168,7 +168,7 @@ def described(build: Build) -> dict[str, Any]:
 
 
 def loaded(path: Path, isa: str | None) -> tuple[Build, dict[str, Row]]:
-    """The old build, and its rows by name."""
+    """Load the old build; return it and its rows by name."""
     try:
         old = builds.load(path)
         with old.active():
@@ -192,7 +192,7 @@ def run(
     quick: bool,
     files: Files,
 ) -> None:
-    """Compares the build at `path` with this one."""
+    """Compare the build at `path` with this one."""
     repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
     rows = chosen_rows(names)
     files.check()
@@ -209,7 +209,8 @@ def run(
     box = machine.describe()
     pairs = [pair for case, sharing in plan.items() for pair in execute(case, sharing, old, old_rows, repeats)]
     left_out = [row.name for row in rows if row not in both]
-    told = [f"left out, because both builds must have them: {', '.join(left_out)}"] if left_out else []
+    told = [QUICK] if quick else []
+    told += [f"left out, because both builds must have them: {', '.join(left_out)}"] if left_out else []
     told += notes_on_load(pairs)
     out = {
         "format": FORMAT,
@@ -229,7 +230,7 @@ def table(out: dict[str, Any]) -> Printed:
 
 
 def sentences(out: dict[str, Any]) -> list[str]:
-    """Sentences about the two builds, and whether their results are the same."""
+    """Return sentences that describe the two builds and state whether their results are the same."""
     lines = table(out).lines
     different = [f"{line['name']} (d = {line['d']:_})" for line in lines if not line["same_bits"]]
     old = out["old"]

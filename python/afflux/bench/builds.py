@@ -32,16 +32,16 @@ _numbers = count(1)
 
 
 class NoBuild(Exception):
-    """There is no build to load; the message has the reason."""
+    """Raised if there is no build to load; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build that is loaded."""
+    """A loaded build of afflux."""
 
     engine: Path  #: the extension
     package: Path  #: the folder of the Python package `afflux` that calls it
-    modules: dict[str, ModuleType]  #: of this package, by name
+    modules: dict[str, ModuleType]  #: the modules of this package, by name
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -55,15 +55,21 @@ class Build:
             sys.modules.update(others)
 
     def module(self, name: str) -> Any:
-        """The module afflux.`name`, imported if necessary."""
+        """Return the module afflux.`name`; imports it if necessary."""
         with self.active():
             return importlib.import_module(f"afflux.{name}")
 
 
 def find(path: Path) -> tuple[Path, Path]:
-    """The extension and the package of a build, given either of them, a checkout, or a folder of installed packages.
+    """Find the extension and the package of a build.
 
-    An extension outside a package is called by this package. Raises NoBuild.
+    An extension outside a package is called by the running package.
+
+    Args:
+        path: the extension, the package, a checkout, or a folder of installed packages.
+
+    Raises:
+        NoBuild: there is no build at `path`.
     """
     if path.is_file():
         return path, path.parent if (path.parent / "__init__.py").exists() else OWN_PACKAGE
@@ -82,7 +88,7 @@ def own() -> Build:
 
 
 def load(path: Path) -> Build:
-    """The build at `path`, as `find` reads it. Raises NoBuild."""
+    """Load the build that `find` finds at `path`; raises NoBuild."""
     engine, package = find(path)
     build = Build(engine, package, {})
     with build.active():
@@ -111,7 +117,7 @@ def _extension(file: Path) -> ModuleType:
 
 
 def _taken_out() -> dict[str, ModuleType]:
-    """Removes all modules of afflux from `sys.modules`, and returns them."""
+    """Remove all modules of afflux from `sys.modules`, and return them."""
     return {name: sys.modules.pop(name) for name in _names()}
 
 

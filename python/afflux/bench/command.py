@@ -1,4 +1,4 @@
-"""The command `afflux bench`; what it runs is imported only then."""
+"""The command `afflux bench`. It imports the modules of the benchmark only when it runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
+QUICK = "A trial that everything works: small vectors, 3 repeats. Its figures say nothing about speed."
 HELP = """Time the engine's operations beside what torch, NumPy and other servers do.
 
 Each gets its bytes by definition, GB/s, per cent of the limit that was found in the same run, \
@@ -46,7 +47,7 @@ def bench(
     repeats: Annotated[int | None, typer.Option(min=1, help="Samples of each contender; default 20.")] = None,
     sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
     compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Small vectors, 3 repeats: a trial.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
     json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
     picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
@@ -103,7 +104,7 @@ def bench(
 
 
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
-    """The rows of cuda.py."""
+    """Run the rows of cuda.py on a GPU."""
     from afflux.bench import cuda
     from afflux.bench.output import tables
     from afflux.bench.output.files import write_run

@@ -1,5 +1,6 @@
-"""The rows on a GPU: the CPU rows' formulas and contenders with their arrays there, between CUDA events, beside CuPy,
-CUDA graphs, and copies, sums and products that torch makes from device to device.
+"""The rows on a GPU: the CPU rows' formulas and contenders, with arrays on the GPU, timed by CUDA events.
+
+Contenders are also CuPy, CUDA graphs, and torch's copies, sums and products from device to device.
 
 python -m afflux.bench.cuda [-h] [--out FOLDER] [d ...]      without typer and rich, which a bare machine may lack
 """
@@ -37,11 +38,11 @@ from afflux.bench.spec.row import Row, planned
 
 D, SMALL, M = 100_000_000, 10_000, 10
 REPEATS = 20
-#: Where errors are taken and bits compared; references in float64 are made on the host.
+#: The size at which errors are computed and bits are compared; the float64 references are computed on the host.
 CHECKED = 300_007
 
 ROWS = {row.name: row for row in (INGEST, GRAM, FEDBUFF, FADAS, CA2FL, *MF_CA2FL, WKAFL)}
-#: By row, the contender that is also timed as a CUDA graph: it never waits for the host.
+#: For each row, the contender that is also timed as a CUDA graph, because it never waits for the host.
 GRAPHED = {
     "fedbuff": "torch addmv_",
     "fadas": "torch mv, addcdiv_",
@@ -51,7 +52,7 @@ GRAPHED = {
 
 
 def why_not() -> str:
-    """Why nothing can be measured; empty if it can."""
+    """Return the reason why nothing can be measured; empty if there is none."""
     if torch is None:
         return "torch is not installed"
     (reason,) = [backend.why_not for backend in ops.backends() if backend.name == "cuda"]
@@ -63,7 +64,7 @@ def here() -> Gpu:
 
 
 def events() -> Callable[[], float]:
-    """A clock on torch's stream."""
+    """Start a timer on torch's stream; the result stops it and returns the seconds."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
 
@@ -76,7 +77,10 @@ def events() -> Callable[[], float]:
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """A call that launches the same work at once, on the same memory; `call` was made before, and is made once more."""
+    """Capture `call` as a CUDA graph; return a function that launches the same work at once, on the same memory.
+
+    `call` must have run before. It runs once more.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()
@@ -89,7 +93,7 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def in_a_graph(by: Contender) -> Contender:
-    """The same contender, a graph for each input set."""
+    """Return the same contender with a CUDA graph for each input set."""
 
     def make(shared: Inputs) -> Round:
         ready = by.make(shared)
@@ -103,7 +107,7 @@ def in_a_graph(by: Contender) -> Contender:
 
 
 def contenders(row: Row, compiled: bool) -> list[Contender]:
-    """Those that can run there."""
+    """Return the contenders of a row that can run on the GPU."""
     able = [c for c in row.contenders if not c.numpy and (compiled or not c.compiles)]
     able += [in_a_graph(c) for c in able if c.name == GRAPHED.get(row.name)]
     return able + (
@@ -112,7 +116,7 @@ def contenders(row: Row, compiled: bool) -> list[Contender]:
 
 
 def same_bits(row: Row, case: Case, place: Gpu) -> bool:
-    """Whether what a round of the row writes there has the CPU's bits."""
+    """Return whether a round of the row writes the same bits on the GPU as on the CPU."""
     found = []
     for shared in (inputs.make(case, 1), inputs.make(case, 1, place)):
         ready = row.contenders[0].make(shared)
@@ -121,7 +125,7 @@ def same_bits(row: Row, case: Case, place: Gpu) -> bool:
 
 
 def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[str]) -> list[Timed]:
-    """The contenders of this row, ready to be timed; those of other libraries that fail are added to `failed`."""
+    """Return the contenders of this row, ready to be timed; adds those of other libraries that fail to `failed`."""
     found = []
     small = replace(case, d=min(case.d, CHECKED))
     few = inputs.make(small, 1, shared.place)
@@ -140,12 +144,12 @@ def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[
 
 
 def probed(case: Case, shared: Inputs) -> list[Timed]:
-    """torch's ways to move bytes."""
+    """Return the probes of the GPU's memory: torch's ways to move bytes."""
     return [replace(library_probes.timed(probe, case, shared), rest=0) for probe in TORCH]
 
 
 def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
-    """The cost of calls that move next to nothing, at d = 1: a launch, a launch and its result, and afflux's calls."""
+    """Time calls that move almost no data, at d = 1: a launch, a launch and its result, and afflux's calls."""
     one, two, answer = (place.filled(1, 1) for _ in range(3))
     sweep = ops.Pass(one, two, ops.Combine([one], np.ones(1)), step=ops.Sgd(0.5))
     calls: dict[str, Callable[[], object]] = {
@@ -167,7 +171,7 @@ def case_of(row: Row, d: int) -> Case:
 
 
 def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
-    """The longest d, at most the given one, at which all contenders of a row fit into memory."""
+    """Return the largest d, at most the given one, at which all contenders of a row fit into memory."""
     able = [contenders(row, compiled) for row in rows]
     kept = max(sum(c.kept(d, M) for c in own) for own in able)
     passing = max(c.temporary(d, M) for own in able for c in own)
@@ -177,13 +181,13 @@ def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
 
 
 def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled: bool, failed: list[str]) -> Any:
-    """All figures of these rows in this case; their contenders come and go row by row."""
+    """Measure these rows in this case; the contenders of a row are freed before the next row's are made."""
     shared = inputs.make(case, COPIED, place)
     tried, timed_all = probed(case, shared), []
     for row in rows:
         own = entrants(case, row, shared, compiled, failed)
         measure([*own, *tried], repeats, clock=events)
-        for timed in own:  # their memory goes; the figures stay
+        for timed in own:  # frees their memory and keeps the figures
             timed.sample = timed.prepare = lambda k: None
         timed_all += own
     return report.of_case(case, list(rows), tried, timed_all)
@@ -196,7 +200,7 @@ def run(
     rows: Sequence[str] = tuple(ROWS),
     compiled: bool = True,
 ) -> dict[str, Any]:
-    """The results of a run, as the CPU's have them, and the launches."""
+    """Run the rows; return the results in the form of the CPU's, and the times of launches."""
     chosen, notes, cases = [ROWS[name] for name in rows], [], []
     different = [row.name for row in chosen if not same_bits(row, case_of(row, CHECKED), place)]
     notes.append(f"NOT THE CPU'S BITS: {', '.join(different)}" if different else "all rows have the CPU's bits")

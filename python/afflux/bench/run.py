@@ -1,4 +1,4 @@
-"""Times the engine's operations beside torch: bytes, the machine's own limit, and the error."""
+"""Times the engine's operations and torch's, with their bytes, the machine's limit, and the errors."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,9 @@ from afflux.bench.spec.row import Asked, Row, planned
 from afflux.ops.errors import UnavailableError
 
 REPEATS, QUICK_REPEATS = 20, 3
-QUIET = 0.1  #: cores that others may take
+#: The note of a run with --quick.
+QUICK = "this was a trial (--quick): small vectors and few repeats, so its figures say nothing about speed"
+QUIET = 0.1  #: the number of cores that other programs may use without a note
 
 
 def chosen_rows(names: str) -> list[Row]:
@@ -55,7 +57,7 @@ def choose(isa: str) -> None:
 
 
 def left_out(rows: list[Row]) -> list[str]:
-    """The contenders that cannot run here, by reason."""
+    """Return the contenders that cannot run here, by reason."""
     found: dict[str, dict[str, None]] = {}
     for contender in (c for row in rows for c in row.contenders):
         if why := contender.absent():
@@ -64,7 +66,7 @@ def left_out(rows: list[Row]) -> list[str]:
 
 
 def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
-    """What other programs took of the machine while these results were found."""
+    """Return notes about the load of other programs while these results were measured."""
     found = []
     busy = max(result["cores_of_others"] or 0 for result in results)
     if busy > QUIET:
@@ -78,10 +80,13 @@ def notes_on_load(results: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def notes(rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int) -> list[str]:
-    """Conditions that make this run's figures less than they seem."""
+def notes(
+    rows: list[Row], cases: Iterable[Case], results: list[dict[str, Any]], repeats: int, quick: bool = False
+) -> list[str]:
+    """Return notes about conditions that make this run's figures less reliable."""
     small = [str(c) for c in cases if not c.warm and 4 * c.d * (c.m + 1) * c.sets < 4 * machine.last_level()]
-    found = left_out(rows)
+    found = [QUICK] if quick else []
+    found += left_out(rows)
     if small:
         found.append(f"the input sets are smaller than 4 last-level caches, so not memory speed: {'; '.join(small)}")
     found += notes_on_load(results)
@@ -121,7 +126,7 @@ def run(
     for case, sharing in plan.items():
         check_memory(case, sharing, compiled)
 
-    box = machine.describe()  # now: the load must be that of others
+    box = machine.describe()  # now, before this process adds to the load
     cases = [execute(case, sharing, repeats, compiled, quick) for case, sharing in plan.items()]
     settings: dict[str, Any] = {
         "rows": [row.name for row in selected],
@@ -132,7 +137,7 @@ def run(
         "sets": sets,
         "compile": compiled,
         "quick": quick,
-        "notes": notes(selected, plan, cases, repeats),
+        "notes": notes(selected, plan, cases, repeats, quick),
     }
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)

@@ -1,4 +1,4 @@
-"""One size of inputs: all contenders and probes are prepared, checked, timed, and freed."""
+"""One case: all contenders and probes are prepared, checked, timed, and freed."""
 
 import sys
 import time
@@ -22,12 +22,12 @@ from afflux.bench.spec.optional_torch import set_threads
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import Traffic
 
-#: (what is being done, steps of it); without a number, one step of it was done
+#: (the work that starts, its number of steps); without a number: one step of the work is done
 Step = Callable[..., None]
 
 
 def native_here() -> str:
-    """Empty, or why there are no native probes on this machine."""
+    """Return the reason why there are no native probes on this machine; empty if there are."""
     try:
         native_probes.library()
     except native_probes.MissingCompiler as missing:
@@ -36,23 +36,24 @@ def native_here() -> str:
 
 
 def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
-    """The contenders of these rows that run here."""
+    """Return the contenders of these rows that can run here."""
     return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
 
 
 def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
-    """The streams that native probes move in a case, with how many variants of each take part in the timing."""
+    """Return the streams that native probes move in a case, and how many variants of each are timed."""
     return probe_variants.wanted(case, [row.traffic(case.m) for row in rows])
 
 
 def scratch(case: Case, rows: list[Row]) -> int:
-    """How many vectors the probes write."""
+    """Return the number of vectors that the probes write."""
     return max(COPIED, probe_variants.scratch(mixes(case, rows)))
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
-    """Raises if nothing can run, or the peak does not fit: shared vectors, all contenders' state, and the largest
-    temporaries.
+    """Raise an error if no contender can run, or if the peak of memory is too high.
+
+    The peak is the shared vectors, the state of all contenders, and the largest temporaries.
     """
     contenders = [contender for _, contender in entrants(rows, compiled)]
     if not contenders:
@@ -73,7 +74,7 @@ def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int
 
 @contextmanager
 def progress(case: Case) -> Iterator[Step]:
-    """A bar for terminals. No refresh thread: it would take part in the timing."""
+    """Return a progress bar for terminals, without a refresh thread, which would disturb the timing."""
     columns = (
         TextColumn(f"{case}:"),
         TextColumn("{task.description:32}"),
@@ -94,7 +95,7 @@ def progress(case: Case) -> Iterator[Step]:
 
 
 def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool) -> list[Timed]:
-    """The native ones that came out fastest, and those of NumPy and torch."""
+    """Return the fastest native probes, and those of NumPy and torch."""
     time.sleep(REST_OF_OPENBLAS)
     found = []
     for traffic, keep in {} if native_here() else mixes(case, rows).items():
@@ -107,7 +108,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
 
 
 def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bool) -> dict[str, Any]:
-    """All figures of these rows in this case."""
+    """Measure these rows in this case; return all figures."""
     set_threads(case.threads)
     with progress(case) as step:
         shared = data.make(case, scratch(case, rows))
@@ -123,7 +124,7 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
 
 
 def measure_all(groups: Sequence[Sequence[Timed]], repeats: int, step: Step) -> dict[str, float | None]:
-    """Times these groups, and returns what other programs took of the machine meanwhile."""
+    """Time these groups; return the load of other programs meanwhile."""
     step("timing", total=repeats * sum(map(len, groups)))
     additions = AdditionTimer()
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 
 if TYPE_CHECKING:
@@ -99,6 +99,18 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def refuse_ignored(context: typer.Context, config: SimConfig) -> None:
+    """Raise ConfigError if the command line has a setting that the task does not take."""
+    from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING
+    from afflux.sim.workload.task_registry import build_task
+
+    given = [name for name in (*OF_FUNCTION, *OF_TRAINING) if is_on_command_line(context, name)]
+    # Settings that differ from their defaults are checked when a run makes its task.
+    if config.task != IMAGES and set(given) - set(config.changed()):
+        require(*EXTRA)
+        build_task(config, given)
+
+
 def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
     """Raise ConfigError if the command line has options other than `allowed` and `flag`, which resumes a run."""
     for name in context.params:
@@ -169,6 +181,34 @@ def rule_of_preset(
     if server_lr is None and rule is None and preset.server_lr is not None:
         server_lr = preset.server_lr.value
     return text, buffer_size, server_lr
+
+
+def rules_of_preset(
+    name: str, rules: list[str], default: bool, buffer_size: int | None, server_lr: float | None
+) -> tuple[list[str], int | None]:
+    """Complete the rules of `afflux compare` and their buffer size by those of a preset.
+
+    Args:
+        name: of the preset.
+        rules: of the command line, or the default ones.
+        default: whether they are the default ones; then the preset's own rule comes before them.
+        buffer_size: of the command line, which has priority.
+        server_lr: of the command line, which has priority.
+
+    Returns:
+        The rules, and the buffer size for all rules that have one.
+    """
+    preset = find_preset(name)
+    if default:
+        own = preset.rule.value
+        if preset.server_lr is not None and server_lr is None:
+            own += f":server_lr={preset.server_lr.value}"
+        rules = [own, *(rule for rule in rules if rule != parse_rule(own).name)]
+    if buffer_size is None and preset.buffer_size is not None:
+        specs = [parse_rule(rule) for rule in rules]
+        if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
+            buffer_size = preset.buffer_size.value
+    return rules, buffer_size
 
 
 def parse_workers(text: Any) -> "int | Vmap":

@@ -83,12 +83,18 @@ def tune_rules(
 ) -> None:
     """Run a grid of settings into `out`, and print its page."""
     require(*EXTRA)
-    from afflux.sim.papers.grid import parse_grid, tune
+    from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
     from afflux.sim.papers.publishing import publish
 
     axes = parse_grid(grid)
     with interrupts.deferred():
-        page, folder = publish(out, lambda measure: tune(specs, axes, seeds, config, measure), jobs, workers=workers)
+        page, folder = publish(
+            out,
+            lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
+            command(specs, axes, seeds, config),
+            jobs,
+            workers=workers,
+        )
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")
 

@@ -1,9 +1,9 @@
 """`afflux reproduce` and `afflux codecs`: tables, as Markdown, JSON and figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,7 +52,10 @@ Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of mnist.npz; default: AFFLUX_DATA.")]
 AtMost = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs; the same command continues.")]
 ResumableFolder = Annotated[
-    Path | None, typer.Option(help="Folder; default runs/<date and time>. A folder with finished runs is continued.")
+    Path | None,
+    typer.Option(
+        help="Folder; default runs/<date and time>. A folder with finished runs of the same command is continued."
+    ),
 ]
 
 app = typer.Typer(
@@ -78,6 +81,7 @@ def afl_table2(
         _publish(
             out,
             partial(afl_table2.reproduce, workers, steps, parse_seeds(seeds), data_dir),
+            {"command": "afl-table2", "workers": workers, "steps": steps, "seeds": parse_seeds(seeds)},
             jobs,
             at_most,
         )
@@ -100,6 +104,7 @@ def rules_under_delays(
         _publish(
             out,
             partial(rules_under_delays.reproduce, data, parse_seeds(seeds), data_dir),
+            {"command": "rules", "data": data, "seeds": parse_seeds(seeds)},
             jobs,
             at_most,
         )
@@ -119,7 +124,13 @@ def mf_ca2fl_in_few_bits(
         require(*EXTRA)
         from afflux.sim.papers import mf_ca2fl
 
-        _publish(out, partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir), jobs, at_most)
+        _publish(
+            out,
+            partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir),
+            {"command": "mf-ca2fl", "data": data, "seeds": parse_seeds(seeds)},
+            jobs,
+            at_most,
+        )
 
 
 def codecs(
@@ -134,14 +145,19 @@ def codecs(
         require(*EXTRA)
         from afflux.sim.papers import codec_errors
 
-        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed))
+        command = {"command": "codecs", "updates": updates or [], "seed": seed}
+        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed), command)
 
 
 def _publish(
-    out: Path | None, make: "Callable[[Measure], Page]", processes: int | None = None, at_most: int | None = None
+    out: Path | None,
+    make: "Callable[[Measure], Page]",
+    command: Mapping[str, Any],
+    processes: int | None = None,
+    at_most: int | None = None,
 ) -> None:
     from afflux.sim.papers.publishing import publish
 
-    page, folder = publish(out, make, processes, at_most)
+    page, folder = publish(out, make, command, processes, at_most)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

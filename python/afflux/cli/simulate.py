@@ -15,9 +15,11 @@ from afflux.cli.common import (
     parse_rules,
     parse_seeds,
     parse_workers,
+    refuse_ignored,
     refuse_other_options,
     report_errors,
     rule_of_preset,
+    rules_of_preset,
     split_rules,
     with_config_options,
 )
@@ -45,6 +47,8 @@ NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
   afflux compare --rules fedbuff,wkafl,fadas --paired
 
   afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1,1 --grid server_lr=.1,1 --seeds 0,1,2 --out runs/tuned
+
+  afflux compare --paper ca2fl-cnn --rules ca2fl,fedbuff --data-dir ~/data --rounds 100
 
   afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
@@ -80,6 +84,11 @@ A log never makes a rule file run: name it with --rule if you trust that file.
 
   afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
 """
+DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
+RULES_OPTION = (
+    f"Separated by commas; default {', '.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings "
+    "and buffer size; its own rule, with its server learning rate, comes first if --rules is not given."
+)
 PAIRED = (
     "All rules get the same updates: clients train from the params of the first rule. Compares only the aggregation of "
     "these updates, not how clients would learn under the other rules."
@@ -98,7 +107,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
-    "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
+    "validation part, and its best one then with all seeds on the test part. The same command with --out continues, "
+    "also with more rules, values or seeds."
 )
 WORKERS = (
     "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "
@@ -112,7 +122,9 @@ KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 @with_config_options
 def compare(
     config: SimConfig,
-    rules: Annotated[str, typer.Option(help="Separated by commas.")] = "fedbuff,fedasync,ca2fl",
+    context: typer.Context,
+    rules: Annotated[str | None, typer.Option(help=RULES_OPTION)] = None,
+    paper: Paper = None,
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
     paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
     jobs: Processes = None,
@@ -125,7 +137,11 @@ def compare(
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
-    specs = parse_rules(split_rules(rules), buffer_size=buffer_size, server_lr=server_lr)
+    chosen = DEFAULT_RULES if rules is None else split_rules(rules)
+    if paper is not None:
+        chosen, buffer_size = rules_of_preset(paper, chosen, rules is None, buffer_size, server_lr)
+    specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
+    refuse_ignored(context, config)
     if grid:
         if paired or keep_updates or tensorboard:
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
@@ -171,6 +187,7 @@ def run(
     if rule is None:
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
+    refuse_ignored(context, config)
     if store is None:
         folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
         print_results(folder, results, config)

@@ -1,1 +1,1 @@
-"""Adapters to other frameworks. `import afflux` imports none of them, and each imports its own framework alone."""
+"""Adapters to other frameworks. `import afflux` imports none of them; each adapter imports only its framework."""

@@ -1,4 +1,4 @@
-"""The configuration of APPFL's aggregator, `aggregator_kwargs`: which rule, and how the run goes on."""
+"""The configuration of APPFL's aggregator, `aggregator_kwargs`: the rule, and the settings of the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, count_of, one_of, optional
 from afflux.rules.rule import Rule
 
-#: What APPFL's trainers report of a model.
+#: The names of the values that APPFL's trainers report about a model.
 METRICS = ("pre_val_loss", "pre_val_accuracy", "val_loss", "val_accuracy")
-#: Settings without a meaning where APPFL chooses who trains.
+#: Settings without a meaning, because APPFL chooses the clients that train.
 _NO_SETTINGS = ("evaluate_every", "max_failures", "poll_interval", "retry_after", "seed")
-#: What would change the meaning of what clients send.
+#: Options that would change the meaning of the clients' models.
 _REFUSED = {
     "gradient_based": "clients send models here: set send_gradient to False",
     "use_secure_agg": "masked models do not add up in an asynchronous run",
@@ -29,15 +29,15 @@ class Aggregation:
     num_clients: int | None
     metrics: tuple[str, ...]
     loss_key: str
-    equal_weights: bool  #: whatever examples a client has
+    equal_weights: bool  #: whether all clients have equal weights, for any number of examples
     model_configs: Any
 
 
 def aggregation_of(config: Any) -> Aggregation:
-    """Reads a configuration.
+    """Read a configuration.
 
     Raises:
-        AffluxError: an option is unknown, has a wrong type or value, or asks for what no rule of afflux does.
+        AffluxError: an option is unknown, has a wrong type or value, or is supported by no rule of afflux.
     """
     given = _plain(config)
     for name, why in _REFUSED.items():
@@ -63,7 +63,7 @@ def aggregation_of(config: Any) -> Aggregation:
 
 
 def model_of(config: Any) -> Any:
-    """The model that APPFL's `model_configs` describe.
+    """Make the model that APPFL's `model_configs` describe.
 
     Raises:
         AffluxError: there are none, or they describe no model.
@@ -89,7 +89,7 @@ def model_of(config: Any) -> Any:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """A configuration of OmegaConf's, or a mapping, as a new dict."""
+    """Return a configuration of OmegaConf, or a mapping, as a new dict."""
     from omegaconf import DictConfig, OmegaConf
 
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config

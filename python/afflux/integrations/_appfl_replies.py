@@ -1,4 +1,4 @@
-"""What APPFL's clients send: a dict of arrays, and a dict of what their trainer reports. Both may hold anything."""
+"""Reads the replies of APPFL's clients: a dict of arrays, and a dict of the trainer's report. Both are untrusted."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -15,16 +15,16 @@ WEIGHT = ""
 
 
 class Last(NamedTuple):
-    """Of a client's last model."""
+    """Facts about a client's last model."""
 
-    #: Differs between models, unless a few elements and what the trainer reports agree; None: no model, or the trainer
-    #: reports no round, so that two trainings with one result look the same.
+    #: Differs between models, unless a few elements and the reports agree. None: no model, or the trainer reports no
+    #: round, so that two trainings with the same result cannot be distinguished.
     mark: int | None
-    round: int  #: how often the client has trained, as APPFL's trainers count; 1 if they do not
+    round: int  #: number of the client's trainings, as APPFL's trainers count them; 1 if they do not
 
 
 def id_of(client_id: object) -> ClientId | None:
-    """The id as the server knows it; None if it is none."""
+    """Return the client's id for the server; None if it is no valid id."""
     try:
         return plain_id(client_id)
     except AffluxError:
@@ -32,7 +32,7 @@ def id_of(client_id: object) -> ClientId | None:
 
 
 def last_of(model: Any, report: Mapping[str, Any]) -> Last:
-    """What is remembered of a client's model."""
+    """Return the facts about a client's model that are kept."""
     number = as_int(report.get("round", 1))
     return Last(_mark_of(model, report) if "round" in report and number is not None else None, number or 0)
 
@@ -51,22 +51,22 @@ def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:
 def trained_of(
     model: Any, report: Mapping[str, Any], size: Any, chosen: Aggregation, unsaved: Collection[str]
 ) -> Trained:
-    """A client's model with what is known of it.
+    """Return a client's model, with the known facts about it.
 
     Args:
         model: arrays by name.
-        report: of the trainer.
-        size: the client's number of examples; None: not known.
-        chosen: what of these counts.
+        report: the report of the trainer.
+        size: the client's number of examples; None: unknown.
+        chosen: the configuration, which determines the facts that count.
         unsaved: names of arrays that the server's model does not have.
 
     Raises:
-        ValueError: the model is no dict.
+        ValueError: the model is not a dict.
     """
     if not isinstance(model, Mapping):
         raise ValueError(f"the model is a {type(model).__name__}, must be a dict of arrays")
     arrays = {name: array for name, array in model.items() if name not in unsaved} if unsaved else model
-    if chosen.equal_weights:  # but those without examples have trained on none
+    if chosen.equal_weights:  # but clients without examples have not trained
         count = 1 if size is None else as_int(size)
         size = size if count is None else min(count, 1)
     found = {name: number for name in chosen.metrics if (number := number_of(report.get(name))) is not None}
@@ -81,5 +81,5 @@ def trained_of(
 
 
 def number_of(value: object) -> float | None:
-    """A finite number, the last one of a list, as trainers report one for each epoch; None of anything else."""
+    """Return a finite number, or the last one of a list (trainers report one per epoch); None for anything else."""
     return finite_number(zero_dim(value[-1] if isinstance(value, list | tuple) and value else value))

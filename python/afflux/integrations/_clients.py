@@ -1,7 +1,7 @@
-"""Which clients may train: their ids, their failures in a row, and how many a rule has room for.
+"""The clients that may train: their ids, their consecutive failures, and the number of clients that a rule allows.
 
-An address is what a framework sends to, such as the number of a node. The id is what the server knows the client by,
-and what cached rows are kept under. They are the same unless the adapter says otherwise.
+An address is the destination of a framework's messages, such as the number of a node. The id names the client in the
+server, for example for cached rows. Id and address are equal unless the adapter defines another id.
 """
 
 import random
@@ -14,26 +14,26 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
 
-#: The id of the client at an address: a function, or, if each reply says the id, the name that it says it under.
+#: A function from an address to the client's id; or, if each reply contains the id, the key under which it does.
 ClientKey = Callable[[ClientId], ClientId] | str
-#: A client rests 2**10 times as long as after its first failure, at most.
+#: A client rests at most 2**10 times as long as after its first failure.
 _MOST_DOUBLINGS = 10
-#: Characters of what a client says about an error that are kept and logged.
+#: The most characters of a client's error message that are kept and logged.
 MOST_REASON = 500
 
 
 class _Failures(NamedTuple):
-    times: int  #: in a row
-    until: float  #: the client rests, by the run's clock
-    reason: str  #: of the last one
+    times: int  #: number of consecutive failures
+    until: float  #: the time until which the client rests, by the run's clock
+    reason: str  #: reason of the last failure
 
 
 class Clients:
     """The clients of one run.
 
     Args:
-        server: of the run.
-        settings: likewise.
+        server: the server of the run.
+        settings: the settings of the run.
         key: the id of the client at an address; None: the address itself.
     """
 
@@ -41,18 +41,18 @@ class Clients:
         self._settings, self._key = settings, key
         self._random = random.Random(settings.seed)
         self._there: list[ClientId] = []
-        self._ids: dict[ClientId, ClientId] = {}  # by address, of those that are known
+        self._ids: dict[ClientId, ClientId] = {}  # by address, of clients whose id is known
         self._failures: dict[ClientId, _Failures] = {}  # by address
         rule = server.rule
         self._most = server.options.num_clients if rule.calibrate.cached or rule.needs.passes else None
         self._rule = rule.name
-        #: The clients that the server's state speaks of: those with a row, and those that have entered in this pass.
+        #: The clients in the server's state: those with a row, and those that have entered in this pass.
         self.known: set[ClientId] = set() if self._most is None else known_clients(server)
 
     # Ids
 
     def id_of(self, address: ClientId) -> ClientId:
-        """The id of the client at this address."""
+        """Return the id of the client at this address."""
         found = self._ids.get(address)
         if found is None:
             if self._key is None or isinstance(self._key, str):
@@ -61,11 +61,11 @@ class Clients:
         return found
 
     def identify(self, address: ClientId, client: object) -> ClientId:
-        """The id of the client whose reply from this address says that it is `client`.
+        """Return the id of the client at this address, whose reply contains the id `client`.
 
         Raises:
-            AffluxError: it says no id, another one than before, or that of another client that is there; or the rule
-                has no room for one more client.
+            AffluxError: the reply has no id, another id than before, or that of another connected client; or the rule
+                allows no further client.
         """
         if isinstance(self._key, str) and client is None:
             raise AffluxError(f"[client_key] nothing in the reply has the name {self._key!r}")
@@ -84,10 +84,10 @@ class Clients:
         return name
 
     def require_known(self) -> None:
-        """Checks that a server that goes on knows some of those that are there.
+        """Check that a resumed server knows at least one of the connected clients.
 
         Raises:
-            AffluxError: it knows none, so that what it keeps for each client would never be used again.
+            AffluxError: it knows none, so its state of each client would never be used again.
         """
         said = isinstance(self._key, str) and not all(address in self._ids for address in self._there)
         if self._there and self.known and not said and self.known.isdisjoint(map(self.id_of, self._there)):
@@ -100,16 +100,16 @@ class Clients:
 
     @property
     def source(self) -> str:
-        """Where the ids come from, in words."""
+        """A description of the source of the ids."""
         if self._key is None:
             return "its address (client_key=None)"
         return f"client_key={self._key!r}" if isinstance(self._key, str) else "a function of its address"
 
     def require_source(self, before: str | None) -> None:
-        """Checks that replies name clients as in the run that the server goes on from; None: it is not known how.
+        """Check that replies name clients as before the resumption; `before` is None if the earlier source is unknown.
 
         Raises:
-            AffluxError: they do not, and the server's state speaks of clients.
+            AffluxError: they do not, and the server's state contains clients.
         """
         if isinstance(self._key, str) and self.known and before not in (None, self.source):
             raise AffluxError(
@@ -119,18 +119,18 @@ class Clients:
 
     @property
     def are_kept(self) -> bool:
-        """Whether the rule keeps something for each client."""
+        """Whether the rule keeps state for each client."""
         return self._most is not None
 
     # Choice
 
     @property
     def there(self) -> int:
-        """How many are there."""
+        """The number of connected clients."""
         return len(self._there)
 
     def are(self, addresses: Iterable[ClientId]) -> None:
-        """These are there now."""
+        """Set the addresses of the connected clients."""
         self._there = list(addresses)
         gone = self._failures.keys() - set(self._there)
         for address in gone:
@@ -139,7 +139,7 @@ class Clients:
             del self._ids[address]
 
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
-        """Addresses of at most this many clients, drawn from those that are not busy and do not rest."""
+        """Draw the addresses of at most `count` clients that are not busy and do not rest."""
         idle = [address for address in self._there if address not in busy]
         if self._failures:
             idle = [address for address in idle if not self._rests(address, now)]
@@ -152,7 +152,7 @@ class Clients:
         return failed is not None and now < failed.until
 
     def _with_room(self, idle: list[ClientId], count: int, busy: Collection[ClientId]) -> list[ClientId]:
-        """The first of these that the rule has room for."""
+        """Return the first of these addresses that the rule allows."""
         assert self._most is not None
         taken = self.known | {self.id_of(address) for address in busy}
         kept: list[ClientId] = []
@@ -167,7 +167,7 @@ class Clients:
     # Failures
 
     def succeeded(self, address: ClientId, client: ClientId, *, joined: bool) -> None:
-        """A reply was no failure; perhaps it joined."""
+        """Record a reply that was no failure; `joined`: it has joined."""
         self._failures.pop(address, None)
         if self._key is not None:
             self._ids[address] = client
@@ -175,17 +175,17 @@ class Clients:
             self.known.add(client)
 
     def failed(self, address: ClientId, reason: str, took: float, now: float) -> None:
-        """A client has failed, or has not replied, after this many seconds."""
+        """Record that a client has failed, or has not replied, after `took` seconds."""
         before = self._failures.get(address)
         count = 1 if before is None else before.times + 1
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
         self._failures[address] = _Failures(count, now + rest, reason[:MOST_REASON])
 
     def require_some_of_use(self) -> None:
-        """Checks that not all clients fail.
+        """Check that not all clients fail.
 
         Raises:
-            RuntimeError: all that are there have failed max_failures times in a row.
+            RuntimeError: all connected clients have failed max_failures times in a row.
         """
         if len(self._failures) < len(self._there) or not self._there:
             return
@@ -199,7 +199,7 @@ class Clients:
 
 
 def known_clients(server: Server) -> set[ClientId]:
-    """The clients that a server's state speaks of by their ids."""
+    """Return the ids of the clients in a server's state."""
     rows, passes = server.rows, server._aggregator.admission.state.passes
     found: set[ClientId] = set() if rows is None else set(rows.client_ids)
     return found if passes is None else found | set(passes.order[: passes.entered])

@@ -1,11 +1,11 @@
-"""What the adapters share: the server, which clients train, what becomes of their replies, and resuming after a crash.
+"""The common part of the adapters: the server, the assignments of clients, their replies, and resuming after a crash.
 
-An adapter translates messages. For each client that shall train it calls `assign`, sends the task's params, and calls
-`sent` with the key by which its framework names the reply. Each reply goes to `receive`, each error to `fail`, and
-`expire` ends the assignments whose time is over. None of these calls raises because of what a client has sent; a lack
-of memory, and an error of the store, are the server's own, and `receive` raises them.
+An adapter translates messages. To let a client train, it calls `assign`, sends the task's params, and calls `sent` with
+the key of the expected reply. It passes each reply to `receive` and each error to `fail`; `expire` ends the assignments
+that exceed the timeout. The content of a client's message never makes these calls raise. `receive` raises errors of the
+server itself: a lack of memory, or an error of the store.
 
-A framework that a loop drives has one in _loop.py; a framework that calls the adapter uses `TrainingRun` itself.
+Adapters with a loop use _loop.py. An adapter whose framework calls it uses `TrainingRun` directly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,58 +32,57 @@ from afflux.rules.rule import ClientId, Rule
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
-#: What becomes of a reply that is of some step, and of one that is of no use.
+#: The statuses of replies that are part of a step, and of replies that are not.
 JOINED = ("joined", "replaced", "deferred")
 NO_USE = ("faulty", "expired", "empty")
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a reply says. Whatever of it is wrong is the client's fault."""
+    """The content of a reply, which may be invalid."""
 
-    arrays: Arrays  #: the model, by name
-    num_examples: Any = None  #: as for `Server.push`; None: not known
-    loss: Any = None  #: what is no finite number counts as not known
-    client_lr: Any = None  #: None: as the settings say
-    local_steps: Any = None  #: likewise
+    arrays: Arrays  #: the arrays of the model, by name
+    num_examples: Any = None  #: as for `Server.push`; None: unknown
+    loss: Any = None  #: anything but a finite number counts as unknown
+    client_lr: Any = None  #: None: that of the settings
+    local_steps: Any = None  #: None: that of the settings
     metrics: Metrics | None = None  #: kept until the next step, if the reply joins
-    client: Any = None  #: the client's id, if replies say it (client_key is a str)
-    delta: bool = False  #: `arrays` is what the client added to the model that it was sent, buffers included
+    client: Any = None  #: the client's id, if replies contain it (client_key is a str)
+    delta: bool = False  #: whether `arrays` is the difference from the model that was sent, with buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A client that trains."""
+    """The assignment of a client that trains."""
 
     task: Task
     address: ClientId
-    start: float  #: by the run's clock
-    pulled: Pulled | None = None  #: an older version than the task's, which the client has instead
+    start: float  #: its start, by the run's clock
+    pulled: Pulled | None = None  #: an older version than the task's, from which the client trains instead
 
 
 class TrainingRun:
     """A server, the clients that train for it, and the replies since its last step.
 
     Args:
-        rule: of the server.
+        rule: the rule of the server.
         arrays: the initial model: arrays by name, or a torch module; see `open_server`.
-        settings: of the run.
-        num_clients: that are there at the start: the concurrency and the server's num_clients, where the settings do
-            not say them.
-        timeout: where the settings do not say it.
-        key: the ids of clients that the framework addresses otherwise.
-        clock: seconds; of a framework with a virtual time, that time.
+        settings: the settings of the run.
+        num_clients: number of clients at the start; the default of the concurrency and of the server's num_clients.
+        timeout: the default of the settings' timeout.
+        key: the source of the clients' ids, if they are not the addresses.
+        clock: returns seconds; the virtual time, if the framework has one.
 
     Attributes:
-        server: takes the replies.
+        server: the server to which replies are pushed.
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
-        slowest: seconds that a reply took at most.
-        clock: of the run.
-        report: of the last step of this run.
+        slowest: the longest duration of a reply, in seconds.
+        clock: the clock of the run.
+        report: the report of the last step of this run.
 
     Raises:
-        AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server, or is
-            damaged; `arrays` are no arrays by name. No store stays open then.
+        AffluxError, StoreError: the rule does not fit the model or the options; the store belongs to another server, or
+            is damaged; `arrays` are not arrays by name. No store stays open then.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class TrainingRun:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many replies ended in each way: `Server.counts`, and `lost`."""
+        """The number of replies by outcome: `Server.counts`, and `lost`."""
         return {**self.server.counts, **self.lost}
 
     # Clients that train
@@ -133,28 +132,33 @@ class TrainingRun:
         return list(self._assigned)
 
     def address_of(self, key: str) -> ClientId | None:
-        """Where the task went whose reply has this key; None if it is not open."""
+        """Return the address of the assignment with this key; None if it is not open."""
         assigned = self._assigned.get(key)
         return None if assigned is None else assigned.address
 
     def version_of(self, key: str) -> Pulled | None:
-        """The version that a client trains from; None if its assignment is not open, or the version no longer held."""
+        """Return the version that a client trains from; None if its assignment or the version no longer exists."""
         assigned = self._assigned.get(key)
         return None if assigned is None else _base_of(assigned)
 
     def choose(self) -> list[ClientId]:
-        """Addresses to send a task to: as many as may train, of `clients` that are there, idle and do not rest."""
+        """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
         free = self.concurrency - len(self._assigned)
         return self.clients.choose(free, self.busy, self.clock()) if free > 0 else []
 
     def assign(self, address: ClientId) -> Task:
-        """A task for the client at this address, of the newest version."""
+        """Open a task of the newest version for the client at this address."""
         return self.server.checkout(self.clients.id_of(address), lease=self._lease)
 
     def sent(self, key: str | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
-        """The task was sent to this address (None: that of the client), and the reply to it will have this key; None:
-        it could not be sent. `pulled` is what the client has in the place of the task's version, if it got that before
-        its id was known.
+        """Record that a task was sent.
+
+        Args:
+            key: the key of the reply; None: the task could not be sent.
+            task: the task.
+            address: the destination; None: the client's id.
+            pulled: the version that the client trains from instead of the task's, if it got that version before its
+                id was known.
         """
         where = task.client if address is None else address
         if key is None:
@@ -167,14 +171,14 @@ class TrainingRun:
     # Replies
 
     def receive(self, key: str, read: Callable[[], Trained]) -> Receipt | None:
-        """Pushes a client's model.
+        """Push a client's model.
 
         Args:
-            key: of the reply.
-            read: reads the reply; what it raises is the client's fault.
+            key: the key of the reply.
+            read: reads the reply; an exception that it raises counts as a failure of the client.
 
         Returns:
-            What became of the reply; None if its key has no open assignment, as for the second of two replies.
+            The receipt; None if the key has no open assignment, as for the second of two replies.
         """
         assigned = self._assigned.pop(key, None)
         if assigned is None:
@@ -195,7 +199,7 @@ class TrainingRun:
             task.cancel()
         client = said.get("client", task.client)
         if receipt.status == "expired" and readable and base is None:
-            pass  # the client is slow: no failure, as a reply that is dropped
+            pass  # the client is slow: no failure, like a reply that is dropped
         elif receipt.status in NO_USE:
             self._failed(assigned, receipt.reason or receipt.status)
         else:
@@ -206,7 +210,7 @@ class TrainingRun:
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
-        """What the server is to push for a reply; raises what is wrong with the reply."""
+        """Return the arguments of the push of a reply; raises an error for an invalid reply."""
         task = assigned.task
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:
@@ -218,7 +222,7 @@ class TrainingRun:
         }
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
-            said["task"] = task  # "expired": what the client has is not known any more
+            said["task"] = task  # "expired": the version that the client trained from is no longer known
             task.cancel()
         elif assigned.pulled is None and client == task.client:
             said["task"] = task
@@ -231,7 +235,7 @@ class TrainingRun:
         return said if buffers is None else {**said, "buffers": buffers}
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
-        """What turns an update into a gradient, for a rule of gradients."""
+        """Return the arguments that convert an update to a gradient, for rules that take gradients."""
         if not self._needs_rate:
             return {}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
@@ -247,7 +251,7 @@ class TrainingRun:
             self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
-        """The client's own values of the model's buffers, from what it added to them."""
+        """Return the client's values of the model's buffers, from its differences."""
         layout = self.server.layout
         if layout is None or not layout.buffers:
             return None
@@ -255,7 +259,7 @@ class TrainingRun:
         return base.buffers + layout.flatten_buffers(delta)
 
     def fail(self, key: str, reason: str = "error") -> None:
-        """The client has failed, or will never reply."""
+        """Record that the client has failed, or will never reply."""
         assigned = self.cancel(key)
         if assigned is not None:
             self.lost["failed"] += 1
@@ -263,15 +267,15 @@ class TrainingRun:
             self._failed(assigned, reason)
 
     def note_duration(self, start: float) -> None:
-        """The reply has come to what was sent at this time of the clock."""
+        """Record the duration of a reply to a task that was sent at this time of the clock."""
         self.slowest = max(self.slowest, self.clock() - start)
 
     def poll(self) -> None:
-        """Makes the step that `flush_after` asks for, if there is one."""
+        """Make the step that `flush_after` requires, if one is due."""
         self.report = self.server.poll() or self.report
 
     def expire(self) -> list[str]:
-        """Ends the assignments that exceed the timeout; returns their keys."""
+        """End the assignments that exceed the timeout; return their keys."""
         now = self.clock()
         overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
         for key in overdue:
@@ -286,40 +290,40 @@ class TrainingRun:
         self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
     def cancel(self, key: str) -> Assignment | None:
-        """Ends an assignment, if it is open; returns it."""
+        """End an assignment, if it is open; return it."""
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
         return assigned
 
     def end(self) -> None:
-        """Ends all assignments."""
+        """End all assignments."""
         for key in self.keys:
             self.cancel(key)
 
     def take_metrics(self) -> list[Metrics]:
-        """The metrics of the replies that joined since the last call, but for those of a later step."""
+        """Return the metrics of the replies that joined since the last call, without those of a later step."""
         waiting = self.waiting()
         taken = [own for join, (_, own) in self._metrics.items() if join not in waiting]
         self._metrics = {join: own for join, own in self._metrics.items() if join in waiting}
         return taken
 
     def waiting(self) -> dict[int, ClientId]:
-        """The clients of the arrivals that are of no step yet, by the number of the join."""
+        """Return the clients of the arrivals that wait for a step, by the number of the join."""
         state = self.server._aggregator.admission.state
         return {each.join: each.client_id for each in (*state.arrivals(), *state.deferred())}
 
     # Checkpoints
 
     def checkpoint(self, notes: Mapping[str, Any]) -> None:
-        """Commits the server and the adapter's notes, JSON-able; nothing without a store."""
+        """Commit the server and the adapter's notes, JSON-able; without a store, do nothing."""
         if self.settings.store is not None:
             metrics = {str(join): dict(own) for join, (_, own) in self._metrics.items()}
             shared = {"adapter": self._adapter, "client_key": self.clients.source, "lost": self.lost}
             self.server.checkpoint({**shared, "metrics": metrics, "own": notes})
 
     def close(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Closes the store, after a last checkpoint with these notes; with None it stays at its last commit."""
+        """Close the store, after a last checkpoint with these notes; with None it stays at its last commit."""
         if self.settings.store is not None:
             try:
                 if notes is not None:
@@ -329,7 +333,7 @@ class TrainingRun:
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """Closes the store if an error is raised within."""
+        """Close the store if the block raises an error."""
         try:
             yield
         except BaseException:
@@ -337,7 +341,7 @@ class TrainingRun:
             raise
 
     def resume(self, schema: Any, *, adapter: str = "") -> Any:
-        """Goes on after the last checkpoint; tasks of then are cancelled, for no framework delivers their replies now.
+        """Continue from the last checkpoint. Its open tasks are cancelled, because no framework delivers their replies.
 
         Args:
             schema: the type of the adapter's notes, a dict.
@@ -347,8 +351,8 @@ class TrainingRun:
             The notes of the last checkpoint; an empty dict if there are none.
 
         Raises:
-            AffluxError: the notes of the store are those of another program, or its clients had ids from another
-                source. The store is closed then.
+            AffluxError: the notes of the store belong to another program, or its clients had ids from another source.
+                The store is then closed.
         """
         with self.closed_on_error():
             notes = self.server.notes if self.settings.store is not None else None
@@ -371,17 +375,17 @@ class TrainingRun:
 
 
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint stores beside the server."""
+    """The data that a checkpoint stores in addition to the server."""
 
     lost: dict[Literal["unknown", "failed", "overdue"], int] = {}
-    metrics: dict[int, dict[str, Any]] = {}  #: of the arrivals that wait, by the number of the join
-    adapter: str = ""  #: its name; empty: not known
-    client_key: str | None = None  #: the source of the clients' ids, in words; None: not known
-    own: dict[str, Any] = {}  #: the adapter's
+    metrics: dict[int, dict[str, Any]] = {}  #: metrics of waiting arrivals, by join
+    adapter: str = ""  #: its name; empty: unknown
+    client_key: str | None = None  #: description of the source of the clients' ids; None: unknown
+    own: dict[str, Any] = {}  #: the adapter's own notes
 
 
 def _base_of(assigned: Assignment) -> Pulled | None:
-    """The version that a reply was trained from; None if it is no longer held."""
+    """Return the version from which a reply was trained; None if it is no longer held."""
     try:
         return assigned.pulled or assigned.task.pulled
     except AffluxError:

@@ -1,4 +1,4 @@
-"""What FLGo's options say for the adapter: the rule, and what has no meaning here."""
+"""Reads FLGo's options for the adapter: the rule, and options without a meaning here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from afflux.rules.rule import Rule
 
 
 def refuse_flgo_options(option: Mapping[str, Any]) -> None:
-    """Raises AffluxError for options of FLGo that have no meaning for the adapter."""
+    """Raise AffluxError for options of FLGo that have no meaning for the adapter."""
     for name in ("save_checkpoint", "load_checkpoint"):
         if option.get(name):
             raise AffluxError(f"[flgo] {name} keeps the model alone: give algorithm(rule, store=...) instead")
@@ -20,10 +20,10 @@ def refuse_flgo_options(option: Mapping[str, Any]) -> None:
 
 
 def rule_of_option(given: Any, num_clients: int) -> Rule:
-    """The rule itself, or the one of a configuration: {"name": ..., ...options}, or what `Rule.to_config` gives.
+    """Return a rule, or make that of a configuration: {"name": ..., ...options}, or the result of `Rule.to_config`.
 
     Raises:
-        AffluxError: it is neither, an option is unknown or has a wrong type or value, or no step would be made.
+        AffluxError: it is neither, an option is unknown or has a wrong type or value, or no step could be made.
     """
     if isinstance(given, Mapping) and "name" in given and "part" not in given:
         options = dict(given)

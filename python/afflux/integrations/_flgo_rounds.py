@@ -1,4 +1,4 @@
-"""Rounds of an FLGo server whose steps are made by an `afflux.Server`: one for each step, stored, and gone on from."""
+"""Rounds of an FLGo server whose steps an `afflux.Server` makes: one round for each step, stored and resumed."""
 
 import json
 from typing import Any, Literal, get_args
@@ -8,29 +8,29 @@ from flgo.algorithm.asyncbase import AsyncServer
 
 from afflux.integrations._core import TrainingRun
 
-#: What FLGo's loggers keep of early stopping.
+#: The variables of early stopping in FLGo's loggers.
 _EarlyStop = Literal["_es_best_score", "_es_best_round", "_es_patience", "_es_counter"]
 
 
 class Notes(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint keeps of a run, beside the server."""
+    """The data of a run that a checkpoint stores in addition to the server."""
 
-    round: int = -1  #: the last one that was logged; -1: there is no checkpoint
-    begun: int = 0  #: the last one that had begun, with this learning rate
+    round: int = -1  #: the last round that was logged; -1: there is no checkpoint
+    begun: int = 0  #: the last round that had begun, with this learning rate
     time: float = 0.0
     learning_rate: float = 0.0
     early_stop: dict[_EarlyStop, float | None] = {}
-    output: dict[str, list[Any] | dict[str, Any]] = {}  #: the logger's, but for FLGo's options
+    output: dict[str, list[Any] | dict[str, Any]] = {}  #: the logger's output, without FLGo's options
 
 
 class StoredRounds(AsyncServer):
-    """FLGo's asynchronous server as far as it counts, logs and stores rounds."""
+    """The part of FLGo's asynchronous server that counts, logs and stores rounds."""
 
     training: TrainingRun
     _resumed: Notes
 
     def run(self) -> None:
-        """Runs until FLGo's exit condition holds; then closes the store, after a last checkpoint."""
+        """Run until FLGo's exit condition holds; then close the store, after a last checkpoint."""
         try:
             super().run()
         finally:
@@ -38,7 +38,7 @@ class StoredRounds(AsyncServer):
             self.training.close(self._notes(self.current_round - 1))
 
     def _end_round(self) -> None:
-        """What `run` does after a round; it does so itself for the last one of each moment of FLGo's clock."""
+        """End a round as FLGo's `run` does. `run` itself ends the last round of each moment of FLGo's clock."""
         logger = self.gv.logger
         logger.info(f"--------------Round {self.current_round}--------------")
         if logger.check_if_log(self.current_round, self.eval_interval):
@@ -53,7 +53,7 @@ class StoredRounds(AsyncServer):
         self.global_lr_scheduler(self.current_round)
 
     def _notes(self, logged: int) -> dict[str, Any]:
-        """`Notes` as plain data; `logged` is the last round that was logged."""
+        """Return `Notes` as plain data; `logged` is the last round that was logged."""
         logger = self.gv.logger
         stop = {name: getattr(logger, name) for name in get_args(_EarlyStop)}
         return {
@@ -66,11 +66,11 @@ class StoredRounds(AsyncServer):
         }
 
     def _save_checkpoint(self) -> None:
-        """FLGo calls it every `check_interval` rounds, after it has logged the round."""
+        """Save a checkpoint. FLGo calls this method every `check_interval` rounds, after it has logged the round."""
         self.training.checkpoint(self._notes(self.current_round))
 
     def _load_checkpoint(self) -> bool:
-        """FLGo calls it first in `run`; whether the newest model needs no evaluation."""
+        """Load the last checkpoint; return whether the newest model needs no evaluation. Called first in `run`."""
         notes, logger, clock, version = self._resumed, self.gv.logger, self.gv.clock, self.training.server.version
         if notes.round < 0:
             return False
@@ -88,7 +88,7 @@ class StoredRounds(AsyncServer):
 
 
 def _is_kept(value: object) -> bool:
-    """Whether a logger's variable is a list or a dict that JSON can hold."""
+    """Return whether a logger's variable is a list or a dict that JSON can represent."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The mean over the metrics of nodes, without the replies that do not go with the others."""
+"""The mean of the metrics of nodes, without replies whose form differs from the others."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -16,15 +16,17 @@ def mean_of(
     weight: str,
     mean: Callable[[list[Any]], MetricRecord | None],
 ) -> MetricRecord | None:
-    """The mean over these replies. If `mean` raises, that over the largest number of them whose contents have the same
-    form: one MetricRecord with `weight`, and with the same names and lengths.
+    """Return the mean over these replies.
+
+    If `mean` raises, return the mean over the largest group of replies of the same form: one MetricRecord with
+    `weight`, and with the same names and lengths.
 
     Returns:
         The mean. None, with a reason in the log, if there is none.
     """
     try:
         return mean(replies) if replies else None
-    except Exception:  # what nodes say need not go together
+    except Exception:  # the contents of nodes may differ in form
         alike = _most_alike(replies, contents, weight)
     try:
         found = mean(alike)
@@ -36,7 +38,7 @@ def mean_of(
 
 
 def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str) -> list[Any]:
-    """The replies of the most frequent form; all of them, if none has a form."""
+    """Return the replies of the most frequent form; all replies, if none has a form."""
     alike = defaultdict(list)
     for reply, content in zip(replies, contents, strict=True):
         found = [(key, record) for key, record in content.items() if isinstance(record, MetricRecord)]
@@ -44,6 +46,6 @@ def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str)
         form = frozenset((name, len(value) if isinstance(value, list) else None) for name, value in values)
         if len(found) == 1 and (weight, None) in form:
             alike[found[0][0], form].append(reply)
-    # Of two forms that are as frequent, the one of fewer numbers.
+    # Of two equally frequent forms, the one with fewer numbers.
     sizes = {key: (len(alike[key]), -sum(length or 1 for _, length in key[1])) for key in alike}
     return alike[max(sizes, key=sizes.__getitem__)] if alike else replies

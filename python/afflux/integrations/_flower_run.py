@@ -23,37 +23,37 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-#: What a checkpoint keeps of a `Result`, and of how many steps, so that its cost does not grow with the run.
+#: The fields of a `Result` that a checkpoint keeps, and the number of steps, so that its cost stays constant.
 _History = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
 _STEPS_KEPT = 1000
 _Notes = dict[_History, dict[int, dict[str, int | float | list[int | float]]]]
-#: Steps whose evaluations by nodes go on at the same time.
+#: The most steps whose evaluations by nodes run at the same time.
 _MOST_STEPS = 100
-#: Seconds that the end of a run waits for evaluations, at least; or 3 times as long as its slowest reply took, since a
-#: node may have to train and then to evaluate two versions.
+#: The least number of seconds that the end of a run waits for evaluations; or 3 times the duration of its slowest
+#: reply, because a node may have to train and then to evaluate two versions.
 _LEAST_WAIT = 10.0
 
 
 class _Asked(NamedTuple):
     step: int
     node: int | None  #: None: the Grid gives messages other ids
-    start: float  #: by the run's clock
+    start: float  #: its start, by the run's clock
 
 
 @dataclass(eq=False)
 class FlowerTransport(Transport):
     """The nodes of a Grid, which train and evaluate; the metrics go to `strategy.result`.
 
-    A node that has not replied to an evaluation is not asked for another one until its time is over, except for that of
-    the last step. So at most two evaluations of each node are open, however many steps are made.
+    A node that has not replied to an evaluation gets no other one before its timeout, except for that of the last step.
+    So each node has at most two open evaluations, for any number of steps.
     """
 
     strategy: Any  #: an AsyncStrategy, whose module imports this one
     grid: Grid
     training: TrainingRun
-    train_config: ConfigRecord  #: sent to the nodes that train
-    evaluate_config: ConfigRecord  #: sent to the nodes that evaluate
-    evaluate_fn: EvaluateFn | None  #: evaluates a version here
+    train_config: ConfigRecord  #: configuration for the nodes that train
+    evaluate_config: ConfigRecord  #: configuration for the nodes that evaluate
+    evaluate_fn: EvaluateFn | None  #: evaluates a version on the server
     last: int  #: the step that ends the run
     asked: dict[str, _Asked] = field(default_factory=dict)  #: evaluations without a reply, by the key of the reply
     evaluated: dict[int, list[Message]] = field(default_factory=dict)  #: replies by step, of steps that have not ended
@@ -69,20 +69,20 @@ class FlowerTransport(Transport):
     # Messages
 
     def clients(self) -> Iterable[ClientId]:
-        """The ids of the nodes."""
+        """Return the ids of the nodes."""
         return sorted(self.grid.get_node_ids())
 
     def send(self, address: ClientId, task: Task) -> str | None:
-        """Pushes a message."""
+        """Push a message; return its id, or None."""
         strategy, step = self.strategy, task.version + 1
         config = ConfigRecord({**self.train_config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout
         message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
-        return next(iter(self.grid.push_messages([message])), None) or None  # none or "" for a node that has gone
+        return next(iter(self.grid.push_messages([message])), None) or None  # none or "" for a node that has left
 
     def replies(self, keys: list[str]) -> Iterable[Reply]:
-        """Those of nodes that train; those of nodes that evaluate are kept here."""
+        """Return the replies of nodes that train; store those of nodes that evaluate."""
         found = []
         for key, message, error in self._pulled([*keys, *self.asked]):
             if key in self.asked:
@@ -93,14 +93,14 @@ class FlowerTransport(Transport):
         return found
 
     def _pulled(self, keys: list[str]) -> list[tuple[str, Message | None, str | None]]:
-        """The messages that have come, each with the key of what it replies to, and its error, if it is one.
+        """Pull the messages that have arrived, each with the key of the message that it answers, and its error, if any.
 
-        What a message is about says the key, not its type: an error of Flower's own is of the type "system".
+        The key identifies the answered message, not the type: Flower's own errors have the type "system".
         """
         try:
             messages = list(self.grid.pull_messages(keys)) if keys else []
         except Exception as failure:
-            list(self.grid.get_node_ids())  # raises, too, if it is not about a message
+            list(self.grid.get_node_ids())  # also raises if the error does not concern a message
             if len(keys) == 1:
                 return [(keys[0], None, f"its message cannot be read: {failure!r}")]
             found = [pulled for key in keys for pulled in self._pulled([key])]
@@ -112,7 +112,7 @@ class FlowerTransport(Transport):
     # Training
 
     def _trained(self, message: Message) -> Trained:
-        strategy, records = self.strategy, list(message.content.values())  # its own lists by kind take 10 us each
+        strategy, records = self.strategy, list(message.content.values())  # its lists by kind take 10 us each
         arrays = [record for record in records if isinstance(record, ArrayRecord)]
         metrics = [record for record in records if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) > 1:
@@ -133,7 +133,7 @@ class FlowerTransport(Transport):
         )
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
-        """Aggregates the metrics."""
+        """Aggregate the metrics."""
         key, aggregate = self.strategy.weighted_by_key, self.strategy.train_metrics_aggr_fn
         records = [RecordDict({"metrics": MetricRecord(dict(own))}) for own in metrics]
         mean = mean_of(f"Metrics of step {step}", records, records, key, lambda some: aggregate(some, key))
@@ -144,7 +144,7 @@ class FlowerTransport(Transport):
     # Evaluation
 
     def evaluate(self, step: int) -> None:
-        """Evaluates here, and asks nodes to, beside their training."""
+        """Evaluate on the server, and send evaluations to nodes, in parallel with training."""
         arrays = self.arrays(self.training.server.pull())
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, arrays)
         if not (metrics is None or isinstance(metrics, MetricRecord)):
@@ -166,10 +166,10 @@ class FlowerTransport(Transport):
                 self.evaluated.setdefault(step, [])
 
     def _evaluations_of(self, step: int, arrays: ArrayRecord) -> list[Message] | str:
-        """Messages to the nodes that `configure_evaluate` chooses, and that are free; or why no node is to evaluate."""
+        """Return messages to the free nodes that `configure_evaluate` chooses; or the reason why no node evaluates."""
         strategy, is_last = self.strategy, step >= self.last
         there, least = len([*self.grid.get_node_ids()]), max(strategy.min_available_nodes, strategy.min_evaluate_nodes)
-        if strategy.fraction_evaluate and there < least:  # FedAvg would wait for them, and training with it
+        if strategy.fraction_evaluate and there < least:  # FedAvg would wait for these nodes, and block training
             return f"{there} are there, of {least}"
         if len(self.evaluated) >= _MOST_STEPS and not is_last:
             oldest = next(iter(self.evaluated))
@@ -193,7 +193,7 @@ class FlowerTransport(Transport):
             self.evaluated[asked.step].append(message)
 
     def _end_evaluations(self, seconds: float) -> None:
-        """Waits no longer than this for a reply, and ends the steps that wait for none."""
+        """End the evaluations that have waited longer than `seconds`, and the steps without open evaluations."""
         now = self.training.clock()
         for key, (step, node, start) in [*self.asked.items()]:
             if now - start >= seconds:
@@ -211,7 +211,7 @@ class FlowerTransport(Transport):
             log(INFO, "%s by nodes: %s", what, mean)
 
     def finish(self) -> None:
-        """Waits for the evaluations that go on, but not long for nodes that do not reply."""
+        """Wait for the open evaluations, but only a limited time for nodes that do not reply."""
         training = self.training
         until = training.clock() + min(training.timeout, max(_LEAST_WAIT, 3 * training.slowest))
         self.replies([])
@@ -223,12 +223,12 @@ class FlowerTransport(Transport):
     # Checkpoints
 
     def notes(self) -> Mapping[str, Any]:
-        """The history of the newest steps."""
+        """Return the history of the newest steps."""
         history = {name: reversed(getattr(self.strategy.result, name).items()) for name in get_args(_History)}
         return {name: {step: dict(own) for step, own in islice(each, _STEPS_KEPT)} for name, each in history.items()}
 
     def restore(self, notes: _Notes) -> None:
-        """Takes over a history."""
+        """Restore a history."""
         for name, kept in notes.items():
             getattr(self.strategy.result, name).update({step: MetricRecord(kept[step]) for step in sorted(kept)})
 
@@ -238,11 +238,11 @@ def _error_of(message: Message) -> str | None:
 
 
 def model_of(record: ArrayRecord) -> dict[str, Any]:
-    """The arrays of a record by name, read-only views of its bytes."""
+    """Return the arrays of a record by name, as read-only views of its bytes."""
     return {name: array_of(array.data, array.dtype) for name, array in record.items()}
 
 
 def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
-    """A record of these arrays, copied once."""
-    kind = "numpy.ndarray"  # what Flower calls bytes in NumPy's file format
+    """Return a record of these arrays, copied once."""
+    kind = "numpy.ndarray"  # Flower's name for bytes in NumPy's file format
     return ArrayRecord({name: Array(str(a.dtype), a.shape, kind, bytes_of(a)) for name, a in arrays.items()})

@@ -1,4 +1,4 @@
-"""The loop of a framework that sends messages: it keeps clients training until the server has made so many steps."""
+"""The loop for frameworks that send messages: clients train until the server has made a number of steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
 
-#: Seconds between two looks for clients that have come or gone.
+#: Seconds between two checks for clients that have connected or left.
 _CLIENTS_EVERY = 2.0
 
 
@@ -21,69 +21,72 @@ _CLIENTS_EVERY = 2.0
 class Reply:
     """A reply to a task."""
 
-    key: str  #: what `Transport.send` returned
-    read: Callable[[], Trained]  #: what it raises is the client's fault
+    key: str  #: the result of `Transport.send`
+    read: Callable[[], Trained]  #: an exception that it raises counts as a failure of the client
     error: str | None = None  #: the client has failed, or will never reply; `read` is not called
 
 
 class Transport(ABC):
-    """How a framework reaches its clients. Methods raise for failures of the framework only; those end the run."""
+    """The messages between a framework and its clients. Methods raise only for failures that end the run."""
 
-    #: Of the adapter: a store goes on with the adapter that has made it.
+    #: Name of the adapter: only the adapter that made a store can resume it.
     name = ""
-    #: Of the framework, so that lines go where its users look.
+    #: The framework's logger, so that its users find the lines.
     logger: Logger = getLogger("afflux")
     #: The type of `notes`, for msgspec.
     schema: Any = dict[str, Any]
 
     @abstractmethod
     def clients(self) -> Iterable[ClientId]:
-        """The addresses of the clients that are there."""
+        """Return the addresses of the connected clients."""
 
     @abstractmethod
     def send(self, address: ClientId, task: Task) -> str | None:
-        """Sends `task.pulled`; returns the key of the reply, or None if the client cannot be reached."""
+        """Send `task.pulled`; return the key of the reply, or None if the client cannot be reached."""
 
     @abstractmethod
     def replies(self, keys: list[str]) -> Iterable[Reply]:
-        """The replies to these that have come. Does not wait."""
+        """Return the replies with these keys that have arrived, without waiting."""
 
     def wait(self, seconds: float) -> None:
-        """Waits until a reply may have come, for so many seconds at most."""
+        """Wait until a reply may have arrived, for at most `seconds`."""
         sleep(seconds)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
-        """The server has made this step, of replies with these metrics. Called once for each step that is seen.
+        """Handle a step that the server has made; `metrics` are those of its replies.
+
+        Called once for each step that the loop finds.
 
         Returns:
-            What the log says of the metrics.
+            The text about the metrics for the log.
         """
         return ""
 
     def evaluate(self, step: int) -> None:  # noqa: B027
-        """Evaluates the newest version, which is of this step. Called every `evaluate_every` steps and at the end."""
+        """Evaluate the newest version, that of this step. Called every `evaluate_every` steps and at the end."""
 
     def finish(self) -> None:  # noqa: B027
-        """The last step is made and evaluated. Waits for what goes on beside training."""
+        """Wait for work beside training. Called after the last step was made and evaluated."""
 
     def notes(self) -> Mapping[str, Any]:
-        """What a checkpoint stores of the adapter, JSON-able."""
+        """Return the adapter's data for a checkpoint, JSON-able."""
         return {}
 
     def restore(self, notes: Any) -> None:  # noqa: B027
-        """Takes over the notes of the last checkpoint, which are of the type `schema`."""
+        """Restore the notes of the last checkpoint, which have the type `schema`."""
 
 
 class Loop:
-    """Keeps clients training. A context manager, which closes the store, whatever happens, after a last checkpoint if
-    that can be made.
+    """Gives tasks to clients and pushes their replies.
+
+    A context manager: it always closes the store at the end, after a last checkpoint if possible.
 
     Args:
         training: the server and its clients; closed if an error is raised here.
-        transport: to them.
+        transport: sends and receives messages.
 
     Raises:
-        AffluxError: the store is that of another program, or of clients none of which is there.
+        AffluxError: the store belongs to another program, or none of its clients is connected.
     """
 
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
@@ -93,8 +96,8 @@ class Loop:
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
-            training.checkpoint(transport.notes())  # the first steps are stored beside the notes that they need
-        self._looked = monotonic()  # for clients
+            training.checkpoint(transport.notes())  # so that the first steps are stored together with their notes
+        self._looked = monotonic()  # time of the last check for clients
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
         if training.settings.store is not None and training.server.joins:
@@ -111,10 +114,10 @@ class Loop:
             self.training.close(notes)
 
     def run(self, last: int) -> None:
-        """Goes on until the server has made this many steps; then no client has a task any more.
+        """Run until the server has made `last` steps; then end all tasks.
 
         Raises:
-            RuntimeError: no client is of use.
+            RuntimeError: all clients fail.
         """
         server = self.training.server
         if server.version == 0:
@@ -147,7 +150,7 @@ class Loop:
             )
 
     def send_out(self) -> None:
-        """Gives the newest version to idle clients, as far as more may train."""
+        """Send the newest version to idle clients, as many as may train."""
         training, clients = self.training, self.training.clients
         if monotonic() - self._looked > _CLIENTS_EVERY:
             clients.are(self.transport.clients())
@@ -165,7 +168,7 @@ class Loop:
                 self._warn_failed(address, "nothing can be sent to it")
 
     def take_replies(self, last: int) -> None:
-        """Takes in the replies that have come, and notes the steps that they make, up to this one."""
+        """Receive the replies that have arrived, and handle the steps that they make, up to `last`."""
         came, server = False, self.training.server
         for reply in self.transport.replies(self.training.keys):
             came = True
@@ -197,7 +200,7 @@ class Loop:
             self.training.clients.require_some_of_use()
 
     def _note_step(self, last: int) -> None:
-        """Logs, evaluates and stores the newest version, once, however its step came about."""
+        """Log, evaluate and store the newest version, once, independent of what caused its step."""
         step, before, settings = self.training.server.version, self._noted, self.training.settings
         if step == before:
             return

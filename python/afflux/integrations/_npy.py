@@ -1,6 +1,6 @@
-"""Arrays from and to bytes in NumPy's file format, without a copy where there need be none.
+"""Arrays from and to bytes in NumPy's file format, without a copy where possible.
 
-bfloat16 has no name in that format: ml_dtypes writes it as two plain bytes, and the reader must know.
+bfloat16 has no name in this format: ml_dtypes writes it as two plain bytes, and the reader must know the dtype.
 """
 
 import re
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 _MOST_HEADER = 2000  # bytes; 64 dimensions of 2**63 take 1400
-#: What NumPy writes for an array without fields. Python's own parser, which NumPy reads it with, runs out of memory or
-#: of stack for some made-up headers.
+#: The header that NumPy writes for an array without fields. NumPy reads it with Python's parser, which runs out of
+#: memory or stack for some forged headers.
 _HEADER = re.compile(
     rb"\{\s*'descr':\s*'([^']{1,20})',\s*'fortran_order':\s*(True|False),"
     rb"\s*'shape':\s*\((\d{0,19}(?:,\s*\d{1,19}){0,63}),?\s*\),?\s*\}\s*"
@@ -22,14 +22,14 @@ _HEADER = re.compile(
 
 
 def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
-    """A read-only view of the array in these bytes.
+    """Return a read-only view of the array in these bytes.
 
     Args:
         data: a file in NumPy's format.
-        dtype: its name beside the bytes, which tells bfloat16.
+        dtype: the name of the dtype, which identifies bfloat16.
 
     Raises:
-        ValueError: it is none, is cut off, or holds Python objects.
+        ValueError: the bytes are no such file, are truncated, or hold Python objects.
     """
     start, length = _header_place(data)
     shape, fortran, found = _header(bytes(data[start:length]))
@@ -45,13 +45,13 @@ def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
 
 
 def bytes_of(array: npt.NDArray[Any]) -> bytes:
-    """The array as a file in NumPy's format; each element is copied once."""
+    """Return the array as a file in NumPy's format; each element is copied once."""
     own = np.ascontiguousarray(array)
     return b"".join((_made_header(own.dtype, array.shape), own.reshape(-1).view(np.uint8).data))
 
 
 def _header_place(data: bytes) -> tuple[int, int]:
-    """Where the header starts and ends."""
+    """Return the start and the end of the header."""
     if data[:6] != npy.MAGIC_PREFIX or len(data) < 12:
         raise ValueError("not in NumPy's file format")
     if data[6] not in (1, 2, 3):

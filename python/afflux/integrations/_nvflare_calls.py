@@ -1,4 +1,4 @@
-"""Calls of Collab's clients, and what they return."""
+"""Calls of Collab's clients, and their results."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class CollabTransport(Transport):
     Args:
         app: an AsyncServer, whose module imports this one.
         sites: proxies of the clients, by name.
-        training: of the run.
+        training: the server and the clients of the run.
     """
 
     name = "nvflare"
@@ -44,11 +44,11 @@ class CollabTransport(Transport):
         self._something_came = Event()
 
     def clients(self) -> Iterable[ClientId]:
-        """The names of the sites; NVFlare fixes them when the job starts."""
+        """Return the names of the sites; NVFlare fixes them when the job starts."""
         return list(self._sites)
 
     def send(self, address: ClientId, task: Task) -> str | None:
-        """Calls the client's function, without waiting."""
+        """Call the client's function, without waiting."""
         key = task.id
         group = ProxyList([self._sites[address]])(
             blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
@@ -62,12 +62,12 @@ class CollabTransport(Transport):
         return key
 
     def _take(self, call: Any, result: Any, key: str) -> None:
-        """Called in a thread of NVFlare's with what a client returned."""
+        """Store the result of a client; NVFlare calls this method in its own thread."""
         self._came.append((key, result))
         self._something_came.set()
 
     def replies(self, keys: list[str]) -> Iterable[Reply]:
-        """What clients returned, and the calls that failed."""
+        """Return the results of clients, and the calls that failed."""
         if collab.is_aborted:
             raise RunAborted("the job was aborted")
         self._something_came.clear()
@@ -77,13 +77,13 @@ class CollabTransport(Transport):
             self._open.pop(key, None)
             found.append(Reply(key, partial(self._read, result)))
         for key, results in [*self._open.items()]:
-            if results.failures:  # nothing is called for these
+            if results.failures:  # NVFlare calls no function for these
                 del self._open[key]
                 found.append(Reply(key, partial(self._read, None), str(next(iter(results.failures.values())))))
         return found
 
     def wait(self, seconds: float) -> None:
-        """Until a client has returned something."""
+        """Wait until a client has returned a result."""
         self._something_came.wait(seconds)
 
     def _read(self, result: Any) -> Trained:
@@ -107,13 +107,13 @@ class CollabTransport(Transport):
         )
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
-        """Sends the means of the clients' metrics."""
+        """Send the means of the clients' metrics."""
         means = means_of(metrics)
         self._app.publish_metrics("train", step, means)
         return {name: f"{mean:.4g}" for name, mean in means.items()}
 
     def evaluate(self, step: int) -> None:
-        """Fires the event of a new version, and evaluates it here."""
+        """Fire the event of a new version, and evaluate it on the server."""
         model = self._training.versions.copied(self._training.server.pull())
         self._app.publish_version(step, model)
         metrics = _numbers(self._app.evaluate(step, model) or {})
@@ -123,9 +123,9 @@ class CollabTransport(Transport):
 
 
 def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a version, which all its calls share, as far as possible read-only.
+    """Return a copy of a version, which all its calls share; read-only where possible.
 
-    A copy, because NVFlare serializes it in another thread, and may refer to it long after the call has ended.
+    The copy is necessary, because NVFlare serializes it in another thread, and may use it long after the call.
     """
     for array in model.values():
         if isinstance(array, np.ndarray):
@@ -134,14 +134,14 @@ def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_memory(params: Model) -> Model:
-    """With the arrays that NVFlare has left on disk."""
+    """Return params after loading the arrays that NVFlare has left on disk."""
     if all_own(params.values()):
         return params
     return {name: array.materialize() if hasattr(array, "materialize") else array for name, array in params.items()}
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    """Those of the metrics that trackers take: finite numbers, not too many."""
+    """Return the metrics that trackers accept: a limited number of finite numbers."""
     found = bounded(metrics).items()
     return {
         name: number for name, value in found if name.isprintable() and (number := finite_number(value)) is not None

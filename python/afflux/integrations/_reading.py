@@ -1,5 +1,6 @@
-"""What a client has sent, in a form that the server's `push` reads without an error that it takes for its own; and
-numbers that clients report.
+"""Prepares a client's message so that reading it in the server's `push` raises no error that looks like a server error.
+
+Also reads the numbers that clients report.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,12 +11,12 @@ from afflux.arrays.interop import all_own
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_float
 
-#: Of one reply: the metrics that are kept, the characters of each name, and the numbers of all of them.
+#: The limits of one reply: kept metrics, characters of each name, and numbers in all metrics.
 _MOST_NAMES, _MOST_CHARACTERS, _MOST_NUMBERS = 100, 100, 1000
 
 
 def own_dict(arrays: Any) -> Any:
-    """The arrays of a reply in a dict, with their shapes and dtypes read: what raises there is the client's fault."""
+    """Return the arrays of a reply in a new dict, after reading their shapes and dtypes, which may raise an error."""
     if not isinstance(arrays, Mapping):
         return arrays
     found = dict(arrays)
@@ -26,9 +27,9 @@ def own_dict(arrays: Any) -> Any:
 
 
 def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, Any]:
-    """The first metrics of a reply, within the limits above: numbers that float64 holds, and lists of such numbers.
+    """Return the first metrics of a reply, within the limits above: numbers in float64's range, and lists of them.
 
-    `weight` is kept in any case.
+    The metric `weight` is always kept.
     """
     kept = {weight: metrics[weight]} if weight is not None and weight in metrics else {}
     found: dict[str, Any] = {}
@@ -45,17 +46,17 @@ def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, 
 
 
 def finite_number(value: object) -> float | None:
-    """A finite number; None of anything else."""
+    """Return a finite number; None for anything else."""
     number = as_float(value)
     return number if number is not None and isfinite(number) else None
 
 
 def means_of(reports: Iterable[Mapping[str, Any]], weight: str | None = None) -> dict[str, float]:
-    """The mean of each metric over the clients that report it.
+    """Return the mean of each metric over the clients that report it.
 
     Args:
-        reports: numbers by name, one mapping a client.
-        weight: the name of the number that weighs the others, which each client reports; None: all weigh the same.
+        reports: one mapping for each client: numbers by name.
+        weight: the name of the metric that is the weight of the others; None: equal weights.
 
     Returns:
         The means that are finite, by name.
@@ -70,11 +71,11 @@ def means_of(reports: Iterable[Mapping[str, Any]], weight: str | None = None) ->
 
 
 class Unreadable(Mapping[str, Any]):
-    """The model of a reply that cannot be read. The server that reads it counts the error, and keeps the reason."""
+    """Replaces the model of a reply that cannot be read, so that the server counts the error and keeps the reason."""
 
     def __init__(self, error: Exception) -> None:
-        # An AffluxError passes through the layout's messages as it is. Never a MemoryError or an OSError, which `push`
-        # takes for the server's own.
+        # The layout does not change an AffluxError. Never a MemoryError or an OSError, which `push` treats as errors of
+        # the server.
         kind = type(error).__name__
         try:
             self._reason = str(error) if isinstance(error, ValueError) else f"{kind}: {error}"

@@ -1,4 +1,4 @@
-"""The server of a run: a new one, or the one that a store holds."""
+"""The server of a run: a new one, or that of a store."""
 
 from logging import getLogger
 from pathlib import Path
@@ -15,20 +15,20 @@ _log = getLogger("afflux")
 
 
 def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int, concurrency: int) -> Server:
-    """A new server, or the one that the settings' store holds.
+    """Make a new server, or open that of the settings' store.
 
     Args:
-        rule: of the server; a store's own rule is replaced by it, if they are of one name.
+        rule: the rule of the server; it replaces the rule of a store with the same name.
         arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a
             server.
-        settings: of the run.
-        num_clients: of a new server, if its rule needs it and server_options do not say it.
-        concurrency: of the run.
+        settings: the settings of the run.
+        num_clients: that of a new server, if its rule needs it and server_options do not have it.
+        concurrency: that of the run.
 
     Raises:
         AffluxError, StoreError: the store holds a server of another rule or model, or is damaged.
     """
-    count = ops.threads(settings.num_threads)  # replies are taken in one by one, by all threads
+    count = ops.threads(settings.num_threads)  # replies are pushed one after the other, each by all threads
     store = settings.store
     if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
@@ -54,7 +54,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
 
 
 def weighs_by_examples(rule: Rule) -> bool:
-    """Whether the rule's weights depend on num_examples, as far as that can be seen."""
+    """Return whether the rule declares that its weights depend on num_examples."""
     weigh = rule.weigh
     if rule.needs.examples:
         return True

@@ -1,4 +1,4 @@
-"""The settings of a run that all adapters share, one frozen, checked set; and the rule, from a configuration."""
+"""The settings of a run that all adapters share, as one frozen, checked object; and the rule of a configuration."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -28,26 +28,27 @@ from afflux.rules.rule import Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How clients train for one server, whichever framework they are of.
+    """The settings of a run, which are the same for all frameworks.
 
     Args:
-        concurrency: clients that train at the same time; None: all that are there when the run starts.
-        timeout: seconds after which another client trains in the place of one that has not replied, and a later reply
-            has no effect; None: as the framework says, else an hour.
-        store: a folder for the server's state; the run goes on from it if it holds a server. None: in memory.
-        checkpoint_every: steps after which the clients that train, arrivals that wait and the history are stored too.
+        concurrency: number of clients that train at the same time; None: all that are connected when the run starts.
+        timeout: seconds after which another client trains instead of one that has not replied, and a later reply has
+            no effect; None: the framework's value, or an hour if it has none.
+        store: a folder for the server's state; if it holds a server, the run continues from it. None: in memory.
+        checkpoint_every: steps after which the open assignments, waiting arrivals and the history are stored, too.
         evaluate_every: steps between evaluations.
-        max_failures: failures of a client in a row (errors, refused replies, no reply) after which it counts as of no
-            use. The run raises when that holds for all clients; until then each of them is tried again.
-        retry_after: seconds that a client rests after a failure, or as long as it took to fail if that is more; twice
-            as long after each further failure in a row, up to 1024 times.
-        poll_interval: seconds between two looks for replies while there are none.
-        seed: of the choice of clients.
-        num_threads: of a step; None: all CPUs of this process.
-        client_lr: learning rate of the clients, for rules that take gradients; what a reply says counts more.
-        local_steps: their number of local steps, likewise.
-        server_options: fields of `afflux.ServerOptions`, such as max_staleness. Not faults="raise": a client's fault
-            would end the run; not inplace=True: replies are models, which need the version that they started from.
+        max_failures: consecutive failures of a client (errors, refused replies, no reply) after which it counts as
+            failed. The run raises an error when all clients have failed; until then each client is tried again.
+        retry_after: seconds that a client rests after a failure, or the time until its failure if that is longer; twice
+            as long after each further consecutive failure, up to 1024 times.
+        poll_interval: seconds between two checks for replies while there are none.
+        seed: seed of the choice of clients.
+        num_threads: threads of a step; None: all CPUs of this process.
+        client_lr: learning rate of the clients, for rules that take gradients; a value in a reply replaces it.
+        local_steps: number of local steps of the clients, in the same way.
+        server_options: fields of `afflux.ServerOptions`, such as max_staleness. faults="raise" is not allowed, because
+            an invalid reply would end the run; inplace=True is not allowed, because replies are models, whose
+            conversion needs the version that the client pulled.
 
     Raises:
         AffluxError: a setting has a wrong type or value.
@@ -85,7 +86,7 @@ class RunSettings:
 
     @classmethod
     def split(cls, given: Mapping[str, Any], without: Collection[str] = ()) -> tuple[Self, dict[str, Any]]:
-        """The settings among keyword arguments, but for those `without` lists, and the other arguments."""
+        """Divide keyword arguments into settings, except those in `without`, and other arguments."""
         names = {each.name for each in fields(cls)}.difference(without)
         return cls(**{name: value for name, value in given.items() if name in names}), {
             name: value for name, value in given.items() if name not in names
@@ -93,18 +94,18 @@ class RunSettings:
 
 
 def is_due(every: int, before: int, step: int) -> bool:
-    """Whether one of the steps after `before`, up to `step`, is a multiple of `every`."""
+    """Return whether one of the steps after `before`, up to `step`, is a multiple of `every`."""
     return step // every > before // every
 
 
 def require_absolute_store(operation: str, settings: RunSettings, why: str) -> None:
-    """Raises for a store whose path depends on the folder that the framework starts the server in."""
+    """Raise an error for a store whose path depends on the folder in which the framework starts the server."""
     if settings.store is not None and not Path(settings.store).is_absolute():
         raise AffluxError(f"[{operation}] store is {brief(str(settings.store))}, must be an absolute path: {why}")
 
 
 def refuse_options(faults: str, inplace: bool) -> None:
-    """Raises for options of a server that no adapter can serve."""
+    """Raise an error for server options that no adapter supports."""
     if faults != "record":
         raise AffluxError(f'[settings] a server with faults="{faults}" would end the run for one client\'s fault')
     if inplace:
@@ -115,17 +116,17 @@ def refuse_options(faults: str, inplace: bool) -> None:
 
 
 def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_clients: int | None = None) -> Rule:
-    """The rule of a framework's configuration.
+    """Make the rule of a framework's configuration.
 
     Args:
         framework: a key of `FRAMEWORK_NAMES`.
-        rule: a rule; the name of one; or a whole one, as `Rule.to_config` writes it.
-        options: of the rule of this name, by afflux's names or the framework's. Where both use one name, such as the
-            alpha of "fedasync" and APPFL's, it is afflux's.
+        rule: a rule, the name of a rule, or the result of `Rule.to_config`.
+        options: the options of the rule with this name, by afflux's names or the framework's. If both use a name, such
+            as alpha in "fedasync" and in APPFL, the name is afflux's.
         num_clients: for options that are shares of all clients, and for the framework's dialect.
 
     Raises:
-        AffluxError: it is no rule; an option is unknown, has a wrong type or value, or is given twice.
+        AffluxError: `rule` is not a rule; an option is unknown, has a wrong type or value, or is given twice.
     """
     if not isinstance(rule, str):
         if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):

@@ -1,4 +1,4 @@
-"""The arrays of a version, as clients get them."""
+"""The arrays of a version, in the form that clients get."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class VersionArrays:
-    """The arrays of one version, by name, and of the library and dtypes of the model's.
+    """Makes the arrays of a version, by name, in the library and the dtypes of the model.
 
     Args:
         arrays: the initial model: arrays by name, or a torch module.
-        layout: of it.
+        layout: the layout of the model.
 
     Raises:
         AffluxError: the arrays have no names, or are nested.
@@ -45,14 +45,14 @@ class VersionArrays:
             _silence_torch()
 
     def of(self, version: Pulled) -> dict[str, Any]:
-        """Views of the version's params, as far as they have the model's dtypes, else copies.
+        """Return views of the version's params where the model has their dtype, otherwise copies.
 
-        NumPy's are read-only. torch has no read-only tensors: callers must not write to them.
+        NumPy arrays are read-only. torch has no read-only tensors: callers must not write to them.
         """
         return self._made_of(version.params, version.buffers)
 
     def copied(self, version: Pulled) -> dict[str, Any]:
-        """A copy of the version, which may be written to."""
+        """Return a writable copy of the version."""
         buffers = None if version.buffers is None else version.buffers.copy()
         return self._made_of(on_host(version.params, copy=True), buffers)
 
@@ -61,20 +61,20 @@ class VersionArrays:
         made = {}
         for name, like, place, shape, is_buffer, limits in self._places:
             values = sources[is_buffer][place]
-            # A step may leave the range of float16, and an older store may hold integers that leave theirs.
+            # A step may exceed the range of float16, and an older store may hold integers beyond their range.
             values = values if limits is None else values.clip(*limits)
             made[name] = like.made_of(name, values.reshape(shape))
         return made
 
     def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
-        """Checks that a reply's values fit the dtypes of the model.
+        """Check that a reply's values fit the dtypes of the model.
 
         Args:
-            arrays: of the reply.
-            buffers: in the place of its own buffers, if not None.
+            arrays: the arrays of the reply.
+            buffers: replace the reply's own buffers, if not None.
 
         Raises:
-            AffluxError: an array of float16 or of integers cannot hold the values that it would get.
+            AffluxError: an array of float16 or of integers cannot hold the new values.
         """
         for name, like, place, _, is_buffer, limits in self._limited if isinstance(arrays, Mapping) else ():
             if limits is None or name not in arrays:
@@ -88,7 +88,7 @@ class VersionArrays:
 
 
 class OncePerVersion(Generic[T]):
-    """What is made of a version, once for all clients that are sent this version one after the other."""
+    """Caches a message that is made from a version, for all clients that get this version one after the other."""
 
     def __init__(self, make: Callable[[Pulled], T]) -> None:
         self._make = make
@@ -101,7 +101,7 @@ class OncePerVersion(Generic[T]):
 
 
 def _limits(dtype: Any) -> tuple[float, float] | None:
-    """The least and the largest float64 that an array of float16 or of integers holds; None of another dtype."""
+    """Return the least and the largest float64 of an array of float16 or of integers; None for other dtypes."""
     kind = str(dtype).removeprefix("torch.")
     if kind == "bool":
         return 0.0, 1.0
@@ -114,7 +114,7 @@ def _limits(dtype: Any) -> tuple[float, float] | None:
 
 
 def _silence_torch() -> None:
-    """Triggers and hides the warning that torch gives once, for the first tensor of read-only memory."""
+    """Trigger and hide the warning that torch gives once, for the first tensor of read-only memory."""
     import torch
 
     with warnings.catch_warnings():

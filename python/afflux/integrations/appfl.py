@@ -30,35 +30,35 @@ __all__ = ["AffluxAggregator"]
 
 warn_of_version("appfl", "1.12", appfl_version)
 
-#: Copies a tensor as soon as the copy or the original is written to, by whatever way; without it, at once.
+#: Copies a tensor when the copy or the original is first written to; if torch lacks this function, at once.
 _copy_on_write = getattr(torch, "_lazy_clone", torch.clone)
-#: Seconds: APPFL has no timeouts, and a simulated client may wait for long while others train.
+#: Seconds. APPFL has no timeouts, and a simulated client may wait for a long time while others train.
 _TIMEOUT = 86400.0
-#: Steps whose metrics are kept, the newest ones.
+#: The number of newest steps whose metrics are kept.
 _STEPS_KEPT = 1000
-#: What a checkpoint keeps: metrics by step.
+#: The notes of a checkpoint: metrics by step.
 _Notes = dict[Literal["metrics"], dict[int, dict[str, float]]]
 
 
 class AffluxAggregator(BaseAggregator):
     """An aggregator that makes a server step of every M models, with any rule.
 
-    A model is taken against the version that its client was sent: by `get_parameters` with its id, else as what
-    `aggregate` returned to it, else as the first model of all. Nothing that a client sends raises; what becomes of it
+    A client's model is compared with the version that this client got: from `get_parameters` with its id, or from
+    `aggregate`, or as the first model that was sent without an id. No message of a client raises an error; its outcome
     is counted, and the client gets the newest model.
 
     Args:
-        model: the initial model; None: as `model_configs` of the configuration say, because APPFL passes none to an
-            aggregator that `aggregator_path` names.
+        model: the initial model; None: that of the configuration's `model_configs`, because APPFL passes no model to
+            an aggregator that `aggregator_path` names.
         aggregator_configs: `aggregator_kwargs` of APPFL's configuration: the rule, and settings; see docs/appfl.md.
-        logger: APPFL's; None: nothing is logged.
+        logger: APPFL's logger; None: nothing is logged.
 
     Attributes:
         run: the server, and the clients that train for it.
-        metrics: by step, the means over its clients of the metrics that they report; of the newest 1000 steps.
+        metrics: by step, the means of the metrics that its clients report; of the newest 1000 steps.
 
     Raises:
-        AffluxError, StoreError: there is no model, or the configuration is wrong; the store is of another run.
+        AffluxError, StoreError: there is no model, or the configuration is wrong; the store belongs to another run.
     """
 
     def __init__(self, model: Any = None, aggregator_configs: Any = None, logger: Any = None) -> None:
@@ -74,31 +74,31 @@ class AffluxAggregator(BaseAggregator):
         self._lock = RLock()
         self._noted = self.server.version
         self._clients = KnownClients(self.run)
-        # What a module's state_dict leaves out, and APPFL's trainers send nevertheless.
+        # Arrays that are not in a module's state_dict, but that APPFL's trainers send.
         self._unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
         self._arrays_of = OncePerVersion(self._cloned)
 
     @property
     def server(self) -> Server:
-        """Params, counts, faults, log, ..."""
+        """The `afflux.Server`: params, counts, faults, log, ..."""
         return self.run.server
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many models ended in each way: `Server.counts`, those of no version that was sent to their client, or
-        that came twice ("unknown"), and clients whose time was over ("overdue").
+        """The number of models by outcome: `Server.counts`; "unknown": no version was sent to their client, or they
+        arrived twice; "overdue": clients that exceeded the timeout.
         """
         return self.run.counts
 
     # What APPFL calls
 
     def get_parameters(self, client_id: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """The newest model, a copy.
+        """Return a copy of the newest model.
 
         Args:
             client_id: the client that trains from it; None: a client whose id is not known yet.
-            kwargs: APPFL's; with init_model=False, a request without a known id is not recorded as the start of a
-                training.
+            kwargs: APPFL's arguments; with init_model=False, a request without a known id does not count as the start
+                of a training.
         """
         with self._lock:
             client = id_of(client_id)
@@ -114,15 +114,15 @@ class AffluxAggregator(BaseAggregator):
             return self._copy_of(pulled)
 
     def aggregate(self, client_id: Any, local_model: Any, **kwargs: Any) -> dict[str, Any]:
-        """Takes a client's model in; the M-th makes a step.
+        """Push a client's model; the M-th one makes a step.
 
         Args:
             client_id: an int in 64 bits, signed or unsigned, or a str.
             local_model: arrays by name.
-            kwargs: what the client's trainer reports.
+            kwargs: the report of the client's trainer.
 
         Returns:
-            The newest model, a copy, from which the client trains next.
+            A copy of the newest model, from which the client trains next.
         """
         with self._lock:
             client = id_of(client_id)
@@ -133,7 +133,7 @@ class AffluxAggregator(BaseAggregator):
             if known.last is not None and base is not None and own.mark is not None and own.mark == known.last.mark:
                 return self._of_no_use(client, "the model has come before", base)
             if known.last is not None and own.round < known.last.round:
-                self.run.cancel(key)  # it has started again, from what it was sent without an id
+                self.run.cancel(key)  # the client has restarted, from the version that was sent without an id
             self._clients.claim_first(client, own.round)
             read = partial(trained_of, local_model, kwargs, known.size, self._chosen, self._unsaved)
             receipt = self.run.receive(key, read)
@@ -144,25 +144,25 @@ class AffluxAggregator(BaseAggregator):
                 known.joined |= receipt.status in JOINED
                 if receipt.status in NO_USE:
                     self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
-            self.run.clients.are(())  # APPFL chooses who trains: failures in a row do not count
+            self.run.clients.are(())  # APPFL chooses the clients: consecutive failures do not count
             self._note_step()
-            # In virtual time, get_parameters says what a client trains from.
+            # In virtual time, get_parameters determines the version that a client trains from.
             return self._copy_of(self.server.pull() if "virtual_time" in kwargs else self._clients.assign(client))
 
     def set_client_sample_size(self, client_id: Any, sample_size: Any) -> None:
-        """The client's number of examples, for its models from now on."""
+        """Set the client's number of examples, for its later models."""
         with self._lock:
             client = id_of(client_id)
             if client is not None:
                 self._clients.of(client).size = sample_size
 
     def close(self) -> None:
-        """Closes the store, after a last checkpoint. Without it, the store stays at its last commit."""
+        """Close the store, after a last checkpoint. Without this call, the store stays at its last commit."""
         with self._lock:
             self.run.close({"metrics": self.metrics})
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
-        """A version for a client, which may write to it. Clients of one version share its memory until one does."""
+        """Return a writable version for a client. Clients of one version share its memory until one writes to it."""
         return {name: _copy_on_write(array) for name, array in self._arrays_of(pulled).items()}
 
     def _cloned(self, pulled: Pulled) -> dict[str, torch.Tensor]:
@@ -174,7 +174,7 @@ class AffluxAggregator(BaseAggregator):
         return self._copy_of(pulled)
 
     def _note_step(self) -> None:
-        """Logs and stores the newest version, once."""
+        """Log and store the newest version, once."""
         step, before = self.server.version, self._noted
         if step == before:
             return

@@ -28,7 +28,7 @@ from afflux.integrations._flgo_rounds import Notes, StoredRounds
 
 __all__ = ["AffluxServer", "algorithm"]
 
-#: What a package has beside FLGo's own `__cid` and `__t`: the id of the task that it answers.
+#: The key of a package, beside FLGo's own `__cid` and `__t`, with the id of the task that it answers.
 TASK = "__afflux_task"
 
 
@@ -42,19 +42,19 @@ def algorithm(
     num_threads: int | None = None,
     server_options: Options | None = None,
 ) -> type[Any]:
-    """An algorithm for `flgo.init`, of one run: FLGo changes the classes of an algorithm each time that it gets it.
+    """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
 
     Args:
-        rule: from `afflux.rules`; or its configuration, as JSON or YAML hold it: {"name": "fedbuff", ...its options},
-            with FLGo's names `buffer_ratio` and `eta` beside afflux's, or what `Rule.to_config` gives. None: the
-            configuration in FLGo's option "rule".
+        rule: a rule of `afflux.rules`; or its configuration, as in JSON or YAML: {"name": "fedbuff", ...its options},
+            with FLGo's names `buffer_ratio` and `eta` in addition to afflux's, or the result of `Rule.to_config`.
+            None: the configuration in FLGo's option "rule".
         client: the class of the clients; they reply with their models, {"model": ...}, as BasicClient does.
-        store: a folder for the server's state. `run` goes on from it if it holds a server.
-        timeout: virtual time after which another client trains in the place of one that has not replied; None: FLGo's
+        store: a folder for the server's state. If it holds a server, `run` continues from it.
+        timeout: virtual time after which another client trains instead of one that has not replied; None: FLGo's
             tolerance for latency.
-        max_failures: packages of a client in a row that are of no use, after which it counts as such. `run` raises when
-            that holds for all clients that may be drawn.
-        num_threads: of a step; None: all CPUs of this process.
+        max_failures: consecutive unusable packages after which a client counts as failed. `run` raises an error when
+            all clients that may be drawn have failed.
+        num_threads: threads of a step; None: all CPUs of this process.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:
@@ -85,7 +85,7 @@ class AffluxServer(StoredRounds):
     settings = RunSettings()
 
     def initialize(self) -> None:
-        """Opens the server. FLGo calls it when model, clients and simulator are there."""
+        """Open the server. FLGo calls this method when model, clients and simulator exist."""
         refuse_flgo_options(self.option)
         given = self.option.get("rule") if self.given_rule is None else self.given_rule
         rule = rule_of_option(given, self.num_clients)
@@ -110,39 +110,39 @@ class AffluxServer(StoredRounds):
 
     @property
     def _in_buffer(self) -> set[ClientId]:
-        """The clients whose models wait for a step: FLGo draws none of them."""
+        """Return the clients whose models wait for a step; FLGo draws none of them."""
         return set(self.training.waiting().values())
 
     def iterate(self) -> bool:
-        """One moment of FLGo's clock."""
+        """Process one moment of FLGo's clock."""
         if self.training.expire():
             self._require_some_of_use()
-        # FLGo's own set keeps the clients that drop out, and their places with them.
+        # FLGo's own set keeps clients that drop out, which would block their places.
         self.concurrent_clients = self.training.busy
         updated: bool = super().iterate()
         self.buffered_clients = self._in_buffer
         return updated
 
     def _require_some_of_use(self) -> None:
-        """Raises RuntimeError if all clients that FLGo may draw fail again and again."""
+        """Raise RuntimeError if all clients that FLGo may draw have failed repeatedly."""
         self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
         self.training.clients.require_some_of_use()
 
     # Packages
 
     def pack(self, client_id: int, mtype: Any = 0, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What a client gets to train: FLGo's package, and the id of a task."""
+        """Return the package for a client: FLGo's package, and the id of a task."""
         package: dict[str, Any] = super().pack(client_id, mtype, *args, **kwargs)
         return {**package, TASK: self.open_task(client_id)} if mtype == 0 else package
 
     def open_task(self, client_id: int) -> str:
-        """The client trains from the newest version; returns the id of its task."""
+        """Open a task of the newest version for the client; return its id."""
         task = self.training.assign(int(client_id))
         self.training.sent(task.id, task)
         return task.id
 
     def communicate_with(self, target_id: int, package: dict[str, Any]) -> dict[str, Any]:
-        """A client's package, with the id of the task that it answers, and with what rules may ask for."""
+        """Return a client's package, with the id of the task that it answers, and the facts that rules may need."""
         found = super().communicate_with(target_id, package)
         reply = dict(found) if isinstance(found, Mapping) else {}
         if TASK not in package:
@@ -153,13 +153,13 @@ class AffluxServer(StoredRounds):
         return {**facts, **reply, TASK: package[TASK]}
 
     def unpack(self, packages_received_from_clients: list[dict[str, Any]]) -> dict[str, list[Any]]:
-        """The packages as lists by name; None where a package lacks what another one has."""
+        """Return the packages as lists by name; None where a package lacks a key of another one."""
         packages = packages_received_from_clients
         names = dict.fromkeys(name for package in packages for name in package)
         return defaultdict(list, {name: [package.get(name) for package in packages] for name in names})
 
     def package_handler(self, received_packages: dict[str, list[Any]]) -> bool:
-        """Takes packages in; whether `run` shall log a round. Each step is a round, however many are made at a time."""
+        """Push packages; return whether `run` logs a round. Each step is a round, also if several are made at once."""
         packages = [
             dict(zip(received_packages, values, strict=True))
             for values in zip(*received_packages.values(), strict=True)
@@ -177,7 +177,7 @@ class AffluxServer(StoredRounds):
         return False
 
     def _take(self, package: dict[str, Any]) -> bool:
-        """Pushes one package; whether there is a new version."""
+        """Push one package; return whether there is a new version."""
         before, output = self.server.version, self.gv.logger.output
         receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
         if receipt is not None and receipt.status in NO_USE:

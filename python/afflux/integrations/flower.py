@@ -33,23 +33,23 @@ __all__ = ["AsyncStrategy", "model_of", "record_of"]
 class AsyncStrategy(FedAvg):
     """A Flower strategy that keeps `concurrency` nodes training and makes a server step of every M replies.
 
-    A node that replies gets the newest model and trains again, whatever the others do; a round in Flower's sense
-    (`num_rounds`, `server-round`, the keys of `Result`) is a step of the server. Federated evaluation goes on beside
-    training, with the settings of FedAvg.
+    A node that replies gets the newest model and trains again, independent of the others; a round in Flower's sense
+    (`num_rounds`, `server-round`, the keys of `Result`) is a step of the server. Federated evaluation runs in parallel
+    with training, with the settings of FedAvg.
 
     Args:
-        rule: from `afflux.rules`, for example `fedbuff(buffer_size=10)`.
-        loss_key: of a node's training loss in its MetricRecord.
-        client_key: of rules that keep something for each client, what tells a node in the next run, where it has
-            another id: a function of the node's id, or the key of an int or str in a MetricRecord or ConfigRecord of
+        rule: a rule of `afflux.rules`, for example `fedbuff(buffer_size=10)`.
+        loss_key: key of a node's training loss in its MetricRecord.
+        client_key: for rules that keep state for each client: identifies a node in the next run, in which it has
+            another id. A function of the node's id, or the key of an int or str in a MetricRecord or ConfigRecord of
             each reply. None: the node's id.
         options: the settings that all adapters share (docs/flower.md lists them), and those of
-            `flwr.serverapp.strategy.FedAvg`. "client-lr" and "local-steps" of a reply's MetricRecord count more than
-            client_lr and local_steps.
+            `flwr.serverapp.strategy.FedAvg`. "client-lr" and "local-steps" in a reply's MetricRecord replace client_lr
+            and local_steps.
 
     Attributes:
         server: the `afflux.Server` of the last run: params, counts, log, ...
-        result: of the last run, also of one that was interrupted.
+        result: the result of the last run, also of an interrupted one.
         lost: counts of replies that belong to no open message ("unknown"), of nodes that replied with an error
             ("failed"), and of nodes that exceeded the timeout ("overdue").
 
@@ -80,7 +80,7 @@ class AsyncStrategy(FedAvg):
         self.lost: dict[str, int] = {}
 
     def summary(self) -> None:
-        """Logs the rule, and the settings that have an effect."""
+        """Log the rule, and the settings that have an effect."""
         log(INFO, "\t├──> Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
         nodes = (self.settings.concurrency or "all", self.min_available_nodes)
         log(INFO, "\t├──> Nodes that train: %s, of at least %d", *nodes)
@@ -99,23 +99,23 @@ class AsyncStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Trains until the server has made `num_rounds` steps.
+        """Train until the server has made `num_rounds` steps.
 
         Args:
-            grid: any of Flower's.
-            initial_arrays: the model; of a run that is resumed, only its names, shapes and dtypes count.
-            num_rounds: steps of the server, those of the runs before included.
-            timeout: seconds for the reply of a node, if the setting of this name does not say it.
-            train_config: sent to the nodes that train, with "server-round", the step that they train for.
-            evaluate_config: sent to the nodes that evaluate.
+            grid: any Grid of Flower.
+            initial_arrays: the model; for a resumed run, only its names, shapes and dtypes count.
+            num_rounds: steps of the server, with those of the runs before.
+            timeout: seconds for the reply of a node, if the setting of this name is not given.
+            train_config: configuration for the nodes that train, to which "server-round" is added, the next step.
+            evaluate_config: configuration for the nodes that evaluate.
             evaluate_fn: evaluates a version, called with its number and arrays.
 
         Returns:
             The last version, and metrics by step, as FedAvg returns them by round.
 
         Raises:
-            AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server.
-            RuntimeError: no node is of use.
+            AffluxError, StoreError: the rule does not fit the model or the options; the store is another server's.
+            RuntimeError: all nodes fail.
         """
         timeout, num_rounds = positive("start", "timeout", timeout), count_of(0)("start", "num_rounds", num_rounds)
         log(INFO, "Starting %s strategy: %d steps", type(self).__name__, num_rounds)

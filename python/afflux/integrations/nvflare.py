@@ -30,32 +30,32 @@ except ImportError as error:
 
 from afflux.integrations._nvflare_calls import CollabTransport, Model
 
-#: Of a model's parameters: the clients' own, or what they added to those that they were sent.
+#: The content of a reply: the client's own parameters, or their difference from those that it was sent.
 ParamsType = Literal["FULL", "DIFF"]
 
 
 class AsyncServer(FLComponent):
-    """Keeps `concurrency` clients training, and makes a new version of every M replies.
+    """Lets `concurrency` clients train at the same time, and makes a new version of every M replies.
 
     A subclass defines `initial_model`, and perhaps `evaluate`. Its module is sent to the server with the job, whose
     configuration is JSON: arguments are plain data.
 
     Clients publish `train(model, version)`, which returns the params by name, or a pair of params and metrics, or an
-    `FLModel`. Of a reply's metrics, "client_lr" and "local_steps" count more than the settings of these names.
+    `FLModel`. In a reply's metrics, "client_lr" and "local_steps" replace the settings of these names.
 
     Args:
         rule: the name of a rule in `afflux.rules`, or its configuration (`Rule.to_config`), or the rule.
-        rule_options: of the rule of this name. NVFlare's names are taken, too: num_updates_for_model,
-            max_model_history, global_lr; and of "fedbuff", which is NVFlare's own then, staleness_weight.
-        num_rounds: versions that are made, those of the runs before included.
+        rule_options: the options of the rule with this name. NVFlare's names are accepted, too: num_updates_for_model,
+            max_model_history, global_lr; and for "fedbuff", which then is NVFlare's own, staleness_weight.
+        num_rounds: number of versions, with those of the runs before.
         call: the function that clients publish.
         call_args: more arguments of this function, by name.
-        params_type: what replies hold: "FULL", the client's model, or "DIFF", what it added to the one that it was
-            sent. An `FLModel` of the other type is refused.
-        weight_key: of the number of examples, or local steps, in a reply's metrics, for rules that weigh by it. Of an
-            `FLModel` without it, NUM_STEPS_CURRENT_ROUND of its meta counts.
-        loss_key: of the training loss in a reply's metrics.
-        settings: those that all adapters share, by name (docs/nvflare.md lists them): concurrency, timeout, store, ...
+        params_type: the content of replies: "FULL", the client's model, or "DIFF", its difference from the model that
+            was sent. An `FLModel` of the other type is refused.
+        weight_key: key of the number of examples, or local steps, in a reply's metrics, for rules that weigh by it. For
+            an `FLModel` without it, NUM_STEPS_CURRENT_ROUND of its meta counts.
+        loss_key: key of the training loss in a reply's metrics.
+        settings: the settings that all adapters share (docs/nvflare.md lists them): concurrency, timeout, store, ...
 
     Attributes:
         server: the `afflux.Server` of the run: params, counts, log, ...
@@ -93,26 +93,26 @@ class AsyncServer(FLComponent):
         self.params_type = one_of("FULL", "DIFF")("AsyncServer", "params_type", params_type)
         self.server: Server | None = None
         self.lost: dict[str, int] = {}
-        self.configured()  # errors are raised where the job is made
+        self.configured()  # so that errors are raised where the job is made
         if type(self).initial_model is AsyncServer.initial_model:
-            # Of this class itself, NVFlare would put the module nvflare.py into the job, in the place of its own.
+            # For this class itself, NVFlare would put the module nvflare.py into the job, instead of its own.
             raise AffluxError(f"[AsyncServer] {type(self).__name__} lacks initial_model(): define it in a subclass")
 
     def initial_model(self) -> Model:
-        """The params of version 0 by name, such as a state_dict; those that are sent are of its library and dtypes."""
+        """Return the params of version 0 by name, such as a state_dict; all versions have its library and dtypes."""
         raise NotImplementedError
 
     def evaluate(self, version: int, model: Model) -> Metrics | None:
-        """Evaluates a version, every `evaluate_every` versions; numbers by name are sent to NVFlare's trackers.
+        """Evaluate a version, every `evaluate_every` versions; the returned numbers are sent to NVFlare's trackers.
 
         Args:
-            version: its number.
-            model: a copy of its params.
+            version: the number of the version.
+            model: a copy of the version's params.
         """
         return None
 
     def configured(self) -> tuple[Rule, RunSettings]:
-        """The rule and the settings that the arguments describe."""
+        """Return the rule and the settings that the arguments describe."""
         options = dict(self.rule_options)
         history = options.pop("max_model_history", None)  # None: all are kept
         settings, others = RunSettings.split(self.settings)
@@ -131,11 +131,11 @@ class AsyncServer(FLComponent):
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> Model:
-        """Trains until the server has made `num_rounds` versions; returns a copy of the last one.
+        """Train until the server has made `num_rounds` versions; return a copy of the last one.
 
         Raises:
-            AffluxError, StoreError: the rule does not fit the model or the options; the store is of another server.
-            RuntimeError: no client is of use.
+            AffluxError, StoreError: the rule does not fit the model or the options; the store is another server's.
+            RuntimeError: all clients fail.
             RunAborted: the job was aborted.
         """
         rule, settings = self.configured()
@@ -149,14 +149,14 @@ class AsyncServer(FLComponent):
     # NVFlare's events
 
     def publish_version(self, version: int, model: Model) -> None:
-        """Fires GLOBAL_WEIGHTS_UPDATED, for persistors and other handlers."""
+        """Fire GLOBAL_WEIGHTS_UPDATED, for persistors and other handlers."""
         with collab.fl_ctx.get_engine().new_context() as context:
             context.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(model, {}), private=True, sticky=True)
             context.set_prop(AppConstants.CURRENT_ROUND, version, private=True, sticky=True)
             self.fire_event(AppEventType.GLOBAL_WEIGHTS_UPDATED, context)
 
     def publish_metrics(self, group: str, version: int, metrics: Metrics) -> None:
-        """Sends numbers to NVFlare's trackers, such as its TensorBoard receiver, under the tags group/name."""
+        """Send numbers to NVFlare's trackers, such as its TensorBoard receiver, under the tags group/name."""
         with collab.fl_ctx.get_engine().new_context() as context:
             for name, value in metrics.items():
                 tag, kind = f"{group}/{name}", AnalyticsDataType.SCALAR
@@ -164,7 +164,7 @@ class AsyncServer(FLComponent):
 
 
 def _plain(name: str, value: Any) -> dict[str, Any]:
-    """An argument as the job's configuration holds it."""
+    """Return an argument in the form of the job's configuration."""
     try:
         found: dict[str, Any] = json.loads(json.dumps({} if value is None else dict(value)))
     except (TypeError, ValueError) as error:

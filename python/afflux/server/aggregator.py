@@ -1,4 +1,4 @@
-"""From arrivals to rounds: each decision about a push, and the round that it completes, one after the other."""
+"""Turns arrivals into rounds: the decision about each push, and the round that it completes, one after the other."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class Aggregator:
-    """Carries decisions out over a `Monitor`: admits arrivals, makes rounds, publishes versions.
+    """Executes decisions with a `Monitor`: admits arrivals, makes rounds, publishes versions.
 
     Holds all parts of a server that a round needs. `admission.state` is replaced by one assignment, so that reading it
     needs no mutex.
@@ -48,19 +48,19 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
-        self.fast = fast  #: makes pushes that only join without Python's frames; None: this server's cannot be
+        self.fast = fast  #: makes pushes that only join, in C++; None: not possible for this server
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
-        self.reading: set[Ticket] = set()  #: of pushes whose conversion reads a version
+        self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
-        self.failure: str | None = None  #: why no step can be made any more, until a state is loaded
-        self.failed_late: tuple[int, float] | None = None  #: the decisions with which `flush_late` has failed
+        self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
+        self.failed_late: tuple[int, float] | None = None  #: `number` and `since` of the failed `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
         self.check_process = self._monitor.check_process
-        #: Lets threads that wait for a slot look again.
+        #: Wakes threads that wait for a slot.
         self.notify_waiters = self._monitor.notify_waiters
         self._waiting_for_idle: set[int] = set()  # threads
         self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
@@ -71,13 +71,13 @@ class Aggregator:
         return self.admission.state.rule
 
     def attach(self, storage: RoundStorage) -> None:
-        """From now on the state lies in a store."""
+        """Use a store for the state from now on."""
         self.storage, self._monitor.alone = storage, str(storage.path)
 
     # Entering
 
     def enter(self, op: str) -> None:
-        """Rejects calls that would hang or tear: from within another call of this thread, or in a forked child.
+        """Reject calls from within another call of this thread, and in a forked child: they would deadlock.
 
         Raises:
             StoreError: the server is closed.
@@ -107,15 +107,16 @@ class Aggregator:
             raise AffluxError(f"[{op}] {self.failure}")
 
     def check_storage(self) -> None:
-        """Raises a StoreError if files of the store have vanished or were cut off."""
+        """Raise StoreError if files of the store are missing or truncated."""
         if self.storage is not None and not self.closed:
             self.storage.check()
 
     # Waiting
 
     def when_idle(self, op: str, action: Callable[[], _Result], *, overdue: bool = False) -> _Result:
-        """Calls `action` with the mutex, when the decided round and all terms are made; with `overdue`, also rounds
-        whose buffers were full when their pass began, as far as they can be made.
+        """Call `action` with the mutex, after the decided round and all terms were made.
+
+        With `overdue`, also after the rounds whose buffers were full when their pass began, if they can be made.
         """
 
         def attempt() -> tuple[_Result] | None:
@@ -142,7 +143,7 @@ class Aggregator:
         return found[0]
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
-        """Calls `action` with the mutex, when no thread makes a round or terms; begins none."""
+        """Call `action` with the mutex, when no thread makes a round or terms; begins none."""
 
         def attempt() -> bool | None:
             if self._working():
@@ -162,10 +163,10 @@ class Aggregator:
         return self._monitor.locked(action)
 
     def take_slot(self, timeout: float | None) -> Slot:
-        """A free slot, or a new one, or the next that comes free.
+        """Return a free slot, a new one, or the next one that becomes free.
 
         Raises:
-            BusyError: all are taken for `timeout` seconds.
+            BusyError: all slots are in use for `timeout` seconds.
         """
         slot = self.slots.take()
         if slot is None:
@@ -179,7 +180,7 @@ class Aggregator:
     # Deciding
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
-        """Decides what becomes of an arrival, and makes the round that it completes."""
+        """Decide about an arrival, and make the round that it completes."""
         begun: list[Report] = []  # of rounds whose buffers were full as soon as their pass began
         decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket, begun))
         assert decision is not None  # it was given no timeout
@@ -191,7 +192,7 @@ class Aggregator:
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
             if self.admission.state.passes is not None:
-                with suppress(Exception):  # not this push's error: the next push meets it before it joins
+                with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
         skipped = report is not None and not report.stepped
@@ -201,7 +202,7 @@ class Aggregator:
         return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, ""))
 
     def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
-        """The decision, once its round is published (or skipped) and its term is added; None until then."""
+        """Return the decision after its round is published (or skipped) and its term is added; None before."""
         admission, decision = self.admission, ticket.decision
         if self.closed or self.failure:
             self._check_open("push")
@@ -216,7 +217,7 @@ class Aggregator:
                 closed = Closed(task.opened.task, "pushed")
             status, staleness = admission.status(client_id, version)
             completes, state = admission.completes(status), admission.state
-            # Terms that are left are added with those of the round, in one sweep.
+            # Waiting terms are added with those of the round, in one sweep.
             if completes and (state.round is not None or self._working() or not self._has_room()):
                 return None
             # Without the call of the class's own __new__, as the receipt above: it takes three times as long.
@@ -237,12 +238,14 @@ class Aggregator:
         return decision if made else None
 
     def _left(self, term: Term) -> bool:
-        """Whether a push is over although its term may not be added yet: it can wait for those of later pushes while
-        these find a slot, one that there is already, or a new one where several pushes are under way.
+        """Return whether a push may return before its term is added.
+
+        The term can wait for the terms of later pushes while these find a slot: an existing one or, if several pushes
+        are in progress, a new one.
         """
         state, slot = self.admission.state, term.slot
         if term.done or slot is None or term.total is not state.total:
-            # A round that makes no step adds nothing; one that is made adds what is left.
+            # A round without a step adds nothing; a round that is made adds the waiting terms.
             return bool(term.done) or state.round is None
         if self._waiting_for_idle:
             return False
@@ -250,23 +253,24 @@ class Aggregator:
         return self.slots.spare or state.slots_held < taken < self.slots.limit
 
     def _has_room(self) -> bool:
-        """Lets go of bases of tasks for a version that is to be written; False if a push that reads one is to be waited
-        for.
-        """
+        """Release bases of tasks to make room for a version; return False if a push that reads one must end first."""
         while self.versions.full and self.tasks.release_one(self.admission.state.current.version):
             pass
         return not (self.versions.full and self.reading)
 
     def hand_in(self, name: str, vector: Vector) -> None:
-        """Replaces one of the rule's vectors."""
+        """Replace one of the rule's vectors."""
         admission, self.failed_late = self.admission, None
         self.when_idle(
             "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
         )
 
     def flush(self, *, late: bool = False, wait: bool = True) -> Report | None:
-        """The round of the arrivals that wait; None if there are none, with `late` if it is too early, and without
-        `wait` if another thread's work would have to be waited for.
+        """Make the round of the waiting arrivals.
+
+        Returns:
+            The report; None if no arrivals wait, if `late` and they have not waited long enough, or if not `wait` and
+            the work of another thread must end first.
         """
         not_now = None if wait else (None,)
         prepared: Round | None = None
@@ -277,7 +281,7 @@ class Aggregator:
             if prepared is None:
                 self.admission.discard_leftovers()
                 self.check_storage()
-                # Terms that are left are added with those of the round.
+                # Waiting terms are added with those of the round.
                 working = self._working()
                 if working or self.admission.state.round is not None:
                     return not_now if working else None
@@ -297,12 +301,12 @@ class Aggregator:
         return found[0]
 
     def report_steps(self) -> None:
-        """Calls on_step for the steps that it was not called for yet. The caller holds neither mutex nor slot."""
+        """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
         if self._step_calls is not None and self.admission.state.unreported:
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
-        """Replaces the rule, see `Admission.replace_rule`; from now on there may be so many slots, or more."""
+        """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
         entry, self.failed_late = Replaced(rule.to_config()), None
 
         def replaced() -> bool:
@@ -315,7 +319,7 @@ class Aggregator:
         return at_once
 
     def discard(self) -> int:
-        """Removes the arrivals that wait; returns their number."""
+        """Remove the waiting arrivals; return their number."""
 
         def cut() -> int:
             state = self.admission.state
@@ -329,7 +333,7 @@ class Aggregator:
         return count
 
     def _begin_overdue(self, begun: list[Report]) -> bool:
-        """Decides rounds whose buffers were full when their pass began; False while one of them has to be made."""
+        """Decide rounds whose buffers were full when their pass began; return False while one of them must be made."""
         while self.admission.overdue:
             if self.admission.state.round is not None or not self._has_room():
                 return False
@@ -340,7 +344,7 @@ class Aggregator:
         return not (begun and making is not None and making.report is begun[-1])
 
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
-        """The round of these arrivals; an error leaves no trace."""
+        """Return the round of these arrivals; an error changes nothing."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
         try:
             draft = self.versions.take()
@@ -371,7 +375,7 @@ class Aggregator:
         return total
 
     def _run(self, job: Round | Total) -> None:
-        """The sweep of a round, and what saves it; or the terms that are due."""
+        """Make and save the sweep of a round; or add the terms that are due."""
         if isinstance(job, Total) or job.saved:
             job.make(self.num_threads)
             return
@@ -390,7 +394,7 @@ class Aggregator:
             storage.save_round(job, self.admission)
 
     def _publish(self) -> bool:
-        """Makes the version of a finished round the newest one; whether jobs are left. May be repeated."""
+        """Make the version of a finished round the newest one; return whether jobs are left. May be repeated."""
         made = self.admission.state.round
         if made is None or not made.finished:
             return self.admission.state.unfinished
@@ -407,7 +411,7 @@ class Aggregator:
         return self.admission.state.unfinished
 
     def _fail(self, made: Round) -> None:
-        """The version of a round is not published: from here on only reading and loading a state are possible."""
+        """Refuse a round's version. Afterwards only reading and loading a state are possible."""
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
         self.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "

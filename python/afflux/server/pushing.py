@@ -1,4 +1,4 @@
-"""A push: what a client sends is checked, converted to what the rule takes, and joins; or fails without a trace."""
+"""A push: a client's vector is checked, converted to the rule's kind, and joins; or an error changes nothing."""
 
 from math import inf, nan
 from traceback import clear_frames
@@ -28,7 +28,7 @@ from afflux.server.vectors import A_KIND, overflow, take_in
 
 
 class PushTarget(Protocol):
-    """What a push needs of a server."""
+    """The parts of a server that a push needs."""
 
     options: ServerOptions
     _aggregator: Aggregator
@@ -63,21 +63,21 @@ def push(  # noqa: D417
     is subtracted: a bfloat16 client never saw more.
 
     Args:
-        task: what `checkout` gave, or its id, in the place of `client` and `version`; the push closes it.
+        task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
         client: the client's id: an int in 64 bits, signed or unsigned, or a str.
-        version: the version that the client pulled: what `pull` gave, or its number. Conversions from or to a model
+        version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a model
             need its params: with a number, the version must be the newest one, or held for a task.
         update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
             whose arrays go straight into one slot.
-        gradient: likewise; it points uphill.
-        model: likewise, the client's own params; a torch module or its state_dict, for example.
+        gradient: in the same forms; it points in the direction of ascent.
+        model: in the same forms, the client's own params; a torch module or its state_dict, for example.
         num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
-        loss: its mean training loss; None: not known.
+        loss: its mean training loss; None: unknown.
         client_lr: its learning rate, for conversions from or to a gradient.
-        local_steps: its number of local steps, likewise.
+        local_steps: its number of local steps, for the same conversions.
         buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
             they are in `model`.
-        timeout: seconds to wait while all slots are taken; None: as long as it takes, 0: not at all. A push waits for
+        timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
             the rule's own code (weigh, step) in any case.
         copy: False lends the vector: its round reads it in place. Until then (`version` has reached Receipt.step, or
             the buffer was discarded) it must not be changed, nor its memory resized, freed or moved (by torch's
@@ -86,14 +86,14 @@ def push(  # noqa: D417
             ...).
 
     Returns:
-        What became of it.
+        The receipt of the push.
 
     Raises:
         AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a receipt
             says so instead); arguments that do not go together; nothing has changed.
         StoreError: the store cannot be read or written; its attribute `joined`, and the message, say whether the
             arrival has joined, and must not be pushed again.
-        BusyError: all slots were taken for `timeout` seconds; nothing has changed.
+        BusyError: all slots were in use for `timeout` seconds; nothing has changed.
         UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
     A KeyboardInterrupt during a step, or while an arrival is added up, is raised although the arrival has joined (see
@@ -133,7 +133,7 @@ def push(  # noqa: D417
     ticket = Ticket()
     client_id: Any = None
     pulled: Any = None
-    checking = False  # what the client sent is being checked
+    checking = False  # the client's arguments are being checked
     found = base = conversion = row = beside = None
     try:
         if pushed is not None:
@@ -184,7 +184,7 @@ def push(  # noqa: D417
             ticket.slot = aggregator.take_slot(timeout)
             rows = aggregator.admission.state.rows
             row = None if rows is None else rows.prefetch(client_id)
-            if given != adapter.kind:  # not before it has a slot: a step may wait until the base is read
+            if given != adapter.kind:  # only after it has a slot: a step may wait until the base is read
                 ticket.reading = True
                 aggregator.reading.add(ticket)
                 base = _base(aggregator, task, version, pulled)
@@ -224,7 +224,7 @@ def push(  # noqa: D417
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
-        # Neither on_step nor the frame of a stored traceback may find the slot taken, or versions held.
+        # Neither on_step nor the frame of a stored traceback may hold the slot or versions.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
         if ticket.reading:
             aggregator.reading.discard(ticket)
@@ -238,23 +238,23 @@ _GONE = (
     "max_staleness, max_versions and hold=False, and by a restart without a checkpoint()), or give what pull() gave as "
     "version="
 )
-#: Characters of a reason that is kept.
+#: The most characters of a reason.
 _MOST_REASON = 500
 
 
 class CallError(AffluxError):
-    """A mistake of the caller's, and not of a client."""
+    """An error of the caller, and not of a client."""
 
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
-    """Whether an error is about what the client sent, which was being checked if `checking`."""
+    """Return whether an error concerns the client's arguments, which were being checked if `checking`."""
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
 
 
 def _let_go(error: BaseException) -> None:
-    """Empties the frames below `push` in an error's tracebacks: if it is stored, it must hold no slot or version."""
+    """Clear the frames below `push` in an error's tracebacks, so that a stored error holds no slot or version."""
     cause: BaseException | None = error
     while cause is not None:
         clear_frames(cause.__traceback__)
@@ -262,7 +262,7 @@ def _let_go(error: BaseException) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, of limited length."""
+    """Return the message of an error, of limited length."""
     text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
     return text if len(text) <= _MOST_REASON else f"{text[:_MOST_REASON]} ..."
 
@@ -315,7 +315,7 @@ def _only_one(
 
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
-    """Checks what the caller, and no client, decides."""
+    """Check the arguments that the caller, and no client, determines."""
     seconds = 0.0 if timeout is None else as_float(timeout)
     if seconds is None or not seconds >= 0:
         raise AffluxError(f"[push] timeout is {brief(timeout)}, must be None or a number of seconds, at least 0")
@@ -370,7 +370,7 @@ def _base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.state.current
-    if newest.version == number and not aggregator.versions.inplace:  # else a round may overwrite it meanwhile
+    if newest.version == number and not aggregator.versions.inplace:  # otherwise a round may overwrite it
         return newest
     return aggregator.tasks.base(number)
 
@@ -389,7 +389,7 @@ def _scale(client_lr: object, local_steps: object) -> float | None:
 
 
 def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
-    """From what was given to what the rule takes."""
+    """Return the conversion from the given kind to the rule's kind."""
     if "gradient" in (given, wanted) and scale is None:
         raise CallError(f"{what} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
     params = base.params if base is not None and "model" in (given, wanted) else None

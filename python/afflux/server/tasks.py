@@ -1,8 +1,8 @@
 """The open tasks of a server: which client trains from which version, and the params of these versions.
 
 The params are held for conversions from and to models, up to a limit: a step never fails because of a task. Methods
-that change the book are called with the server's mutex. Their statements are ordered so that the book is consistent if
-an interrupt comes between any two of them.
+that change the object are called with the server's mutex. Their statements are ordered so that the object is consistent
+if an interrupt comes between any two of them.
 """
 
 import os
@@ -21,7 +21,7 @@ MOST_BASES = 64
 
 
 class OpenTask:
-    """A task in the book."""
+    """An open task."""
 
     __slots__ = ("deadline", "opened")
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+    from afflux.sim.papers.grid import TuningResults
+    from afflux.sim.papers.tuning import tune
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
     from afflux.sim.results.run_progress import RunProgress
     from afflux.sim.results.run_result import Evaluation, RunResult
@@ -43,6 +45,7 @@ __all__ = [
     "Simulation",
     "SimulationResults",
     "Task",
+    "TuningResults",
     "Vmap",
     "classification",
     "compare",
@@ -61,10 +64,13 @@ __all__ = [
     "run_paired",
     "scaffold",
     "sgd",
+    "tune",
 ]
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError"),
+    "papers.grid": ("TuningResults",),
+    "papers.tuning": ("tune",),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
     "results.run_progress": ("RunProgress",),
     "results.run_result": ("Evaluation", "RunResult"),

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, known_names
 
-#: Modules that the simulator imports, and their packages in the extra `sim`.
+#: Modules that the simulator imports, and the packages of the extra `sim` that hold them.
 EXTRA = {
     "torch": "torch",
     "sklearn": "scikit-learn",

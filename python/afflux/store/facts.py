@@ -14,16 +14,13 @@ from msgspec import Meta, Struct, convert, to_builtins
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.ops.codecs import named
-from afflux.store.metadata import NAME, Shape, is_sound, slot_width
+from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 #: Elements of a vector: fewer than 2**48, so that sizes in bytes are ints of 64 bits.
 Size = Annotated[int, Meta(ge=0, le=2**48 - 1)]
 Name = Annotated[str, Meta(pattern=NAME)]
-
-#: The largest buffer whose arrivals fit into one segment.
-_MOST_WAITING = 1 << 16
 
 
 class _Facts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,7 +161,7 @@ def _check_shapes(facts: StoreFacts) -> None:
     if set(facts.shapes) != set(needed):
         raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(needed)}")
     for name, (dtype, size) in needed.items():
-        shape, slots = Shape(*facts.shapes[name]), _MOST_WAITING + (server.num_clients or 0)
+        shape, slots = Shape(*facts.shapes[name]), MOST_WAITING + (server.num_clients or 0)
         if (shape.dtype, shape.width) != (dtype, slot_width(dtype, size)) or not is_sound(shape, slots):
             raise ValueError(f"the array {name} has {shape}, for {size} elements of {dtype}")
 

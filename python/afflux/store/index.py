@@ -167,7 +167,7 @@ class Index:
     def row(self, client_id: ClientId) -> Place | None:
         """The place of a client's row; None if the client has none."""
         if type(client_id) is not int and type(client_id) is not str:
-            client_id = plain_id(client_id, "row")  # SQLite takes NumPy's integers for bytes
+            client_id = plain_id(client_id, "row")  # SQLite treats NumPy's integers as bytes
         generation, place = self._recent.generation, self._recent.get(client_id)
         if place != "unknown":
             return place

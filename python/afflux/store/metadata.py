@@ -55,6 +55,8 @@ NAME = r"^[\w.-]{1,100}\Z"  #: allowed names of a rule's vectors, which are part
 METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
 #: The size of a segment: bytes, or a part of all bytes that may be needed, so that few files are open.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
+#: Slots of arrivals that count for the size of a segment: a forged size of the buffer cannot make it larger.
+MOST_WAITING = 1 << 16
 _LIMITS = SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS
 _AGAIN = ".again"  #: a folder in the store's folder, which exists while metadata are written again
 #: The largest size of a `zarr.json`, in bytes.
@@ -270,9 +272,10 @@ def shapes_of(
     rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
 ) -> dict[str, Shape]:
     """The shapes of a store's arrays, by name, for a server with these arguments."""
+    waiting = min(rule.buffer_size, MOST_WAITING)
     shapes = {
         "params": shape_of(dtype, d, 4),
-        "arrivals": shape_of(STORED[slot_dtype], d, rule.buffer_size),
+        "arrivals": shape_of(STORED[slot_dtype], d, waiting),
         **{f"rule_vector.{name}": shape_of(dtype, d, 2) for name in rule.rule_vectors},
     }
     if accumulate:
@@ -280,5 +283,5 @@ def shapes_of(
     codec = codec_of(rule, slot_dtype)
     if codec is not None:
         shapes["sum"] = shape_of("float64", d, 2)
-        shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), (num_clients or 0) + rule.buffer_size)
+        shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), (num_clients or 0) + waiting)
     return shapes

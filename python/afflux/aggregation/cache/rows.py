@@ -44,7 +44,7 @@ class RowCache(ABC):
         self.size = size  #: d
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
-        self.reads_ahead = staging is not None  #: whether `prefetch` may have something to read
+        self.reads_ahead = staging is not None  #: whether `prefetch` may read a row
         self.num_clients = num_clients
         self.codec = codec
         self.seed = seed
@@ -122,7 +122,7 @@ class RowCache(ABC):
         return RowRead(None, lambda: staged)
 
     def facts(self) -> dict[str, Any]:
-        """The facts, besides rows and sum, that later bits depend on."""
+        """The facts, in addition to rows and sum, on which later bits depend."""
         return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
 
     def prepare_rows(

@@ -1,1 +1,1 @@
-"""Timing, and what a machine can do: its facts, probes of its memory, the limit of a row."""
+"""Timing, facts about the machine, probes of its memory, and the limit of a row."""

@@ -13,7 +13,7 @@ from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.streams import Streams, Traffic, moved
 
-#: Vectors that the copying probes write, at most: enough that they are not in the cache.
+#: The most vectors that the copying probes write: enough that they are not in the cache.
 COPIED = 4
 
 
@@ -37,7 +37,7 @@ def reading(m: int) -> Traffic:
 
 
 def threaded(num_threads: int, size: int) -> Callable[[Callable[[slice], Any]], list[Any]]:
-    """A function that calls another on equal ranges at once; NumPy drops the interpreter lock meanwhile."""
+    """Return a function that calls another one on equal ranges in parallel; NumPy releases the interpreter lock."""
     edges = [size * i // num_threads for i in range(num_threads + 1)]
     ranges = [slice(a, b) for a, b in pairwise(edges)]
     pool = ThreadPoolExecutor(num_threads)
@@ -104,7 +104,7 @@ PROBES = NUMPY + TORCH
 
 
 def timed(probe: Probe, case: Case, inputs: Inputs) -> Timed:
-    """Ready to be timed: run on each set."""
+    """Return the probe, ready to be timed: it has run on each set."""
     run, traffic = probe.make(inputs), probe.traffic(case.m)
     for k in range(case.sets):
         run(k)

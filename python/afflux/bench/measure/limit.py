@@ -1,4 +1,4 @@
-"""The limit of a row: the highest bandwidth that anything which moves comparable traffic reached in the same run."""
+"""The limit of a row: the highest bandwidth of all probes and contenders with comparable traffic in the same run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,20 +15,20 @@ class Limit:
 
 
 def mix(traffic: Traffic) -> set[object]:
-    """The streams of the sweeps, however often each is made."""
+    """Return the streams of the sweeps, without the number of times that each sweep runs."""
     return {replace(streams, times=1) for streams in traffic}
 
 
 def comparable(probe: Timed, traffic: Traffic) -> bool:
-    """Whether the probe only reads, or reads and writes just as this operation does.
+    """Return whether the probe only reads, or reads and writes as this operation does.
 
-    A probe of another mix moves other traffic: a probe in place avoids the hidden read of memory that is written.
+    Another mix is other traffic: for example, a probe in place avoids the hidden read of memory that is written.
     """
     return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
 
 
 def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """The highest bandwidth of the comparable probes and of this row's contenders."""
+    """Return the highest bandwidth of the comparable probes and of this row's contenders."""
     traffic = row.traffic(m)
     able = [probe for probe in probes if comparable(probe, traffic)]
     able += [contender for contender in contenders if contender.row == row.name]
@@ -37,14 +37,17 @@ def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed
 
 
 def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """The highest bandwidth of all probes and of afflux: where a write reads nothing, every mix is comparable."""
+    """Return the highest bandwidth of all probes and of afflux.
+
+    On a GPU a write reads nothing, so all mixes are comparable.
+    """
     able = [*probes, *(c for c in contenders if c.row == row.name and c.by and c.by.role == "ours")]
     best = max(able, key=lambda timed: timed.gbps)
     return Limit(best.gbps, best)
 
 
 def of_kinds(probes: Iterable[Timed]) -> dict[str, float]:
-    """The machine's best of each kind of traffic."""
+    """Return the fastest probe of each kind of traffic."""
     best: dict[str, float] = {}
     for probe in probes:
         sort = kind(probe.traffic)

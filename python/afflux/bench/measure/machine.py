@@ -14,7 +14,7 @@ from afflux import __version__, _engine, ops
 
 try:
     import psutil
-except ModuleNotFoundError:  # on a bare machine, where the GPU's benchmark runs all the same
+except ModuleNotFoundError:  # on a bare machine, where the GPU's benchmark runs without it
     psutil = None
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -31,7 +31,7 @@ def cpu_model() -> str:
 
 
 def cache_bytes() -> dict[str, int]:
-    """Size by cache as one core sees it: L1d, L2, L3; empty where the system does not tell."""
+    """Return the sizes of the caches L1d, L2 and L3 of one core, by name; empty if the system does not report them."""
     sizes = {}
     for index in sorted(CACHES.glob("index*")):
         try:
@@ -46,12 +46,15 @@ def cache_bytes() -> dict[str, int]:
 
 
 def last_level() -> int:
-    """Bytes of the largest cache; a guess where the system does not tell."""
+    """Return the bytes of the largest cache; a guess if the system does not report them."""
     return max(cache_bytes().values(), default=2**25)
 
 
 def holds(amount: int) -> str:
-    """The smallest cache that holds so many bytes, or memory; in between, part of them are in the last one."""
+    """Return the name of the smallest cache that holds so many bytes, or memory.
+
+    Between one and four times the last cache, a part of the bytes is in this cache: "cache and memory".
+    """
     sizes = cache_bytes()
     for name, size in sorted(sizes.items(), key=lambda item: item[1]):
         if amount <= size:
@@ -60,10 +63,10 @@ def holds(amount: int) -> str:
 
 
 def others_cpu() -> float | None:
-    """Seconds of CPU time that all other processes have had since the start of the machine; None where unknown."""
+    """Return the seconds of CPU time that all other processes used since the machine started; None if unknown."""
     if psutil is None:
         return None
-    times = psutil.cpu_times()._asdict()  # Linux counts a guest's time as its user's
+    times = psutil.cpu_times()._asdict()  # Linux counts the time of a guest as time of its user
     busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "iowait", "guest", "guest_nice"))
     return float(busy) - time.process_time()
 
@@ -73,7 +76,7 @@ def memory_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Memory that this process may still take, its cgroup's limit included; None where unknown."""
+    """Return the bytes that this process may still allocate, within its cgroup's limit; None if unknown."""
     if psutil is None:
         return None
     available = int(psutil.virtual_memory().available)
@@ -85,7 +88,7 @@ def available_bytes() -> int | None:
 
 
 def huge_pages() -> str | None:
-    """The system's setting for transparent huge pages."""
+    """Return the system's setting for transparent huge pages."""
     try:
         setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
@@ -95,14 +98,14 @@ def huge_pages() -> str | None:
 
 
 def compiler(extension: Path = Path(_engine.__file__)) -> str | None:
-    """The compilers named in the extension's comment section, where the format has one."""
+    """Return the compilers that the extension's comment section names, if its format has such a section."""
     data = extension.read_bytes()
     found = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [0-9][0-9.]*", data)
     return ", ".join(sorted({f.decode("ascii", "replace") for f in found})) or None
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
-    """The git commit of the tree with this folder, with "+" if tracked files differ from it."""
+    """Return the git commit of the tree with this folder, with "+" if tracked files differ from it."""
     git = ["git", "-C", str(folder)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -134,7 +137,7 @@ def describe() -> dict[str, Any]:
 
 
 def instruction_set() -> str:
-    """The one that the engine uses now."""
+    """Return the instruction set that the engine uses now."""
     return next(b.name for b in ops.backends() if b.chosen)
 
 

@@ -1,4 +1,4 @@
-"""The native probes, `native_probes.cpp`: compiled at the first use with the compiler found, and kept for the next."""
+"""The native probes, `native_probes.cpp`. They are compiled at the first use, and the result is kept for later runs."""
 
 import ctypes
 import functools
@@ -21,15 +21,15 @@ from afflux.bench.measure import machine
 
 SOURCE = Path(__file__).with_name("native_probes.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"]
-#: As native_probes.cpp has them.
+#: The same values as in native_probes.cpp.
 MOST_TILE, MOST_GROUP = 4096, 16
 
-#: words of memory, and the bytes an element of the vector that lies there
+#: words of memory, and the bytes per element of the vector in it
 Placed = tuple[npt.NDArray[np.float32], float]
 
 
 class MissingCompiler(Exception):
-    """There are no native probes here; the message says why."""
+    """Raised if native probes cannot be compiled here; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Variant:
     """One way to move the same streams."""
 
     ahead: int = 0  #: bytes prefetched ahead of every stream
-    tile: int = 1024  #: elements of a stream before the next has its turn
-    group: int = MOST_GROUP  #: streams that are read side by side, at most
-    past_cache: bool = False  #: non-temporal stores to what is written elsewhere
+    tile: int = 1024  #: elements of a stream before the loop changes to the next stream
+    group: int = MOST_GROUP  #: the most streams that are read side by side
+    past_cache: bool = False  #: whether vectors that are not in place are written by non-temporal stores
 
     def __str__(self) -> str:
         stores = ", non-temporal stores" if self.past_cache else ""
@@ -60,11 +60,11 @@ class _Sweep(ctypes.Structure):
             *("group", "tile", "ahead", "past_cache"),
         )
     ]
-    memory: Any  # kept alive as long as this
+    memory: Any  # not freed before this object
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler: $CXX, c++, g++ or clang++."""
+    """Return the command of the C++ compiler: $CXX, c++, g++ or clang++."""
     if given := shlex.split(os.environ.get("CXX", "")):
         return given
     for name in ("c++", "g++", "clang++"):
@@ -84,7 +84,7 @@ def output(command: list[str]) -> str:
 
 
 def folder() -> Path:
-    """Where compiled probes are kept; a fresh temporary folder if that cannot be written."""
+    """Return the folder of compiled probes; a new temporary folder if this one cannot be written."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "afflux"
     with suppress(OSError):
         kept.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def folder() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The probes for this source, compiler and CPU. Raises MissingCompiler."""
+    """Load the probes for this source, compiler and CPU; raises MissingCompiler."""
     command = [*compiler(), *FLAGS]
     made_of = (SOURCE.read_text(), command, output([*compiler(), "--version"]), machine.cpu_model())
     path = folder() / f"probes-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
@@ -119,9 +119,9 @@ def sweep(
     threads: int,
     laps: int = 1,
 ) -> Callable[[], float]:
-    """A call that makes this sweep `laps` times: sum = all reads, writes = sum, in_place += sum.
+    """Return a function that makes this sweep `laps` times: sum = all reads, writes = sum, in_place += sum.
 
-    It returns the sum of all words read, if there is nothing to write.
+    If nothing is written, the function returns the sum of all words that it read.
     """
     roles = [
         (_Stream * max(1, len(role)))(*(_Stream(a.ctypes.data, int(64 * b)) for a, b in role))

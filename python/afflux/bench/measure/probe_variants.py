@@ -15,12 +15,12 @@ from afflux.bench.spec.streams import Streams, Traffic, moved, spoken
 
 AHEAD = (0, 256, 512, 1024, 2048, 4096)
 TILES = (256, 1024, 4096)
-#: Of all variants, so many are tried again at full length.
+#: The number of variants that are tried again at full length.
 FINALISTS = 6
 
 
 def generic(m: int) -> list[Traffic]:
-    """What every case is measured with, whatever its rows are."""
+    """Return the traffic that is measured in every case, independent of its rows."""
     numbers = [2**i for i in range(m.bit_length())] + [m + 1]
     reads = [Streams(reads=(4,) * n) for n in dict.fromkeys(numbers)]
     written = [Streams(reads=(4,) * n, writes=(4,)) for n in (1, m + 1)]
@@ -29,14 +29,14 @@ def generic(m: int) -> list[Traffic]:
 
 
 def variants(traffic: Traffic) -> list[Variant]:
-    """Every combination that makes a difference for these streams."""
+    """Return all variants that can differ in speed for these streams."""
     groups = (4, MOST_GROUP) if any(len(streams.reads) > 4 for streams in traffic) else (MOST_GROUP,)
     stores = (False, True) if any(streams.writes for streams in traffic) else (False,)
     return [Variant(*chosen) for chosen in product(AHEAD, TILES, groups, stores)]
 
 
 def placed(memory: Iterable[Float32], sizes: Sequence[float], elements: int) -> Iterator[Placed]:
-    """The streams one after the other in these flat arrays."""
+    """Place the streams one after the other in these flat arrays."""
     chunks = iter(memory)
     free = next(chunks)
     for size in sizes:
@@ -48,7 +48,7 @@ def placed(memory: Iterable[Float32], sizes: Sequence[float], elements: int) -> 
 
 
 def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: int, laps: int) -> Callable[[], float]:
-    """Reads the vectors of set k; writes the scratch vectors."""
+    """Return a sweep that reads the vectors of set k and writes the scratch vectors."""
     elements *= streams.times
     written = list(placed([inputs.scratch.reshape(-1)], streams.writes + streams.in_place, elements))
     return native_probes.sweep(
@@ -64,7 +64,7 @@ def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: 
 
 @dataclass(frozen=True)
 class Trial:
-    """Streams and a way to move them, on the inputs of a case."""
+    """Streams and one variant that moves them, on the inputs of a case."""
 
     inputs: Inputs
     case: Case
@@ -74,11 +74,11 @@ class Trial:
 
     @cached_property
     def calls(self) -> dict[int, list[Callable[[], float]]]:
-        """By input set, made when first needed."""
+        """The sweeps of each input set; made at the first use."""
         return {}
 
     def ready(self, k: int) -> list[Callable[[], float]]:
-        """Laps that are all on one set are made by the native code."""
+        """Return the sweeps of set k. If all laps are on one set, the native code makes all laps."""
         if k not in self.calls:
             laps = self.case.laps if self.case.warm else 1
             self.calls[k] = [sweep(self.inputs, k, s, self.variant, self.elements, laps) for s in self.traffic]
@@ -95,12 +95,15 @@ class Trial:
             self.case.sample(self.run)(number)
 
     def prepare(self, number: int) -> None:
-        """Nothing is left to do in this sample but to move the streams."""
+        """Make the sweeps of a sample before it is timed."""
         self.case.sample(self.ready)(number)
 
 
 def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
-    """Those with the shortest sample. Each goes on where the last stopped, so that they find no set in the cache."""
+    """Return the trials with the shortest sample.
+
+    Each trial starts with the input set after the last trial's, so that no set is in the cache.
+    """
     numbers = count()
 
     def shortest(trial: Trial) -> float:
@@ -116,7 +119,10 @@ def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
 
 
 def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: bool) -> list[Timed]:
-    """The fastest variants: of all (quick: of few) on a part larger than the caches, then of some on the whole."""
+    """Return the fastest variants.
+
+    All variants (quick: a few) run on a part that is larger than the caches; the fastest of them run on the whole.
+    """
     part, fewer = case.d, case
     if not case.warm:
         part = min(case.d, ceil(4 * machine.last_level() / moved(traffic, 1)))
@@ -129,24 +135,24 @@ def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: boo
 
 
 def timed(trial: Trial) -> Timed:
-    """Ready to be timed: run on each set."""
+    """Return the trial, ready to be timed: it has run on each set."""
     case, traffic = trial.case, trial.traffic
     for k in range(case.sets):
         trial.run(k)
     made = Timed(
         f"native: {spoken(traffic)}", str(trial.variant), moved(traffic, case.d), trial.sample, case.laps, traffic
     )
-    made.rest = 0  # its threads have ended
+    made.rest = 0  # its threads have already ended
     if case.warm:
         made.prepare = trial.sample
     return made
 
 
 def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
-    """How many variants of each traffic take part in the timing: two of each row's own mix, one of the rest."""
+    """Return how many variants of each traffic are timed: two of each row's own mix, one of the others."""
     return dict.fromkeys(generic(case.m), 1) | dict.fromkeys(rows, 2)
 
 
 def scratch(traffics: Iterable[Traffic]) -> int:
-    """How many float32 vectors probes of this traffic write."""
+    """Return how many float32 vectors the probes of this traffic write."""
     return max((ceil(streams.written() / 4) for traffic in traffics for streams in traffic), default=0)

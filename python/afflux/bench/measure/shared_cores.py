@@ -1,6 +1,7 @@
-"""Whether the cores are shared: a core's other hardware thread may run another program, of another virtual machine too.
+"""Detects shared cores: another program, also of another virtual machine, may run on a core's other hardware thread.
 
-Additions in registers then take up to twice as long, and so does work that is bound by computing; memory hardly does.
+Additions in registers then take up to twice as long, and so does work that computing limits. The speed of memory hardly
+changes.
 """
 
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from statistics import median
 
 from afflux.bench.measure import native_probes
 
-#: Rounds of twelve additions in one sample: some 50 us.
+#: Rounds of twelve additions in one sample: about 50 us.
 ROUNDS = 40_000
-#: From how many times its best time on the median is worth saying.
+#: The ratio of the median to the best time from which the results mention it.
 SHARED = 1.15
 
 
@@ -19,13 +20,13 @@ def _additions() -> Callable[[int], float] | None:
     try:
         found: Callable[[int], float] = native_probes.library().afflux_additions
     except native_probes.MissingCompiler:
-        return None  # a note of the run says so
+        return None  # a note in the results reports this
     return found
 
 
 @dataclass
 class AdditionTimer:
-    """Times additions between the samples of a run, where there are native probes."""
+    """Times additions between the samples of a run, if there are native probes."""
 
     seconds: list[float] = field(default_factory=list)
     additions: Callable[[int], float] | None = field(default_factory=_additions)
@@ -36,5 +37,5 @@ class AdditionTimer:
 
     @property
     def slowdown(self) -> float | None:
-        """Median over best; None without a sample."""
+        """The median time divided by the best; None without a sample."""
         return median(self.seconds) / min(self.seconds) if self.seconds else None

@@ -1,4 +1,4 @@
-"""Timing by turns: every contender and probe has one turn in each repeat, in a new order, on the next input set."""
+"""Alternating timing: in each repeat every contender and probe runs once, in a new order, on the next input set."""
 
 import gc
 import random
@@ -18,27 +18,27 @@ from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import Traffic, moved
 
-#: Elements at each end of the vectors that are compared with float64, and the most of all M together.
+#: The elements at each end of a vector that are compared with float64, and the most elements of all M together.
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23
 
 
 @dataclass
 class Timed:
-    """Something to time, and its samples in seconds a run."""
+    """A contender or probe that is timed, and its samples in seconds per run."""
 
     name: str
     what: str
-    bytes: int  #: that a run moves
-    sample: Callable[[int], object]  #: all runs of the sample with this number
-    laps: int = 1  #: their number
-    traffic: Traffic = ()  #: of a probe
-    row: str = ""  #: empty for a probe
-    by: Contender | None = None  #: likewise None
-    prepare: Callable[[int], object] = unprepared  #: comes before a sample, and is not timed
-    rest: float = REST  #: seconds before the next has its turn
+    bytes: int  #: the bytes that a run moves
+    sample: Callable[[int], object]  #: makes all runs of the sample with this number
+    laps: int = 1  #: the number of runs in a sample
+    traffic: Traffic = ()  #: the traffic of a probe
+    row: str = ""  #: the name of the row; empty for a probe
+    by: Contender | None = None  #: the contender; None for a probe
+    prepare: Callable[[int], object] = unprepared  #: called before a sample, and not timed
+    rest: float = REST  #: seconds of rest before the next contender runs
     around: Callable[[], AbstractContextManager[object]] = nullcontext  #: entered before `prepare`, left after a sample
     after: Callable[[Any], Arrays] = lambda result: {}  #: the outputs, given what the last run of a sample returned
-    first: float = 0  #: seconds of its very first run
+    first: float = 0  #: seconds of its first run
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -48,11 +48,11 @@ class Timed:
 
     @property
     def gbps(self) -> float:
-        """10^9 bytes per second at the median."""
+        """The bandwidth at the median, in 10^9 bytes per second."""
         return self.bytes / self.median / 1e9
 
 
-#: Starts a timer; the result stops it and returns the seconds.
+#: Starts a timer, and returns a function that stops it and returns the seconds.
 Clock = Callable[[], Callable[[], float]]
 
 
@@ -67,7 +67,7 @@ def measure(
     turn: Callable[[], object] = lambda: None,
     clock: Clock = wall_clock,
 ) -> None:
-    """Adds `repeats` samples to each of `everything`; `turn` is called after each sample."""
+    """Add `repeats` samples to each element of `everything`; call `turn` after each sample."""
     measure_groups([[timed] for timed in everything], repeats, turn, clock)
 
 
@@ -77,9 +77,9 @@ def measure_groups(
     turn: Callable[[], object] = lambda: None,
     clock: Clock = wall_clock,
 ) -> None:
-    """The same where the members of a group are compared: they follow each other, in either order equally often.
+    """Measure groups whose members are compared: they run one after the other, in either order equally often.
 
-    The order changes every two repeats, because two input sets alternate: each order meets each set.
+    The order changes every two repeats, because two input sets alternate: each order runs with each set.
     """
     order = list(groups)
     shuffle = random.Random(0).shuffle
@@ -102,7 +102,7 @@ def measure_groups(
 
 
 def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool = True) -> Timed:
-    """Ready to be timed: made, checked, and run on each set."""
+    """Return a contender, ready to be timed: it is made and checked, and has run on each set."""
     ready = by.make(shared)
     timed = Timed(
         by.name,
@@ -136,7 +136,7 @@ def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool =
 
 
 def check(row: Row, inputs: Inputs, ready: Round) -> tuple[dict[str, dict[str, float]], float]:
-    """Runs set 0 once: the errors against the definition in float64 of what it has read, and its seconds."""
+    """Run set 0 once; return the errors relative to the definition in float64, and the seconds."""
     size = max(1, min(CHECKED, CHECKED_OF_ALL // inputs.m))
     before = {name: sample(name, array, size) for name, array in ready.before(0).items()}
     start = time.perf_counter()
@@ -153,7 +153,7 @@ def sample(name: str, array: Vector, size: int) -> np.ndarray:
 
 
 def error(got: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> dict[str, float]:
-    """Largest error: absolute, in float32 ulps of the exact value, and the largest sum of |terms|.
+    """Return the largest error, absolute and in float32 ulps of the exact value, and the largest sum of |terms|.
 
     The ulps of a result that cancels are small: a sum rounded once is within half an ulp even then.
     """

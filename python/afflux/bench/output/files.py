@@ -1,4 +1,4 @@
-"""Where the results of a run go: JSON, Markdown and pictures, each to its own file or all into one folder."""
+"""Writes the results of a run: JSON, Markdown and pictures, each to its own file or all into one folder."""
 
 import gzip
 import json
@@ -19,11 +19,11 @@ class Files:
     json: Path | None = None
     markdown: Path | None = None
     picture: Path | None = None
-    samples: Path | None = None  #: the JSON with every sample in it
-    folder: Path | None = None  #: the first three, under names of their own; made if it is not there
+    samples: Path | None = None  #: file of the JSON with every sample
+    folder: Path | None = None  #: folder of the first three, under fixed names; made if it does not exist
 
     def check(self) -> None:
-        """Before the run, not after it."""
+        """Check the files before the run, so that no run is lost."""
         for path in (self.json, self.markdown, self.picture, self.samples, self.folder):
             if path and not path.absolute().parent.is_dir():
                 raise typer.BadParameter(f"there is no folder for {path}")
@@ -34,7 +34,7 @@ class Files:
                 raise typer.BadParameter("a picture needs matplotlib: pip install 'afflux[sim]'") from None
 
     def write(self, out: dict[str, Any], markdown: str, draw: Callable[[Path], None] | None = None) -> None:
-        """Writes the results, their tables and, with `draw`, their picture to the files that were asked for."""
+        """Write the results, their tables and, with `draw`, their picture to the given files."""
         if self.folder:
             self.folder.mkdir(exist_ok=True)
             inside = (self.folder / name for name in ("bench.json", "bench.md", "bench.png"))
@@ -51,7 +51,7 @@ class Files:
 
 
 def write_run(files: Files, out: dict[str, Any], rows: list[Row]) -> None:
-    """Everything about a run of these rows."""
+    """Write the files and print the tables of a run of these rows."""
 
     def draw(path: Path) -> None:
         from afflux.bench.output import picture

@@ -1,4 +1,4 @@
-"""Results as short JSON text that diffs well: summaries in place of samples, one line for each contender."""
+"""Results as short JSON text that is easy to compare: summaries instead of samples, one line for each contender."""
 
 import json
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def without_samples(value: Any) -> Any:
-    """The results without the seconds of every sample, of which they hold a summary."""
+    """Return the results without the seconds of every sample; a summary of them stays."""
     if isinstance(value, dict):
         return {key: without_samples(part) for key, part in value.items() if key != "seconds"}
     return [without_samples(part) for part in value] if isinstance(value, list) else value
 
 
 def to_json(value: Any) -> str:
-    """With a line for each object that holds no list, such as all figures of one contender."""
+    """Return JSON with one line for each object that holds no list, such as all figures of one contender."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -9,17 +9,17 @@ from afflux.bench.output.report import FORMAT
 from afflux.bench.output.tables import processor, size
 from afflux.bench.spec.columns import Line
 
-#: The operations that the table shows, in its order.
+#: The operations in the table, in this order.
 SHOWN = (
     *("ingest", "gram", "fedbuff", "fedbuff-bf16", "ca2fl", "fadas", "wkafl"),
     *("mf-ca2fl-affine-8", "mf-ca2fl-affine-4", "mf-ca2fl-rotated-2", "mf-ca2fl-float16"),
 )
-#: By operation, d and M: afflux's figures, as the table shows them.
+#: afflux's figures, as in the table, by operation, d and M.
 Cells = dict[tuple[str, int, int], str]
 
 
 def markdown(folder: Path) -> str:
-    """Two tables of all results in a folder: the machines, and what share of its own limit each operation reaches.
+    """Return two tables of all results in a folder: the machines, and each operation's share of its limit.
 
     Raises:
         ValueError: there are no results, or a file is none of this version's.
@@ -35,7 +35,7 @@ def markdown(folder: Path) -> str:
 
 
 def _read(path: Path) -> tuple[list[str], Cells]:
-    """What is said about the machine, and the figures."""
+    """Return the description of the machine, and the figures."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         if run["format"] == FORMAT:
@@ -48,7 +48,10 @@ def _read(path: Path) -> tuple[list[str], Cells]:
 
 
 def _cells(run: dict[str, Any]) -> Cells:
-    """Of several cases with the same operation, d and M, such as other numbers of threads, the first one's."""
+    """Return the figures by operation, d and M.
+
+    Of several cases with the same operation, d and M, such as other numbers of threads, the first one counts.
+    """
     cells: Cells = {}
     for case in run["cases"]:
         for line in chain.from_iterable(case["rows"].values()):

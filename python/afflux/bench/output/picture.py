@@ -1,4 +1,4 @@
-"""Two pictures of a run: what each operation reaches of its limit, and how the time of a round grows."""
+"""Two pictures of a run: the share of its limit that each operation reaches, and the growth of the time of a round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v")
 
 
 def write(path: Path, out: dict[str, Any], rows: list[Row]) -> None:
-    """The operations into `path`, and how the time grows beside it, or into `path` if nothing else was timed."""
+    """Draw the operations into `path`, and the growth beside it, or into `path` if nothing else was timed."""
     growing = [row for row in rows if row.along]
     others = [row for row in rows if not row.along]
     where = out["machine"]["cpu"] + f", {out['software']['instruction_set']}"
@@ -34,7 +34,7 @@ def write(path: Path, out: dict[str, Any], rows: list[Row]) -> None:
 
 
 def groups(cases: list[dict[str, Any]], rows: list[Row]) -> list[tuple[str, list[Line]]]:
-    """Label and lines of each row that has one case; of every case, if all rows have more."""
+    """Return the label and the lines of each row that has one case; of every case, if all rows have several."""
     found = []
     for row in rows:
         own = [(case, case["rows"][row.name]) for case in cases if row.name in case["rows"]]
@@ -62,7 +62,7 @@ def short(number: int) -> str:
 
 
 def bars(lines: list[Line]) -> dict[str, float]:
-    """GB/s of afflux, and of the fastest contender of each role that computes the whole operation."""
+    """Return the GB/s of afflux, and of the fastest contender of each role that computes the whole operation."""
     found = {"afflux": lines[0]["gbps"]}
     for name, role in ROLES.items():
         able = [line["gbps"] for line in lines if line["role"] == role and not line["part"]]
@@ -72,7 +72,7 @@ def bars(lines: list[Line]) -> dict[str, float]:
 
 
 def operations(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figure:
-    """A group of bars for each operation, and its limit as a line across them."""
+    """Draw a group of bars for each operation, and its limit as a line across them."""
     wanted = groups(cases, rows)
     names = [name for name in COLOURS if any(name in bars(lines) for _, lines in wanted)]
     figure = Figure(figsize=(max(6.0, 1.7 + 1.35 * len(wanted)), 5), layout="constrained")
@@ -100,7 +100,7 @@ def operations(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figu
 
 
 def growth(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figure:
-    """Time of a round against what the row's cases differ in, both logarithmic."""
+    """Draw the time of a round over the size in which the row's cases differ, both logarithmic."""
     figure = Figure(figsize=(1 + 4.4 * len(rows), 4.6), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
         lines = lines_of(row, cases)
@@ -121,7 +121,7 @@ def growth(cases: list[dict[str, Any]], rows: list[Row], where: str) -> Figure:
 
 
 def fixed(line: Line, along: str) -> str:
-    """What its cases have in common."""
+    """Return the text with the sizes that all cases have in common."""
     return ", ".join(f"{name} = {short(line[key])}" for key, name in (("d", "d"), ("m", "M")) if key != along)
 
 
@@ -140,7 +140,7 @@ def curve(axes: Axes, lines: Sequence[Line], along: str, marker: str) -> None:
 
 
 def guide(axes: Axes, ours: Sequence[Line], along: str) -> None:
-    """The last point's time by the bytes of each: a line of slope 1 over d, a level one over N."""
+    """Draw time proportional to the bytes, through the last point: a line of slope 1 over d, a level line over N."""
     pace = 1e3 * ours[-1]["median"] / ours[-1]["bytes"]
     xs, level = [line[along] for line in ours], [pace * line["bytes"] for line in ours]
     axes.plot(xs, level, linestyle=":", color="#555555", linewidth=1, label="proportional to the bytes", zorder=0)

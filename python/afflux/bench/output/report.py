@@ -1,4 +1,4 @@
-"""The results of a run, ready for JSON: the figures of all contenders, the limits, and where afflux is not fastest."""
+"""The results of a run as data for JSON: the figures of all contenders, the limits, and who is faster than afflux."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import kind, spoken
 
 FORMAT = 4
-LEVEL = 0.99  #: of our time: less is faster
+LEVEL = 0.99  #: contenders that take less than this share of afflux's time count as faster
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -42,23 +42,23 @@ def figures(timed: Timed) -> Line:
 
 
 def of_probe(probe: Timed) -> Line:
-    """`what` are the streams of the probe, `how` its variant."""
+    """Return the figures of a probe: `what` are its streams, `how` is its variant."""
     return figures(probe) | {"how": probe.what, "what": spoken(probe.traffic), "kind": kind(probe.traffic)}
 
 
 def fastest(own: Iterable[Timed], role: str) -> Timed | None:
-    """The fastest contender of this role that computes the whole operation."""
+    """Return the fastest contender of this role that computes the whole operation."""
     able = [t for t in own if t.by and t.by.role == role and t.by.traffic is None]
     return min(able, key=lambda t: t.median, default=None)
 
 
 def used(case: Case) -> str:
-    """The instruction set, or the device."""
+    """Return the instruction set, or the device."""
     return machine.instruction_set() if case.device == "cpu" else case.device
 
 
 def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
-    """The figures of a row's contenders; times are compared only among those that compute the whole operation."""
+    """Return the figures of a row's contenders; only those that compute the whole operation are compared by time."""
     ours = own[0]
     others = {role: fastest(own, role) for role in ("plain", "best", "peer")}
     found = []
@@ -89,7 +89,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
 
 
 def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
-    """The results at one size of inputs: the machine's best of each kind of traffic, and each row with its limit."""
+    """Return the results of one case: the fastest probe of each kind of traffic, and each row with its limit."""
     found: dict[str, Any] = {
         "name": str(case),
         **asdict(case),
@@ -107,13 +107,13 @@ def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[T
 
 
 def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
-    """All lines of a row, case by case."""
+    """Return all lines of a row, case by case."""
     found = [line for case in cases for line in case["rows"].get(row.name, [])]
     return sorted(found, key=lambda line: line[row.along]) if row.along else found
 
 
 def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contenders that compute the whole operation in less time than afflux: at which sizes, and how much faster."""
+    """Return the contenders that compute the whole operation faster than afflux, with the sizes and the ratios."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines_of(row, cases):
         if line["role"] == "ours" or line["part"] or line["times_ours"] > LEVEL:
@@ -129,7 +129,7 @@ def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def results(
     box: dict[str, Any], rows: list[Row], cases: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """All results of a run."""
+    """Return all results of a run."""
     for row in rows:
         row.compare(lines_of(row, cases))
     return {

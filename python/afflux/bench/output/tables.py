@@ -20,7 +20,7 @@ class Printed:
     lines: list[Line]
 
     def used(self) -> list[Column]:
-        """Without the columns that are empty in all lines."""
+        """Return the table without the columns that are empty in all lines."""
         return [column for column in self.columns if any(map(column.cell, self.lines))]
 
 
@@ -32,12 +32,12 @@ def size(amount: float) -> str:
 
 
 def processor(box: dict[str, Any]) -> str:
-    """The model's name, and its family where the results name it."""
+    """Return the name of the processor's model, and its family if the results have it."""
     return str(box["cpu"]) + (f" ({box['family']})" if box.get("family") else "")
 
 
 def conditions(out: dict[str, Any]) -> str:
-    """The machine, software and settings in one paragraph."""
+    """Return one paragraph about the machine, the software and the settings."""
     box, soft, chosen = out["machine"], out["software"], out["settings"]
     caches = ", ".join(f"{name} {size(amount)}" for name, amount in box["caches"].items())
     parts = [
@@ -55,13 +55,13 @@ def conditions(out: dict[str, Any]) -> str:
 
 
 def summary(rows: list[Row], cases: list[dict[str, Any]]) -> Printed:
-    """One line for each row and case: afflux's own."""
+    """Return a table of afflux's figures, with one line for each row and case."""
     ours = [line | {"name": row.name, "what": ""} for row in rows for line in lines_of(row, cases) if line["first"]]
     return Printed("Operations", "", SUMMARY, ours)
 
 
 def of_row(row: Row, cases: list[dict[str, Any]]) -> Printed:
-    """All contenders of a row; the title says what their lines have in common."""
+    """Return the table of all contenders of a row; the title has the sizes that all lines have in common."""
     lines = lines_of(row, cases)
     first = lines[0]
     common = [row.dtype, f"{first['threads']} thread{'s' * (first['threads'] > 1)}", first["isa"]]
@@ -81,7 +81,10 @@ def limits(cases: list[dict[str, Any]]) -> Printed:
 
 
 def tables(out: dict[str, Any], rows: list[Row]) -> list[Printed]:
-    """The summary, the rows, the limits, and the probes of a run at one size; those of more are in the JSON."""
+    """Return the tables: summary, rows, limits, and the probes if the run has one size.
+
+    The JSON has the probes of all sizes.
+    """
     cases = out["cases"]
     found = [summary(rows, cases), *(of_row(row, cases) for row in rows), limits(cases)]
     if len(cases) == 1:
@@ -93,7 +96,7 @@ def tables(out: dict[str, Any], rows: list[Row]) -> list[Printed]:
 
 
 def where_we_lose(out: dict[str, Any]) -> list[str]:
-    """A sentence for each contender that is faster somewhere."""
+    """Return a sentence for each contender that is faster than afflux in some case."""
     return [sentence(loss) for loss in out["where_we_lose"]] or ["nowhere in this run"]
 
 
@@ -133,7 +136,7 @@ def terminal() -> "Console":
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=200)  # a pipe has no width: do not fold at 80
+    return console if console.is_terminal else Console(width=200)  # a pipe has no width: do not wrap lines at 80
 
 
 def print_table(console: "Console", printed: Printed) -> None:

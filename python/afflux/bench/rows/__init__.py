@@ -1,4 +1,4 @@
-"""All rows. A new operation is one more `Row` here; a new baseline or peer is one more `Contender` in a row."""
+"""All rows. To add an operation, add a `Row` here; to add a baseline or a peer, add a `Contender` to a row."""
 
 from afflux.bench.rows.adapters import ADAPTERS
 from afflux.bench.rows.ca2fl import CA2FL
@@ -22,7 +22,7 @@ from afflux.bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
 ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS, *SIMULATORS]
-#: Names for several rows at once.
+#: Names of groups of rows.
 GROUPS: dict[str, list[Row]] = {
     "all": OPERATIONS,
     "scaling": SCALING,

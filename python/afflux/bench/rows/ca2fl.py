@@ -16,12 +16,12 @@ from afflux.bench.spec.streams import Streams, Traffic
 
 
 def traffic(m: int) -> Traffic:
-    """Updates and params; out; the rows, and the float64 sum."""
+    """Return the streams: updates and params are read, `out` is written, the rows and the float64 sum are replaced."""
     return (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(4,) * m, 8)),)
 
 
 def reference(before: Arrays) -> Exact:
-    """The direction uses the old rows; the updates take their places, encoded or not."""
+    """Compute the round in float64: the direction uses the old rows; then the updates, encoded or not, replace them."""
     params, h = before["params"].astype(np.float64), before["h"].astype(np.float64)
     updates, rows, weights = before["updates"], before["rows"], before["weights"]
     step, size = weighted_sum(LR * weights, updates, rows)
@@ -35,7 +35,7 @@ def reference(before: Arrays) -> Exact:
 
 
 def sum_of(inputs: Inputs, rows: Vector) -> Vector:
-    """All rows added, in float64."""
+    """Return the sum of all rows, in float64."""
     total = inputs.place.filled(inputs.d, 0, np.float64)
     for row in rows:
         total += row
@@ -43,7 +43,7 @@ def sum_of(inputs: Inputs, rows: Vector) -> Vector:
 
 
 def first_read(inputs: Inputs, k: int) -> Arrays:
-    """The inputs of a server's first round: no client has a row yet."""
+    """Return the inputs of a server's first round, before any client has a row."""
     rows, h, num_clients = np.zeros_like(inputs.updates[k]), np.zeros(inputs.d), np.array(inputs.num_clients)
     return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=num_clients) | {"params": inputs.params[0]}
 
@@ -71,7 +71,7 @@ def afflux_round(inputs: Inputs) -> Round:
     return applied(inputs, passes, before, cache)
 
 
-# CA2FL. h is the float32 mean of the rows, as authors keep it.
+# CA2FL. h is the float32 mean of the rows, as in the authors' code.
 
 
 def difference_stack(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
@@ -94,7 +94,7 @@ def difference_loop(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, nu
 
 
 def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num_clients: int) -> Tensor:
-    """For the compiler, and any library: one expression without intermediate state."""
+    """Compute the sum of differences as one expression, for the compiler and any library."""
     total = sum(update - row for update, row in zip(updates, rows, strict=True))
     new_params = params + LR * (h + total / len(updates))
     h += total / num_clients
@@ -104,7 +104,7 @@ def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num
 
 
 def difference_best(inputs: Inputs) -> Formula:
-    """Matrix-vector products on contiguous buffers, and no allocation."""
+    """A contender of matrix-vector products on contiguous buffers, which allocates nothing."""
     out = inputs.place.tensor(inputs.out)
     total, plus = torch.empty_like(out), out.new_ones(inputs.m)
     minus = -plus
@@ -164,7 +164,7 @@ def in_torch() -> list[Contender]:
             cached(difference_loop),
             own,
             vector_bytes(lambda m: 4),
-            role="plain",  # the faster of the two
+            role="plain",  # the faster of the two formulas
         ),
         Contender(
             "torch mv, addmv_",

@@ -1,4 +1,4 @@
-"""The other rows' formulas in CuPy, a kernel for each operation: contenders on a GPU."""
+"""The formulas of the rows in CuPy, one kernel for each operation: contenders on a GPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ def coded(bits: int) -> Contender:
     return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), convert=as_cupy), 8)
 
 
-#: By row.
+#: The contenders of each row.
 CONTENDERS = {
     "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
     "fedbuff": contender(

@@ -1,7 +1,7 @@
 """FADAS: one AMSGrad round on the mean of the updates.
 
-Every contender keeps its own moments from round to round. They begin as after a long run, with v near its expected
-value, so that no result depends on a division by almost 0.
+Every contender keeps its own moments from round to round. They start as they would be after a long run,
+with v near its expected value, so that no result depends on a division by almost 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,15 @@ from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 
-#: The inputs of a round besides the updates, and its outputs.
+#: The inputs of a round without the updates, and its outputs.
 NAMES = ("params", "m", "v", "v_hat")
 
 
 def moments(inputs: Inputs) -> list[Vector]:
-    """m is the mean of the last set's updates; v and v_hat are its variance, so that only some of v_hat grows."""
+    """Return m, v and v_hat.
+
+    m is the mean of the last set's updates. v and v_hat are its variance, so that a part of v_hat grows.
+    """
     place = inputs.place
     return [
         inputs.last_mean(),
@@ -75,7 +78,7 @@ def stack_mean(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[T
 
 
 def summed(params: Tensor, updates: list[Tensor], *states: Tensor, of: Any = torch) -> list[Tensor]:
-    """For the compiler, and any library: nothing new but params."""
+    """Compute the round as one expression, for the compiler and any library; only params are new memory."""
     out, *moved = amsgrad(params, sum(updates) / len(updates), *states, of=of)
     for state, new in zip(states, moved, strict=True):
         state[...] = new
@@ -115,9 +118,9 @@ def eager_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
 
 
 def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor) -> Any:
-    """torch's Adam with so large a step counter that its bias corrections, which FADAS does not have, are 1.
+    """Make torch's Adam with a step counter so large that its bias corrections, which FADAS does not have, are 1.
 
-    Torch's Adam descends: of -direction it keeps -m. The signs change no bit but the sign's.
+    Torch's Adam subtracts, so it gets -direction and keeps -m. Apart from the signs, the bits are the same.
     """
     optimizer = torch.optim.Adam([params], LR, (BETA1, BETA2), EPSILON, amsgrad=True, fused=True)
     optimizer.state[params] = {
@@ -133,7 +136,7 @@ def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
 def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
     """A contender that overwrites its own params, states and direction, and allocates nothing.
 
-    `sign`: that with which direction and m are kept.
+    `sign`: the sign with which direction and m are kept.
     """
 
     def make(inputs: Inputs) -> Round:

@@ -1,4 +1,4 @@
-"""FedBuff: params and the weighted mean of the updates; at one size, from M = 1 to 1000, and in the caches."""
+"""FedBuff: params plus the weighted mean of the updates; at one size, from M = 1 to 1000, and in the caches."""
 
 from collections.abc import Callable
 from math import ceil
@@ -63,7 +63,7 @@ def stack_weighted(params: Tensor, updates: list[Tensor], weights: Tensor) -> Te
 
 
 def one_expression(params: Tensor, updates: list[Tensor], weights: Tensor) -> Tensor:
-    """For the compiler, which fuses it into one sweep."""
+    """Compute the round as one expression, which the compiler fuses into one sweep."""
     return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
 
 
@@ -91,7 +91,7 @@ def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> None:
 
 
 def addmv(params: Tensor, updates: Tensor, weights: Tensor) -> None:
-    """One matrix-vector product on the contiguous buffer."""
+    """Compute the round by one matrix-vector product on the contiguous buffer."""
     params.addmv_(updates.T, weights)
 
 
@@ -156,7 +156,7 @@ def in_torch() -> list[Contender]:
 
 
 IN_TORCH = in_torch() if torch is not None else []
-#: Where there are many sizes: what authors write, and the fastest.
+#: The contenders of rows with many sizes: the papers' formula, and the fastest code.
 FEW_IN_TORCH = [STACK_MEAN, ADDMV] if torch is not None else []
 
 
@@ -164,7 +164,7 @@ FEW_IN_TORCH = [STACK_MEAN, ADDMV] if torch is not None else []
 
 
 def from_one_to_many(asked: Asked) -> list[Case]:
-    """As many bytes at each M as memory and long enough vectors allow, and far more than the caches hold."""
+    """Return one case for each M, each with about as many bytes, which are far more than the caches hold."""
     longest, shortest, all_of_them = (QUICK_D, 2_000, 2_000_000) if asked.quick else (D, 500_000, 250_000_000)
     return [
         Case(asked.d or min(longest, max(shortest, all_of_them // m)), m, asked.threads, separate=True, sets=asked.sets)
@@ -173,21 +173,21 @@ def from_one_to_many(asked: Asked) -> list[Case]:
 
 
 def beside_m10(lines: list[Line]) -> None:
-    """Everyone's share of the limit over its own share at M = 10, if that was timed."""
+    """Add each contender's share of the limit divided by its share at M = 10, if M = 10 was timed."""
     shares = {line["name"]: line["percent_of_limit"] for line in lines if line["m"] == 10}
     for line in lines:
         share = shares.get(line["name"])
         line["times_m10"] = line["percent_of_limit"] / share if share else None
 
 
-# What fits into a core's own cache, and into half of the one that they share
+# Vectors that fit into a core's own cache, and into half of the shared cache
 
-L2, L3 = 2**20, 2**25  #: where the system does not tell
-WARM_BYTES, QUICK_BYTES = 100_000_000, 5_000_000  #: that a sample moves, all laps together
+L2, L3 = 2**20, 2**25  #: bytes, if the system does not report them
+WARM_BYTES, QUICK_BYTES = 100_000_000, 5_000_000  #: the bytes that all laps of a sample move together
 
 
 def in_caches(asked: Asked) -> list[Case]:
-    """Laps on one input set, which stays in the cache. 2/3 of L2, because it is not empty otherwise."""
+    """Return cases whose laps use one input set, which stays in the cache: 2/3 of L2, which also holds other data."""
     caches, m = machine.cache_bytes(), asked.m or 10
     amounts = caches.get("L2", L2) * 2 // 3, caches.get("L3", L3) // 2
     lengths = [asked.d] if asked.d else [amount // moved(traffic(m), 1) for amount in amounts]

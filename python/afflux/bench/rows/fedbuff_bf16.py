@@ -30,13 +30,13 @@ def decoded(bits: Bits) -> Float32:
 
 
 def reference(before: Arrays) -> Exact:
-    """FedBuff in float64 on the rounded updates."""
+    """Compute FedBuff in float64 on the rounded updates."""
     updates = before["updates"]
     return fedbuff.reference(before | {"updates": decoded(updates) if updates.dtype == np.uint16 else updates})
 
 
 def reads(inputs: Inputs, updates: Callable[[int], list[Bits]]) -> Callable[[int], Arrays]:
-    """As `inputs.read`, with the rounded updates."""
+    """Return the inputs of a round as `inputs.read`, with the rounded updates."""
     return lambda k: (
         inputs.read(k, inputs.weights) | {"updates": np.array([ends(bits, CHECKED) for bits in updates(k)])}
     )
@@ -82,7 +82,7 @@ def stack_mean(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
 
 
 def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
-    """add_ promotes the types of bfloat16 updates; addmv_ does not."""
+    """Add the updates one by one with `add_`, which converts bfloat16 updates; `addmv_` does not."""
     fedbuff.add_loop(params, updates, LR * weights)
     return params
 
@@ -92,7 +92,7 @@ def mv(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
 
 
 def copies(d: int, m: int) -> int:
-    """Both input sets in bfloat16, and params."""
+    """Return the bytes of both input sets in bfloat16, and of params."""
     return 2 * 2 * d * m + 4 * d
 
 
@@ -141,7 +141,7 @@ if torch is not None:
 
 
 def beside_float32(lines: list[Line]) -> None:
-    """How many times faster than afflux's own FedBuff on float32 updates."""
+    """Add how many times faster each contender is than afflux's FedBuff on float32 updates."""
     float32: dict[Any, float] = {(line["d"], line["m"]): line["median"] for line in lines if line["part"]}
     for line in lines:
         line["times_float32"] = float32[line["d"], line["m"]] / line["median"]

@@ -17,7 +17,7 @@ from afflux.bench.spec.streams import Streams
 
 
 def slices(d: int, m: int) -> list[slice]:
-    """Pieces of vectors, such that M of them are small in float64."""
+    """Return pieces of the vectors, so that M of them are small in float64."""
     length = max(1, 2**22 // m)
     return [slice(i, i + length) for i in range(0, d, length)]
 
@@ -27,7 +27,7 @@ def reference(before: Arrays) -> Exact:
 
 
 def exact(rows: list[Vector]) -> Arrays:
-    """The products in float64, of whole vectors; `check` has only their ends."""
+    """Compute the products in float64, of whole vectors, because `check` has only their ends."""
     gram = np.zeros((len(rows), len(rows)))
     for piece in slices(rows[0].shape[0], len(rows)):
         part = np.array([on_host(row[piece]) for row in rows], np.float64)
@@ -63,7 +63,7 @@ def whole(block: Tensor) -> Tensor:
 
 
 def in_batches(block: Tensor) -> Tensor:
-    """In batches of columns: the product of the whole matrix and its transpose takes longer."""
+    """Compute the products in batches of columns; the product of the whole matrix and its transpose takes longer."""
     columns = 1024
     count = block.shape[1] // columns
     batches = block[:, : count * columns].unflatten(1, (count, columns)).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Taking one vector in, on all threads: a copy, whether all of it is finite, and its norm."""
+"""`ingest` of one vector, on all threads: a copy, the check that all values are finite, and the norm."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def afflux_round(inputs: Inputs) -> Round:
 
 
 def numpy_copy(inputs: Inputs) -> Round:
-    """NumPy has one thread: each thread copies a part."""
+    """A copy by NumPy, whose copies use one thread: each of our threads copies a part."""
     parts = threaded(inputs.num_threads, inputs.d)
 
     def copy(slot: Float32, vector: Float32) -> None:

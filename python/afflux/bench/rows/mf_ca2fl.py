@@ -1,4 +1,4 @@
-"""MF-CA2FL: the cached difference, with rows that are encoded anew in place: one row of the benchmark a codec."""
+"""MF-CA2FL: the cached difference, with rows that are encoded again in place: one row of the benchmark per codec."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,13 +22,13 @@ from afflux.ops.codecs import Codec
 
 
 def row_bytes(codec: Codec) -> float:
-    """Bytes an element, scales and grids included."""
+    """Return the bytes per element, with scales and grids."""
     size = 2**16
     return (codec.row_bytes(size) - codec.row_bytes(0)) / size
 
 
 def traffic(codec: Codec) -> Callable[[int], Traffic]:
-    """Updates and params; out; the encoded rows, and the float64 sum."""
+    """Return the streams: updates and params are read, `out` is written, encoded rows and the sum are replaced."""
     return lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(row_bytes(codec),) * m, 8)),)
 
 
@@ -70,11 +70,11 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
     return make
 
 
-# torch: codes of a byte each, and one scale for a whole vector, as in the literature
+# torch: codes of one byte each, and one scale for a whole vector, as in the literature
 
 
 class Coder:
-    """Float16 rows, or codes from 0 to `levels` with each row's least value and step."""
+    """Encodes rows as float16, or as codes from 0 to `levels` with the least value and the step of each row."""
 
     of: Any = torch
 
@@ -101,7 +101,7 @@ class Coder:
 
 
 class CuPyCoder(Coder):
-    """The same with the functions that CuPy has from NumPy."""
+    """The same coder with CuPy's functions, which have NumPy's names."""
 
     def __init__(self, bits: int) -> None:
         import cupy
@@ -117,7 +117,7 @@ class CuPyCoder(Coder):
 
 
 def client_by_client(coder: Coder) -> Callable[..., Tensor]:
-    """As the paper reads."""
+    """Compute the round client by client, as the paper writes it."""
 
     def formula(params: Tensor, updates: Tensor, rows: list[list[Tensor]], h: Tensor, num_clients: int) -> Tensor:
         total, change = coder.of.zeros_like(params), coder.of.zeros_like(params)
@@ -231,7 +231,7 @@ def row(codec: Codec, bits: int) -> Row:
     )
 
 
-#: The codecs, and the bits of the codes that the baselines make in their place.
+#: The codecs, and the bits of the baselines' codes for each.
 CODECS = {codecs.affine(8): 8, codecs.affine(4): 4, codecs.rotated(2): 2, codecs.float16: 16}
 
 MF_CA2FL = [row(codec, bits) for codec, bits in CODECS.items()]

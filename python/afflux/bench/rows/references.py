@@ -1,4 +1,4 @@
-"""What the float64 references of several rows share. Each value comes with the sum of its terms' magnitudes."""
+"""Shared functions of the float64 references. Each value comes with the sum of its terms' magnitudes."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from afflux.bench.spec.row import Exact
 def weighted_sum(
     weights: Vector, vectors: Sequence[Vector], subtracted: Sequence[Vector] | None = None
 ) -> tuple[Float64, Float64]:
-    """sum_i w_i (x_i - y_i) and sum_i |w_i| (|x_i| + |y_i|), one vector at a time: the temporaries stay small."""
+    """Return sum_i w_i (x_i - y_i) and sum_i |w_i| (|x_i| + |y_i|); one vector at a time keeps temporaries small."""
     total, magnitudes = np.zeros((2, len(vectors[0])))
     for i, weight in enumerate(weights):
         term = vectors[i].astype(np.float64)
@@ -29,9 +29,9 @@ def weighted_sum(
 def adaptive_step(
     states: Sequence[Vector], direction: Float64, size: Float64, betas: tuple[float, float], epsilon: float
 ) -> Exact:
-    """One step of Adam without bias correction on params, m and v; of AMSGrad if v_hat follows them.
+    """Compute one step of Adam without bias correction on params, m and v; of AMSGrad if v_hat follows them.
 
-    `size`: the magnitudes of the direction's terms, which are carried through the division to first order.
+    `size`: the magnitudes of the direction's terms. The division is applied to them to first order.
     """
     params, m, v, *v_hat = (state.astype(np.float64) for state in states)
     beta1, beta2 = betas

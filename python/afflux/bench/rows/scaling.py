@@ -1,4 +1,4 @@
-"""How the time of a round grows: with d and with M in proportion, with the number of clients N not at all."""
+"""The growth of the time of a round: proportional to d and M, independent of the number of clients N."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,11 +19,11 @@ LENGTHS = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000]
 COUNTS = [1, 3, 10, 30, 100, 300, 1000]
 CLIENTS = [100, 1_000, 10_000, 100_000, 1_000_000]
 D, M, SEEN = 100_000, 10, 100
-FEW = 3  #: cases of a trial
+FEW = 3  #: cases of a quick run
 
 
 def cold(asked: Asked, d: int, m: int) -> Case:
-    """As many input sets as are larger than the caches, one after the other in each sample."""
+    """Return a case with so many input sets that they exceed the caches, one after the other in each sample."""
     laps = 2 if asked.quick else max(1, ceil(4 * machine.last_level() / moved(fedbuff.traffic(m), d)))
     return Case(d, m, asked.threads, sets=max(asked.sets, laps), laps=laps)
 
@@ -48,12 +48,12 @@ def over_n(asked: Asked) -> list[Case]:
 
 
 def server_traffic(m: int) -> Traffic:
-    """M pushes, and the round of the last of them."""
+    """Return the streams of M pushes, and of the round that the last push makes."""
     return Streams(reads=(4,), writes=(4,), times=m), *ca2fl.traffic(m)
 
 
 def server_round(inputs: Inputs) -> Round:
-    """M of SEEN clients, spread over all N, push in turn; the M-th push makes the step."""
+    """A contender in which M of SEEN clients, spread over all N, push in turn; the M-th push makes the step."""
     server = Server(
         ca2fl_rule(buffer_size=inputs.m, server_lr=LR),
         inputs.params[0],

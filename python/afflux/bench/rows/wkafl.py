@@ -29,11 +29,11 @@ SELECTION = CosineSelection()
 ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta, SELECTION.clip or inf
 
 
-# What is right
+# The reference in float64
 
 
 def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float64:
-    """(2, M): the parts of the g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
+    """Return (2, M): the coefficients of g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
 
     def pieces() -> Iterator[Float64]:
         for piece in gram.slices(estimate.shape[0], len(gradients)):
@@ -55,7 +55,7 @@ def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float
 
 
 def reference(before: Arrays) -> Exact:
-    """The definition, given the coefficients; or the inner products."""
+    """Compute the round in float64 from the coefficients; or the inner products."""
     if "inner" in before:
         return {"inner": (before["inner"], before["terms"])}
     params, last = (before[name].astype(np.float64) for name in ("params", "estimate"))
@@ -71,7 +71,7 @@ def reference(before: Arrays) -> Exact:
 
 
 def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estimate: Callable[[int], Any]) -> Round:
-    """A round that reads params[k] and estimate(k), and whose run returns new params, new estimate and weights."""
+    """Return a round that reads params[k] and estimate(k); its run returns new params, new estimate and weights."""
 
     def before(k: int) -> Arrays:
         last = estimate(k)
@@ -88,7 +88,7 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 
 
 def weigh(inputs: Inputs, sweep: InnerSweep) -> Weights:
-    """As a server asks for them."""
+    """Compute the weights as a server does."""
     m, now = inputs.m, 4
     return SELECTION(
         Arrivals(
@@ -126,7 +126,7 @@ def two_sweeps(inputs: Inputs) -> Round:
 
 
 def first_sweep(inputs: Inputs) -> Round:
-    """The inner products alone."""
+    """A contender that computes only the inner products."""
     estimate, even = inputs.last_mean(), np.full(inputs.m, 1 / inputs.m)
 
     def run(k: int) -> ops.InnerProducts:
@@ -152,7 +152,7 @@ def first_sweep(inputs: Inputs) -> Round:
 
 
 def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trust: Tensor) -> tuple[Tensor, ...]:
-    """As the paper reads."""
+    """Compute the round client by client, as the paper writes it."""
     clipped, clips = [], []
     for gradient in gradients:
         gradient = gradient + ALPHA * last
@@ -184,11 +184,11 @@ def plain(inputs: Inputs) -> Round:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """Two sweeps over a block [estimate, g_1 .. g_M], with our weights in between."""
+    """Two sweeps over a block [estimate, g_1 .. g_M], with afflux's weights between them."""
 
     convert: Conversion
     inner: Callable[[Tensor], Tensor]  #: (1 + M, 1 + M): all inner products of the block's rows
-    #: (parts, block, params, moved): moved = parts block, (2, d), side by side, which two mv are slower than.
+    #: (parts, block, params, moved): moved = parts block, (2, d), in one product, which is faster than two `mv`.
     #: Then params += moved[1].
     step: Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
@@ -203,7 +203,7 @@ def in_torch() -> Sweeps:
 
 
 def elementwise_products(block: Tensor) -> Tensor:
-    """For the compiler: the lower triangle's products, each a sum of its own."""
+    """Compute the products of the lower triangle, one sum each, for the compiler."""
     rows = list(block)
     made = {(i, j): (rows[i] * rows[j]).sum() for i in range(len(rows)) for j in range(i + 1)}
     every = range(len(rows))
@@ -211,7 +211,7 @@ def elementwise_products(block: Tensor) -> Tensor:
 
 
 def elementwise_step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
-    """For the compiler."""
+    """Compute the step as one expression, for the compiler."""
     for out, row in zip(moved, parts, strict=True):
         out.copy_(sum(part * vector for part, vector in zip(row, block, strict=True)))
     params.add_(moved[1])
@@ -233,7 +233,7 @@ def in_cupy() -> Sweeps:
 
 @dataclass(frozen=True)
 class FromGram:
-    """What ops.inner would find, out of all inner products of [estimate, g_1 .. g_M]."""
+    """Computes the result of ops.inner from all inner products of [estimate, g_1 .. g_M]."""
 
     gram: Float64
 
@@ -250,7 +250,7 @@ class FromGram:
 
 
 def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
-    """A contender on the contiguous blocks, and params of its own."""
+    """Return a contender on the contiguous blocks, with its own params."""
 
     def make(inputs: Inputs) -> Round:
         sweeps, place = made(), inputs.place
@@ -265,7 +265,7 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
             assert weights.next is not None
             parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
             sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)
-            blocks[(k + 1) % len(blocks)][0] = moved[0]  # where the next round reads it
+            blocks[(k + 1) % len(blocks)][0] = moved[0]  # the next round reads it there
             return params, moved[0], weights.vectors
 
         return ready(inputs, run, [own] * len(blocks), lambda k: inputs.blocks[k][0])
@@ -274,7 +274,11 @@ def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
 
 
 def traffic(m: int) -> Traffic:
-    """Inner: the gradients and the last estimate. Apply: gradients and params; out; the estimate, which is replaced."""
+    """Return the streams of two sweeps.
+
+    inner reads the gradients and the last estimate. apply reads gradients and params, writes `out`, and replaces the
+    estimate.
+    """
     return Streams(reads=(4,) * (m + 1)), Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,))
 
 

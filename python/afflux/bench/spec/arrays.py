@@ -1,4 +1,4 @@
-"""The memory of a run's arrays: NumPy's on the host, torch's on a GPU. One formula serves both."""
+"""The memory of a run's arrays: NumPy's on the host, torch's on a GPU, for the same formulas."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ Vector = Any
 
 
 class Host:
-    """NumPy's arrays, which begin with a cache line, and torch's tensors over their memory."""
+    """NumPy arrays that begin at a cache line, and torch tensors over their memory."""
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float32) -> Vector:
-        """Memory that begins with a cache line, as a server's slots and torch's tensors do.
+        """Return memory that begins at a cache line, as a server's slots and torch's tensors do.
 
-        NumPy's large arrays begin 16 bytes later, which costs every sweep a fifth.
+        NumPy's large arrays begin 16 bytes later, which makes every sweep a fifth slower.
         """
         amount = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         memory = np.empty(amount + 64, np.uint8)
@@ -26,39 +26,39 @@ class Host:
         return memory[first : first + amount].view(dtype).reshape(shape)
 
     def filled(self, shape: Shape, value: float, dtype: npt.DTypeLike = np.float32) -> Vector:
-        """Every page touched."""
+        """Return memory with this value, all of whose pages were written."""
         array = self.empty(shape, dtype)
         array[...] = value
         return array
 
     def copied(self, array: Vector) -> Vector:
-        """A copy of an existing array."""
+        """Return a copy of an array."""
         copy = self.empty(array.shape, array.dtype)
         copy[...] = array
         return copy
 
     @contextmanager
     def written(self, vector: Vector) -> Iterator[npt.NDArray[Any]]:
-        """A NumPy array, whose values are copied to the vector at the end of the block."""
+        """Give a NumPy array whose values are copied to the vector at the end of the block."""
         yield vector
 
     def array(self, array: Vector) -> npt.NDArray[Any]:
-        """NumPy's, over the same memory."""
+        """Return a NumPy array over the same memory."""
         return np.asarray(array)
 
     def tensor(self, array: Vector) -> Any:
-        """torch's tensor over the same memory; of a small array on the host, such as weights, a copy on the GPU."""
+        """Return a torch tensor over the same memory; for small arrays on the host (weights), a copy on the GPU."""
         import torch
 
         return torch.from_numpy(array)
 
     def cupy(self, array: Vector) -> Any:
-        """CuPy's array, in the same way."""
+        """Return a CuPy array, in the same way."""
         raise TypeError("CuPy's arrays are on a GPU")
 
 
 class Gpu(Host):
-    """torch's tensors like those that `put` makes."""
+    """torch tensors on a GPU, of the device of those that `put` makes."""
 
     def __init__(self, put: Callable[[npt.NDArray[Any]], Any]) -> None:
         self._put = put
@@ -80,7 +80,7 @@ class Gpu(Host):
         return array.clone()
 
     def array(self, array: Vector) -> Vector:
-        """The tensor itself: NumPy cannot read a GPU's memory."""
+        """Return the tensor itself, because NumPy cannot read a GPU's memory."""
         return array
 
     def tensor(self, array: Vector) -> Any:
@@ -95,7 +95,7 @@ class Gpu(Host):
 HOST = Host()
 
 
-#: Gives an array of a place to a library; one of the functions below.
+#: Converts an array for a library; one of the functions below.
 Conversion = Callable[[Host, Vector], Any]
 
 

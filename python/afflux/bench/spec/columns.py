@@ -1,4 +1,4 @@
-"""The columns of the tables: a head, and the text that a line has under it."""
+"""The columns of the tables: a heading, and the text of each line under it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Column:
 
 
 def number(head: str, key: str, form: str, scale: float = 1) -> Column:
-    """A figure times `scale`; empty if there is none."""
+    """Return a column with a figure times `scale`; empty if a line has no such figure."""
     return Column(head, lambda line: "" if line.get(key) is None else format(scale * line[key], form))
 
 
@@ -24,12 +24,12 @@ def text(head: str, key: str) -> Column:
 
 
 def milliseconds(seconds: float) -> str:
-    """Milliseconds with three digits, also for short times."""
+    """Format seconds as milliseconds with three digits, also for short times."""
     return f"{1e3 * seconds:.1f}" if seconds >= 1e-2 else f"{1e3 * seconds:.3g}"
 
 
 def of_output(line: Line, key: str, form: str) -> str:
-    """The error of the row's main output; empty for a contender without this output."""
+    """Format the error of the row's main output; empty for a contender without this output."""
     error = line["error"]
     return format(error[key], form) if error else ""
 
@@ -47,7 +47,7 @@ COMPILING = number("compile s", "compile_seconds", ".1f")
 ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
 ULP = Column("ulp", lambda line: of_output(line, "ulp", ".3g"))
 TIMED = (ROLE, *TIME, TIMES_OURS, COMPILING, ERROR, ULP)
-#: Times of one update, with its share of the round: `us` is the row's own figure.
+#: The columns of rows that time one update with its share of the round; the rows compute `us`.
 UPDATE = (
     number("us an update", "us", ".1f"),
     Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),
@@ -61,7 +61,7 @@ LIMIT = (
     *(number(f"best {kind}", kind, ".1f") for kind in KINDS),
     text("how", "how"),
 )
-#: One line for each operation: afflux's own.
+#: The columns of the summary: one line for each operation, afflux's own.
 SUMMARY = (
     BY_D,
     BY_M,

@@ -15,7 +15,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 LR = 0.7  #: the server's learning rate; not 1, so that a contender cannot leave out the multiplication
-LIBRARIES = 500_000_000  #: bytes that Python and torch take, independent of d
+LIBRARIES = 500_000_000  #: bytes that Python and torch use, independent of d
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Case:
     d: int
     m: int
     threads: int
-    separate: bool = False  #: also make the updates as M separate arrays, as clients push them
-    sets: int = 2  #: input sets that take turns
+    separate: bool = False  #: whether the updates also exist as M separate arrays, as clients push them
+    sets: int = 2  #: number of input sets, which are used in turn
     laps: int = 1  #: runs in a sample, each on the next set
-    warm: bool = False  #: all laps of a sample are on one set, which is in the cache if it fits
+    warm: bool = False  #: whether all laps of a sample use one set, which is in the cache if it fits
     clients: int | None = None  #: N; default 10 M
     device: str = "cpu"  #: or cuda
 
@@ -37,7 +37,7 @@ class Case:
         return f"d = {self.d:_}, M = {self.m:_}{clients}"
 
     def sample(self, run: Callable[[int], object]) -> Callable[[int], object]:
-        """All runs of the sample with this number."""
+        """Make all runs of the sample with this number."""
 
         def laps(number: int) -> object:
             result = None
@@ -81,17 +81,15 @@ class Inputs:
         return np.full(self.m, 1 / self.m)
 
     def read(self, k: int, weights: Float64, **state: Vector) -> dict[str, Vector]:
-        """The inputs of a round on set k: params, updates and weights, and the vectors that the contender keeps or
-        replaces.
-        """
+        """Return the inputs of a round on set k: params, updates, weights, and the contender's vectors, `state`."""
         return {"params": self.params[k], "updates": self.updates[k], "weights": weights, **state}
 
     def last_rows(self) -> Vector:
-        """A private copy of the rows before set 0 is applied: the updates of the last set."""
+        """Return a copy of the rows as they are before set 0 is applied: the updates of the last set."""
         return self.place.copied(self.updates[-1])
 
     def last_mean(self) -> Vector:
-        """The mean of the last set's updates; the same bits in all places."""
+        """Return the mean of the last set's updates; the same bits on the host and on a GPU."""
         mean = self.place.copied(self.updates[-1][0])
         for update in self.updates[-1][1:]:
             mean += update
@@ -100,7 +98,7 @@ class Inputs:
 
 
 def make(case: Case, scratch: int, place: Host = HOST) -> Inputs:
-    """Normal vectors: params of size 0.1 and updates of size 0.01. Each of their pages is touched."""
+    """Make the inputs: normal vectors, params of size 0.1 and updates of size 0.01. All of their pages are written."""
     d, m, sets = case.d, case.m, case.sets
     blocks = [place.empty((1 + m, d)) for _ in range(sets)]
     updates = [block[1:] for block in blocks]
@@ -137,7 +135,7 @@ def shared_bytes(case: Case, scratch: int) -> int:
 
 
 def does_not_fit(needed: int, available: int, case: Case) -> str:
-    """The message for a d that is too large; all but LIBRARIES is proportional to d."""
+    """Return the message for a d that is too large; all memory but LIBRARIES is proportional to d."""
     fits = case.d * max(0, available - LIBRARIES) / (needed - LIBRARIES)
     digits = 10 ** max(0, math.floor(math.log10(max(1.0, fits))) - 1)
     return (

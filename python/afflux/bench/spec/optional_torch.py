@@ -1,4 +1,4 @@
-"""torch is a baseline of the benchmark, and not a dependency: `torch` is None if it is not installed."""
+"""`torch`, or None if it is not installed: it is a baseline of the benchmark, and not a dependency."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError:
     torch = None
 
-Tensor = Any  #: torch.Tensor; in formulas that serve CuPy too, its array
+Tensor = Any  #: torch.Tensor; in formulas that CuPy uses, too, also CuPy's array
 Formula = Callable[..., Tensor]
 
 

@@ -8,13 +8,13 @@ from afflux.bench.spec.contender import Arrays, Contender
 from afflux.bench.spec.inputs import Case, Float64
 from afflux.bench.spec.streams import Traffic, moved
 
-#: name of an output -> (exact value, sum of the magnitudes of the terms it is made of)
+#: name of an output -> (exact value, sum of the magnitudes of its terms)
 Exact = dict[str, tuple[Float64, Float64]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of the command line that decide the cases; None leaves the choice to the row."""
+    """The options of the command line that determine the cases; None: the row chooses."""
 
     d: int | None
     m: int | None
@@ -41,23 +41,23 @@ class Row:
     name: str
     formula: str
     counted: str  #: a description of the bytes that `bytes` counts
-    traffic: Callable[[int], Traffic]  #: of M: the vectors that are read and written
+    traffic: Callable[[int], Traffic]  #: the vectors that are read and written, a function of M
     reference: Callable[[Arrays], Exact]  #: the definition in float64
     cases: Callable[[Asked], list[Case]]
     contenders: list[Contender]
     output: str = "params"  #: the output whose error the tables show
-    dtype: str = "float32"  #: of the updates
+    dtype: str = "float32"  #: dtype of the updates
     along: str = ""  #: d, m or clients: the size in which the cases differ, if the row shows how the time grows
     columns: tuple[Column, ...] = TIMED
     compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
 
     def bytes(self, d: int, m: int) -> int:
-        """Each input read once, each output written once."""
+        """Return the bytes of a round: each input is read once, each output is written once."""
         return moved(self.traffic(m), d)
 
 
 def planned(rows: Iterable[Row], cases: Callable[[Row], list[Case]]) -> dict[Case, list[Row]]:
-    """The cases of these rows, and which rows share each of them."""
+    """Return the cases of these rows, and the rows that share each case."""
     plan: dict[Case, list[Row]] = {}
     for row in rows:
         for case in cases(row):

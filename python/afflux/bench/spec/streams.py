@@ -1,4 +1,4 @@
-"""The memory streams of an operation. Its bytes, and the probes of its limit, are derived from them."""
+"""The memory streams of an operation, which determine its bytes and the probes of its limit."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -6,7 +6,7 @@ from math import ceil
 
 @dataclass(frozen=True)
 class Streams:
-    """The vectors of one sweep over d elements: the bytes an element of each, in 64ths."""
+    """The vectors of one sweep over d elements: the bytes per element of each, in 64ths."""
 
     reads: tuple[float, ...] = ()
     writes: tuple[float, ...] = ()  #: written to other memory than the vectors that are read
@@ -14,11 +14,11 @@ class Streams:
     times: int = 1  #: the number of sets of vectors, stored one after the other, over which the sweep is made
 
     def bytes(self, d: int) -> int:
-        """Each input once, each output once."""
+        """Return the bytes of the sweep: each input once, each output once."""
         return ceil(d * self.times * (sum(self.reads) + sum(self.writes) + 2 * sum(self.in_place)))
 
     def written(self) -> float:
-        """Bytes an element that are written. Written memory must not be an input of any contender."""
+        """The bytes per element that are written. Written memory must not be an input of any contender."""
         return self.times * (sum(self.writes) + sum(self.in_place))
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ def moved(traffic: Traffic, d: int) -> int:
 
 
 def kind(traffic: Traffic) -> str:
-    """The kind of memory traffic: read, read and write, in place, or all of these (mixed)."""
+    """Return the kind of memory traffic: read, read and write, in place, or all of these (mixed)."""
     in_place = any(streams.in_place for streams in traffic)
     elsewhere = any(streams.writes for streams in traffic)
     if in_place:
@@ -49,6 +49,6 @@ def spoken(traffic: Traffic) -> str:
 
 
 def amounts(sizes: tuple[float, ...]) -> str:
-    """The numbers of streams, as "11", or "10 of 2 bytes + 1" if not all have elements of 4 bytes."""
+    """Format the numbers of streams as "11", or "10 of 2 bytes + 1" if not all have elements of 4 bytes."""
     kinds = dict.fromkeys(sizes)
     return " + ".join(f"{sizes.count(size)}" + (f" of {size:g} bytes" if size != 4 else "") for size in kinds)

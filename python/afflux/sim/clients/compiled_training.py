@@ -27,7 +27,7 @@ from afflux.sim.workload.task import Loss
 
 #: Shapes of full batches for which one run compiles a step.
 MOST_SHAPES = 4
-#: Operations of a step, gradient included. The C++ compiler takes about 10 s for a hundred, and more for more.
+#: The most operations of a step, with its gradient. The C++ compiler takes about 10 s for a hundred.
 MOST_OPERATIONS = 5_000
 #: Compiled steps that a process keeps for its next runs.
 MOST_KEPT = 16
@@ -157,7 +157,7 @@ class CompiledStep:
         x, y = tree_unflatten(others[len(constant) :], structure)
         arguments: tuple[Any, Any] = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
 
-        # `constant` is an argument, because torch.func lets a function change in place only what it gets.
+        # `constant` is an argument, because torch.func lets a function change only its arguments in place.
         def mean_loss(params: dict[str, torch.Tensor], constant: dict[str, torch.Tensor]) -> torch.Tensor:
             output = functional_call(self._model.module, (params, constant), *arguments)
             return self._loss(output, y)  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
 
 
 def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
-    """Return what tells two graphs apart: operations, their constants, and the kinds of the inputs."""
+    """Return a digest of the graph: its operations, their constants, and the shapes and dtypes of the inputs."""
     digest = sha256(graph.code.encode())
     for node in graph.graph.nodes:
         if node.op == "get_attr":

@@ -14,7 +14,7 @@ class ControlVariates:
     """SCAFFOLD's control variates (option II): c_i of every client, and c of the server; all start at 0.
 
         client     y <- y - client_lr * (g - c_i + c), with the c that it pulled with the model x
-                   c_i+ = c_i - c + (x - y) / (K * client_lr) = gradient - (c - c_i), `gradient` the kind of that name
+                   c_i+ = c_i - c + (x - y) / (K * client_lr) = gradient - (c - c_i), `gradient` as pushed to such rules
         server     at its step: c <- c + 1/N sum_i (c_i+ - c_i), in the order of client ids
 
     The c_i are rows of a cache, and c is their mean, from the engine's float64 sum. A client that finishes twice

@@ -15,14 +15,14 @@ from afflux.sim.workload.config import SimConfig
 
 
 class SentModel(NamedTuple):
-    """The model that one client pulled."""
+    """The model that was sent to one client."""
 
     client: int
     model: Pulled
     shift: np.ndarray | None
     """SCAFFOLD's c - c_i (d,), with the c of that version; None for other client optimizers."""
     after: int
-    """Arrivals that were handled when that model was the newest."""
+    """Number of arrivals that the server had handled when that model was the newest."""
 
 
 class ModelBroadcast:
@@ -32,7 +32,7 @@ class ModelBroadcast:
         """Make an empty broadcast; older models are held for the protocol of rounds only."""
         self._server = server
         self._client_lr = config.client_lr
-        #: Each with the server's control variate and the arrivals that were handled when it was the newest.
+        #: Each model with the server's control variate and the number of arrivals when the model was the newest.
         self.models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(
             maxlen=config.stale_models if config.protocol == "rounds" else 1
         )
@@ -43,7 +43,7 @@ class ModelBroadcast:
 
     @property
     def oldest(self) -> int:
-        """Arrivals that were handled when the oldest of the held models was the newest."""
+        """Number of arrivals that the server had handled when the oldest of the held models was the newest."""
         return self.models[0][2]
 
     def pull(self, client: int, age: int = 0, arrivals: int = 0) -> SentModel:

@@ -1,4 +1,4 @@
-"""The discrete-event loop: which client starts training when, and which one finishes when.
+"""The discrete-event loop: the times at which clients start training and finish.
 
 The schedule does not depend on models: one seed gives every rule the same dispatches and delays.
 """
@@ -54,8 +54,8 @@ def schedule_events(
     equal finish times come in the order of dispatch.
 
     Args:
-        clients: those that hold data.
-        concurrency: clients that train at once.
+        clients: the clients that hold data.
+        concurrency: number of clients that train at the same time.
         arrivals: number of arrivals after which the schedule ends.
         delay: law of the running times.
         selection: stream for the choice of clients.

@@ -14,11 +14,11 @@ class Staleness:
     """Server steps between a client's pull and the step that its update joins."""
 
     largest: int
-    """Over all arrivals: tau_max of CA2FL and FADAS."""
+    """Largest over all arrivals: tau_max of CA2FL and FADAS."""
     mean: float
-    """Over all arrivals: CA2FL's tau_avg."""
+    """Mean over all arrivals: CA2FL's tau_avg."""
     mean_largest: float
-    """Mean of the largest of each step: FADAS's tau_avg."""
+    """Mean over steps of the largest staleness in the step: FADAS's tau_avg."""
     time: float
     """Virtual time of the last step, in the law's unit."""
 
@@ -46,7 +46,7 @@ def simulate_staleness(
         seed: of the run.
 
     Returns:
-        What a run with this seed and these settings has.
+        The staleness of a run with this seed and these settings.
     """
     events = schedule_events(
         range(num_clients),

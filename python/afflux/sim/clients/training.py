@@ -21,7 +21,7 @@ from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
-#: Batches whose examples are taken out of the data at once for compiled steps.
+#: The number of batches whose examples are read from the data in one operation for compiled steps.
 BATCHES_AT_ONCE = 32
 
 
@@ -56,15 +56,15 @@ class TrainingResult(NamedTuple):
 
 
 class LocalPlan(NamedTuple):
-    """What a local training does with its data."""
+    """The batches of one local training, and the number of examples that the client reports."""
 
     steps: int
     batches: Iterator[np.ndarray]  #: indices of the examples of each step
-    examples: int  #: the number that the client reports
+    examples: int  #: number of examples that the client reports
 
 
 class Trainer:
-    """Trains for all clients, and evaluates."""
+    """Trains all clients on one module, and evaluates models."""
 
     def __init__(self, model: FlatModel, data: Sequence[Any], task: Task, config: SimConfig) -> None:
         """Make a trainer.

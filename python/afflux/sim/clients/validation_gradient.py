@@ -17,8 +17,8 @@ def needs_validation_gradient(rule: Rule) -> bool:
 class ValidationGradient:
     """Sets the server's validation vector to the mean gradient over a few examples, and refreshes it.
 
-    The examples are drawn without replacement from the validation data, of images the whole training part. Clients may
-    hold them too; the shards of the clients do not depend on them.
+    The examples are drawn without replacement from the validation data; for images, from the whole training part.
+    Clients may hold these examples, too; the shards of the clients do not depend on them.
     """
 
     def __init__(

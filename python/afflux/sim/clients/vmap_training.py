@@ -14,7 +14,7 @@ from afflux.sim.clients.training import LocalPlan, Trainer, TrainingResult, take
 from afflux.sim.errors import ConfigError
 
 Rows = slice | torch.Tensor
-"""Rows of a matrix that has one for each client: all, or the places of some."""
+"""Rows of a matrix with one row for each client: a slice, or the indices of some rows."""
 
 
 class Start(NamedTuple):
@@ -28,7 +28,7 @@ class Start(NamedTuple):
 
 
 class _Local(NamedTuple):
-    """The data of one client on the device, in the order of its steps, and the places of its batches."""
+    """The data of one client on the device, in the order of its steps, and the range of each batch."""
 
     plan: LocalPlan
     examples: Any
@@ -113,7 +113,7 @@ class VmapTrainer:
         for start in starts:
             if self._trainer.seeds_torch:
                 seed = int(start.rng.integers(2**63))
-                if not loaded:  # the random numbers of a step, such as dropout's, are those of the whole group
+                if not loaded:  # a step draws its random numbers, such as dropout's, for the whole group
                     torch.manual_seed(seed)
             data = self._trainer.data[start.client]
             plan = self._trainer.plan(data, start.rng)

@@ -1,1 +1,1 @@
-"""The papers' data sets, read from a folder of the user's; nothing is ever downloaded (docs/data.md)."""
+"""The papers' data sets, read from a folder of the user; nothing is downloaded (docs/data.md)."""

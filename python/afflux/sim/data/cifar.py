@@ -51,7 +51,7 @@ def read_cifar100(data_dir: Path) -> ImageSet:
 def _batches(
     name: str, num_classes: int, folders: tuple[str, ...], files: tuple[str, ...], suffix: str, read: ReadBatch
 ) -> Layout[ImageSet]:
-    """All files but the last are the training part."""
+    """Return a layout of CIFAR's batches: the last file is the test part, all others are the training part."""
 
     def read_all(paths: list[Path]) -> ImageSet:
         parts = [_checked(path, *read(path), num_classes) for path in paths]

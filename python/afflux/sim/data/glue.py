@@ -1,4 +1,4 @@
-"""Tasks of GLUE (RTE, MRPC, SST-2) from TSV files; the part for tests is dev.tsv, as GLUE's test labels are secret."""
+"""Tasks of GLUE (RTE, MRPC, SST-2) from TSV files. The test part is dev.tsv, because GLUE's test labels are secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from afflux.sim.errors import known
 
 @dataclass(frozen=True)
 class Part:
-    """Examples of a part."""
+    """The examples of the training or the test part."""
 
     sentences: tuple[tuple[str, ...], ...]
     """One or two sentences of each example."""

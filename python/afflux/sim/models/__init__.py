@@ -1,1 +1,1 @@
-"""The papers' models, in torch; `build_model` makes one by name from a seed (docs/data.md)."""
+"""The papers' models in torch. `build_model` makes a model from its name and a seed (docs/data.md)."""

@@ -28,7 +28,7 @@ class CharLSTM(nn.Module):
 
 
 def char_lstm(shape: Shape, num_classes: int) -> nn.Module:
-    """Anarchic FL, appendix E.1; the characters are the classes."""
+    """Return Anarchic FL's network (appendix E.1); the classes are the characters."""
     if len(shape) != 1:
         raise ConfigError(f"model 'char-lstm' needs windows of characters, not examples of shape {shape}")
     return CharLSTM(num_classes)

@@ -37,5 +37,5 @@ def ca2fl_cnn(shape: Shape, num_classes: int) -> nn.Module:
 
 
 def fadas_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """Wang and Ji's network (2022), which FADAS's authors have too: AFL's layers, with padded convolutions."""
+    """Wang and Ji's network (2022), also in the code of FADAS's authors: AFL's layers with padded convolutions."""
     return _two_convolutions("fadas-cnn", shape, num_classes, 5, 2, (32, 64), [512, 128])

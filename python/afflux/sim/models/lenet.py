@@ -1,4 +1,4 @@
-"""LeNet-5, with rectifiers and max pools in the place of the sigmoids and averages of 1998; WKAFL's for CIFAR-10."""
+"""LeNet-5 with ReLU and max pooling instead of the sigmoids and averages of 1998; WKAFL's network for CIFAR-10."""
 
 from torch import nn
 

@@ -21,7 +21,7 @@ class Model:
 
     description: str
     module: str
-    """Of this package."""
+    """Module of this package."""
     function: str
     """(shape of an example, number of classes) -> torch module."""
 

@@ -51,10 +51,10 @@ def _resnet18(name: str, shape: Shape, num_classes: int, normalization: Normaliz
 
 
 def resnet18_batch_norm(shape: Shape, num_classes: int) -> nn.Module:
-    """With BatchNorm, whose running means and variances are buffers."""
+    """Return ResNet-18 with BatchNorm, whose running means and variances are buffers."""
     return _resnet18("resnet18-bn", shape, num_classes, nn.BatchNorm2d)
 
 
 def resnet18_group_norm(shape: Shape, num_classes: int) -> nn.Module:
-    """With GroupNorm of two groups, which has no buffers and does not depend on the batch."""
+    """Return ResNet-18 with GroupNorm of two groups, which has no buffers and does not depend on the batch."""
     return _resnet18("resnet18-gn", shape, num_classes, lambda outputs: nn.GroupNorm(GROUPS, outputs))

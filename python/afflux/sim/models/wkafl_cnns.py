@@ -28,7 +28,7 @@ def wkafl_cnn(shape: Shape, num_classes: int) -> nn.Module:
 def wkafl_celeba(shape: Shape, num_classes: int) -> nn.Module:
     """One 4x4 convolution (10 channels) with a 2x2 pool, and a layer of 100 units.
 
-    The paper's "dense layer with 16000 units" is the one with 16000 inputs, of images of 84x84 pixels.
+    The paper's "dense layer with 16000 units" is this layer: it has 16000 inputs for images of 84x84 pixels.
     """
     channels, height, width = image_shape("wkafl-celeba", shape, 5)
     rows, columns = ((side - 3) // 2 for side in (height, width))

@@ -59,7 +59,7 @@ PAPER: dict[tuple[str, int], dict[int, tuple[float, float, float, float]]] = {
 
 
 class Cell(NamedTuple):
-    """One number of the table, and our result over seeds."""
+    """One number of the table, and afflux's result over seeds."""
 
     classes: int
     column: str
@@ -70,7 +70,7 @@ class Cell(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Ours - the paper's."""
+        """afflux's accuracy minus the paper's."""
         return self.ours.mean - self.paper
 
 
@@ -121,7 +121,7 @@ def table_cells(workers: str, steps: int, results: Sequence[Outcome]) -> list[Ce
 
 
 def make_page(workers: str, steps: int, seeds: Sequence[int], results: Sequence[Outcome]) -> Page:
-    """Make the page: our results beside those of the paper."""
+    """Make the page: afflux's results beside those of the paper."""
     table = table_cells(workers, steps, results)
     lines = [
         [f"{cell.classes}", cell.column, f"{cell.paper:.4f}", _shown(cell.ours), f"{cell.difference:+.4f}"]

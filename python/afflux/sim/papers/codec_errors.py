@@ -29,11 +29,11 @@ class CodecErrors(NamedTuple):
 
     codec: str
     bits: float
-    """Per element of a long vector, scales included."""
+    """Bits per element of a long vector, with scales."""
     error: dict[str, float]
-    """By the name of the vectors."""
+    """The module's `error` by the name of the vectors."""
     mean: dict[str, float]
-    """By the name of the vectors; "one vector" in the name: all rows are of one vector."""
+    """The module's `mean` by the name of the vectors; "one vector" in the name: all rows are of one vector."""
 
 
 def random_vectors(seed: int) -> dict[str, np.ndarray]:
@@ -70,7 +70,7 @@ def read_named_updates(text: str) -> tuple[str, np.ndarray]:
 
 
 def encode_and_decode(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
-    """Yield each vector (d,) float32 encoded, with a key of its own, and decoded: one buffer, used again."""
+    """Yield each vector (d,) float32 after encoding, with its own key, and decoding; all in the same buffer."""
     size = vectors[0].size
     row = np.empty(codec.row_size(size), codec.row_dtype)
     out = np.empty(size, np.float32)

@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 class FinishedRuns(dict[int, list[RunResult]]):
-    """Results by index into `jobs`, for `compare` to fill; an entry is first written to the file, then set."""
+    """Results by index into `jobs`, which `compare` fills; an entry is written to the file before it is set."""
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
         self._path, self._jobs = path, jobs

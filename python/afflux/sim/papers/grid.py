@@ -1,22 +1,26 @@
-"""A grid of settings: each rule's best on a validation part, then that setting with all seeds on the test part."""
+"""A grid of settings: each rule's best setting on a validation part is run with all seeds on the test part."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
-from math import nan
+from math import isnan, nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table
-from afflux.sim.results.run_result import SeedStatistics
+from afflux.sim.results.curves import Evaluated
+from afflux.sim.results.run_result import Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, format_option, option_value, rule_parameters
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
-#: Evaluations whose mean accuracy is compared: those in the last part of a run, which are less noisy than the last.
+#: The last part of a run, whose mean accuracy is compared; it is less noisy than the last evaluation.
 LATE_SHARE = 0.25
 
 
@@ -36,7 +40,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
     axes = []
     for text in texts:
         name, equals, values = text.partition("=")
-        found = tuple(value.strip() for value in values.split(","))
+        found = tuple(value.strip() for value in re.split(r",(?![^(]*\))", values))  # not in hinge(10,4)
         if not equals or not all(found) or len(set(found)) != len(found):
             raise ConfigError(f"grid {text!r} is not NAME=VALUE,VALUE,... with different values")
         axes.append(Axis(name.strip().replace("-", "_"), found))
@@ -105,9 +109,60 @@ def _point(
     return Point(index, made, replace(config, **settings), chosen)
 
 
-def tune(
+class Trial(NamedTuple):
+    """One setting of a rule, and its run on the validation part."""
+
+    rule: str
+    """The rule's label, without the grid."""
+    chosen: Mapping[str, str]
+    """The values of the grid, as text."""
+    label: str
+    """The rule with the options of the grid."""
+    accuracy: float
+    """Mean over the last quarter of the run; nan: a client diverged."""
+    evaluations: tuple[Evaluation, ...]
+    """Empty: a client diverged."""
+
+
+class BestTrial(NamedTuple):
+    """The best setting of a rule, and its runs on the test part."""
+
+    trial: Trial
+    config: SimConfig
+    """All settings of the runs."""
+    runs: tuple[Outcome, ...]
+    """One for each seed; a run in which a client diverged has no evaluations."""
+
+    @property
+    def accuracies(self) -> list[float | None]:
+        """Accuracy after the last arrival, for each seed; None: a client diverged."""
+        return [run.final_accuracy if run.evaluations else None for run in self.runs]
+
+    @property
+    def test(self) -> SeedStatistics | None:
+        """Accuracy after the last arrival over seeds; None: a client diverged."""
+        return final_accuracy(self.runs) if None not in self.accuracies else None
+
+
+@dataclass(frozen=True)
+class TuningResults:
+    """The results of a grid; its text is the page of the command line."""
+
+    names: tuple[str, ...]
+    """Of the grid."""
+    seeds: tuple[int, ...]
+    """Of the runs on the test part; the first is that of the grid."""
+    trials: tuple[Trial, ...]
+    best: tuple[BestTrial, ...]
+    """One for each rule."""
+
+    def __str__(self) -> str:
+        return _markdown(self)
+
+
+def run_grid(
     specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig, measure: Measure
-) -> Page:
+) -> TuningResults:
     """Run the grid with the first seed on the validation part, then each rule's best setting with all seeds.
 
     Args:
@@ -117,92 +172,111 @@ def tune(
         config: the settings that are not in the grid.
         measure: runs jobs, and continues after an earlier interruption; a run that diverges has no evaluations.
 
-    Returns:
-        The page, with the table of the grid and that of the best settings.
-
     Raises:
         ConfigError: an impossible grid; no setting of a rule ends; or the task has no validation part.
     """
     grid = points(specs, axes, config)
     tried = [replace(point.config, part="validation") for point in grid]
     tuning = measure([Job(p.spec, seeds[0], (), own, True) for p, own in zip(grid, tried, strict=True)])
-    scores = [_score(outcome) for outcome in tuning]
-    best = [_best(index, spec, grid, scores) for index, spec in enumerate(specs)]
-    jobs = [Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds]
-    final = measure(jobs)
+    trials = [
+        Trial(specs[point.rule].label, point.chosen, point.spec.label, _score(outcome), outcome.evaluations)
+        for point, outcome in zip(grid, tuning, strict=True)
+    ]
+    best = [_best(index, spec, grid, trials) for index, spec in enumerate(specs)]
+    final = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
     results = [final[place : place + len(seeds)] for place in range(0, len(final), len(seeds))]
+    found = [BestTrial(trials[at], grid[at].config, tuple(runs)) for at, runs in zip(best, results, strict=True)]
+    return TuningResults(tuple(axis.name for axis in axes), tuple(seeds), tuple(trials), tuple(found))
+
+
+def grid_page(results: TuningResults) -> Page:
+    """Return the page: the table of the grid, that of the best settings, and a figure with the curves of both."""
     content = {
         "part": "validation",
-        "tuning_seed": seeds[0],
-        "seeds": list(seeds),
+        "tuning_seed": results.seeds[0],
+        "seeds": list(results.seeds),
         "grid": [
-            {"rule": specs[point.rule].label, **point.chosen, "accuracy": None if score != score else score}
-            for point, score in zip(grid, scores, strict=True)
+            {"rule": trial.rule, **trial.chosen, "accuracy": None if isnan(trial.accuracy) else trial.accuracy}
+            for trial in results.trials
         ],
         "best": [
             {
-                "rule": spec.label,
-                **grid[at].chosen,
-                "label": grid[at].spec.label,
-                "validation": scores[at],
-                "test": _statistics(runs),
-                "accuracies": [run.evaluations[-1].accuracy if run.evaluations else None for run in runs],
+                "rule": one.trial.rule,
+                **one.trial.chosen,
+                "label": one.trial.label,
+                "validation": one.trial.accuracy,
+                "test": None if one.test is None else one.test._asdict(),
+                "accuracies": one.accuracies,
             }
-            for spec, at, runs in zip(specs, best, results, strict=True)
+            for one in results.best
         ],
     }
-    return Page("grid", _markdown(specs, axes, grid, scores, best, results, seeds), content)
+    return Page("grid", str(results), content, partial(draw_grid, results))
+
+
+def draw_grid(results: TuningResults, path: Path) -> None:
+    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part."""
+    from afflux.sim.results.figures import draw_accuracies
+
+    panels: list[tuple[str, list[tuple[str, Sequence[Evaluated]]]]] = []
+    for one in results.best:
+        own = [trial for trial in results.trials if trial.rule == one.trial.rule and trial.evaluations]
+        own.sort(key=lambda trial: -trial.accuracy)
+        panels.append((f"{one.trial.rule}: validation", [(_setting(trial), [trial]) for trial in own]))
+    tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
+    panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
+    draw_accuracies(panels, path)
+
+
+def _setting(trial: Trial) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trial.chosen.items())
+
+
+def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
+    """Return what the page of a grid depends on, but for the folder of the data; for `publish`."""
+    settings = config.recorded()
+    settings.pop("data_dir", None)
+    return {
+        "command": "grid",
+        "rules": [{"label": spec.label, "options": spec.plain_options()} for spec in specs],
+        "grid": {axis.name: list(axis.values) for axis in axes},
+        "seeds": list(seeds),
+        "settings": settings,
+    }
 
 
 def _score(outcome: Outcome) -> float:
     return outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
 
 
-def _best(index: int, spec: RuleSpec, grid: Sequence[Point], scores: Sequence[float]) -> int:
-    """Return the place of the rule's setting with the largest score; of equal ones, the first."""
-    ended = [at for at, point in enumerate(grid) if point.rule == index and scores[at] == scores[at]]
+def _best(index: int, spec: RuleSpec, grid: Sequence[Point], trials: Sequence[Trial]) -> int:
+    """Return the place of the rule's setting with the largest accuracy; of equal ones, the first."""
+    ended = [at for at, point in enumerate(grid) if point.rule == index and not isnan(trials[at].accuracy)]
     if not ended:
         raise ConfigError(f"{spec.label}: the clients diverged with every setting of the grid")
-    return max(ended, key=lambda at: (scores[at], -at))
+    return max(ended, key=lambda at: (trials[at].accuracy, -at))
 
 
-def _statistics(runs: Sequence[Outcome]) -> dict[str, Any] | None:
-    return final_accuracy(runs)._asdict() if all(run.evaluations for run in runs) else None
-
-
-def _markdown(
-    specs: Sequence[RuleSpec],
-    axes: Sequence[Axis],
-    grid: Sequence[Point],
-    scores: Sequence[float],
-    best: Sequence[int],
-    results: Sequence[Sequence[Outcome]],
-    seeds: Sequence[int],
-) -> str:
-    names = [axis.name for axis in axes]
-    lines = [
-        _best_line(spec, names, grid[at], scores[at], runs) for spec, at, runs in zip(specs, best, results, strict=True)
-    ]
-    table = markdown_table(["rule", *names, "validation, %", "test, %"], lines)
-    all_lines = [
-        [f"`{specs[point.rule].label}`", *_values(names, point), "diverged" if score != score else f"{100 * score:.1f}"]
-        for point, score in zip(grid, scores, strict=True)
-    ]
-    tuned = markdown_table(["rule", *names, "validation, %"], all_lines)
+def _markdown(results: TuningResults) -> str:
+    names = results.names
+    best = markdown_table(
+        ["rule", *names, "validation, %", "test, %"], [_best_line(names, one) for one in results.best]
+    )
+    grid = markdown_table(["rule", *names, "validation, %"], [_line(names, trial) for trial in results.trials])
     return (
-        f"Best setting of each rule on the validation part (seed {seeds[0]}, mean over the last quarter of a run), and "
-        f"its last accuracy on the test part over the seeds {', '.join(map(str, seeds))}.\n\n{table}\n"
-        f"The grid:\n\n{tuned}"
+        f"Best setting of each rule on the validation part (seed {results.seeds[0]}, mean over the last quarter of a "
+        f"run), and its last accuracy on the test part over the seeds {', '.join(map(str, results.seeds))}.\n\n{best}\n"
+        f"The grid:\n\n{grid}"
     )
 
 
-def _best_line(spec: RuleSpec, names: Sequence[str], point: Point, score: float, runs: Sequence[Outcome]) -> list[str]:
-    shown = "diverged"
-    if all(run.evaluations for run in runs):
-        found: SeedStatistics = final_accuracy(runs)
-        shown = f"{100 * found.mean:.1f}" + (f" ± {100 * found.std:.1f}" if found.seeds > 1 else "")
-    return [f"`{spec.label}`", *_values(names, point), f"{100 * score:.1f}", shown]
+def _line(names: Sequence[str], trial: Trial) -> list[str]:
+    shown = "diverged" if isnan(trial.accuracy) else f"{100 * trial.accuracy:.1f}"
+    return [f"`{trial.rule}`", *(trial.chosen.get(name, "") for name in names), shown]
 
 
-def _values(names: Sequence[str], point: Point) -> Iterator[str]:
-    return (point.chosen.get(name, "") for name in names)
+def _best_line(names: Sequence[str], one: BestTrial) -> list[str]:
+    shown, test = "diverged", one.test
+    if test is not None:
+        shown = f"{100 * test.mean:.1f}" + (f" ± {100 * test.std:.1f}" if test.seeds > 1 else "")
+    return [*_line(names, one.trial), shown]

@@ -20,7 +20,7 @@ from afflux.sim.workload.rule_specs import parse_rule
 
 SERVER_LR, BUFFER_SIZE = 0.6, 10
 
-#: The first rule is the reference for the others.
+#: The rules of the table; the first one is the reference for the others.
 RULES = (
     "ca2fl",
     *(f"mf_ca2fl:bits={bits}:codec={codec}" for codec in ("affine", "affine-vector") for bits in (8, 4, 2, 1)),
@@ -40,11 +40,11 @@ class CodecResult(NamedTuple):
     codec: str
     """Name of the codec; float32 without one."""
     row_bytes: int
-    """Of one client."""
+    """Bytes of one client's row."""
     accuracy: SeedStatistics
     """Mean of the evaluations in the last quarter of a run."""
     difference: SeedStatistics
-    """From CA2FL, seed by seed."""
+    """Difference of the accuracy from CA2FL's, seed by seed."""
     final: SeedStatistics
     """Accuracy after the last arrival."""
 

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job, compare, default_processes
 from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.task import Task
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,21 @@ class Page:
     """Writes a figure to the given path."""
 
 
+#: File of a folder with the arguments of the command that has made it.
+COMMAND = "command.json"
+
 Measure = Callable[[Sequence[Job]], list[Outcome]]
 """Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order."""
 
 
 def measure(
-    jobs: Sequence[Job], folder: Path, processes: int | None = None, at_most: int | None = None, workers: int | Vmap = 1
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: int | None = None,
+    at_most: int | None = None,
+    workers: int | Vmap = 1,
+    task: Task | None = None,
+    progress: bool = True,
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
 
@@ -47,6 +57,8 @@ def measure(
         processes: number of processes; default one per CPU, or fewer if each run has workers.
         at_most: run at most so many jobs.
         workers: processes of each run that train; see `run`.
+        task: see `run`.
+        progress: whether progress bars are shown.
 
     Returns:
         The outcomes, in the order of `jobs`.
@@ -64,9 +76,13 @@ def measure(
     if wanted:
         config = job_config(wanted[0])
         finished = FinishedRuns(folder / FILE, wanted)
-        with show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True)) as watch:
-            count = processes or default_processes(workers)
-            compare(wanted, config, processes=count, watch=watch, finished=finished, workers=workers)
+        count = processes or default_processes(workers)
+        with ExitStack() as screen:
+            watch = None
+            if progress:
+                bars = show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True))
+                watch = screen.enter_context(bars)
+            compare(wanted, config, processes=count, watch=watch, finished=finished, task=task, workers=workers)
         ended = load_outcomes(folder / FILE, jobs)
     if len(ended) < len(jobs):
         raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
@@ -83,33 +99,51 @@ def job_config(job: Job) -> SimConfig:
 def publish(
     out: Path | None,
     make: Callable[[Measure], Page],
+    command: Mapping[str, Any],
     processes: int | None = None,
     at_most: int | None = None,
     workers: int | Vmap = 1,
+    task: Task | None = None,
+    progress: bool = True,
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
     After an error an empty folder is removed; a folder with finished runs is named on standard error.
 
     Args:
-        out: a new folder, or one with finished runs; default a new one.
+        out: a new folder, or one with finished runs of the same command, perhaps with fewer seeds or rules; default a
+            new one.
         make: makes the page; called with a `Measure`.
+        command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
         processes: see `measure`.
         at_most: see `measure`.
         workers: see `measure`.
+        task: see `measure`.
+        progress: see `measure`.
 
     Returns:
         The page and the folder.
+
+    Raises:
+        ConfigError: `out` holds something else, perhaps the results of another command; see `measure`.
     """
-    folder = out if out is not None and (out / FILE).is_file() else run_folder.create_run_folder(out)
+    if out is not None and any((out / name).is_file() for name in (COMMAND, FILE)):
+        folder = out
+        _refuse_other_command(folder, command)
+    else:
+        folder = run_folder.create_run_folder(out)
     try:
-        page = make(partial(measure, folder=folder, processes=processes, at_most=at_most, workers=workers))
+        (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
+        options: dict[str, Any] = {"processes": processes, "at_most": at_most, "workers": workers}
+        page = make(partial(measure, folder=folder, task=task, progress=progress, **options))
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
         (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
         if page.draw is not None:
             page.draw(folder / f"{page.name}.png")
     except BaseException:
+        if not (folder / FILE).exists():
+            (folder / COMMAND).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
         if folder.exists():
@@ -118,6 +152,36 @@ def publish(
             )
         raise
     return page, folder
+
+
+def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the new page would lack results of the folder's page, which it overwrites.
+
+    A command with more rules, values or seeds continues the earlier one.
+    """
+    path = folder / COMMAND
+    if not path.exists():  # of a version that did not write it
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; choose another --out") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no command; choose another --out")
+    wanted = json.loads(json.dumps(command))
+    if other := [name for name in {**wanted, **content} if not _extends(wanted.get(name), content.get(name))]:
+        raise ConfigError(
+            f"{folder} holds the results of a command with other {', '.join(other)}; choose another --out"
+        )
+
+
+def _extends(new: Any, old: Any) -> bool:
+    """Return whether `new` is `old`, but for lists that may hold more."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(_extends(new[name], old[name]) for name in old)
+    if isinstance(new, list) and isinstance(old, list):
+        return all(item in new for item in old)
+    return bool(new == old)
 
 
 def final_accuracy(runs: Sequence[Outcome]) -> SeedStatistics:

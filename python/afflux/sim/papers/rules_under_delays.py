@@ -3,7 +3,7 @@
 The options are in `TUNED`, and are the same for both delays. The learning rates were picked from two to five values
 by the mean accuracy under both delays after 400 arrivals on the digits, with seed 9, which no table uses; the rest are
 the presets' defaults. That is a coarse and uneven search; some of the best values lie at an edge of the values tried.
-The table shows how rules behave, it does not rank them.
+The table shows how rules behave; it is no ranking.
 A synchronous rule has the same accuracy under both delays: its waiting costs virtual time.
 """
 
@@ -39,7 +39,7 @@ TUNED = (
     "afa_cd:server_lr=0.3",
     "afa_cs:server_lr=0.3",
     "ca2fl:server_lr=0.6",
-    "mf_ca2fl:server_lr=0.6",  # CA2FL's: it was not tuned itself
+    "mf_ca2fl:server_lr=0.6",  # CA2FL's value; this rule was not tuned
     "wkafl:server_lr=0.1",
     "twafl:server_lr=0.45",
     "sasgd:server_lr=0.3",

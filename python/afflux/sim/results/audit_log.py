@@ -35,10 +35,10 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Label = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=10_000)
-]  #: is printed: no control characters
-FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: of a file in the log's own folder
+]  #: text that is printed: no control characters
+FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: name of a file in the folder of the log
 
-#: Bytes of a line.
+#: The most bytes of a line.
 MOST_LINE_BYTES = 64 << 20
 
 
@@ -55,11 +55,11 @@ class Header(_Line, frozen=True, tag="header"):
     label: Label  #: the rule as tables call it
     rule: str
     options: dict[str, JsonScalar]
-    kind: str  #: of the vectors that clients push: update, gradient or model
+    kind: str  #: kind of the vectors that clients push: update, gradient or model
     buffer_size: Positive
     d: Positive
     seed: Count
-    num_clients: Positive  #: that hold data
+    num_clients: Positive  #: number of clients that hold data
     client_lr: float
     leader: Label  #: label of the rule from whose params the clients trained
     updates: FileName | None  #: file of the kept updates, beside the log
@@ -127,26 +127,26 @@ class Header(_Line, frozen=True, tag="header"):
 class ArrivalLine(_Line, frozen=True, tag="arrival"):
     """One client result, and the server's decision about it."""
 
-    number: int  #: arrivals before it
+    number: int  #: number of arrivals before this one
     client: int
-    dispatched_after: int  #: arrivals that were handled when the client pulled
-    version: Count  #: that it pulled from this rule's server
+    dispatched_after: int  #: number of arrivals that the server had handled when the client pulled
+    version: Count  #: version that the client pulled from this rule's server
     staleness: Count
     examples: Positive
     loss: float | None
     steps: Positive
     status: str
-    time: float  #: virtual
-    update: Annotated[int, Meta(ge=0)] | None  #: row in the kept updates
+    time: float  #: virtual time of the arrival
+    update: Annotated[int, Meta(ge=0)] | None  #: row of its update in the kept updates
 
 
 class RoundLine(_Line, frozen=True, tag="round"):
     """One server step: `Report` without the seconds. Tuples are in canonical order, (M,)."""
 
-    version: int  #: the server's version after it
+    version: int  #: the server's version after the step
     client_ids: tuple[int, ...]
     joins: tuple[int, ...]  #: the numbers of the arrivals
-    versions: tuple[int, ...]  #: that they pulled
+    versions: tuple[int, ...]  #: versions that their clients pulled
     staleness: tuple[int, ...]
     weights: tuple[float | None, ...]
     norms: tuple[float | None, ...]

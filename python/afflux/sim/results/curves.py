@@ -1,11 +1,19 @@
 """Curves over the evaluations of a rule's runs: the mean over seeds with its band, or each seed by itself."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.run_result import Evaluation
+
+
+class Evaluated(Protocol):
+    """Anything with the evaluations of a run."""
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """In the order of the arrivals."""
 
 
 class Curve(NamedTuple):
@@ -21,7 +29,7 @@ class Curve(NamedTuple):
     high: np.ndarray | None
 
 
-def curve(runs: Sequence[RunResult], across: str, up: str) -> Curve:
+def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
     """Return the curve of a rule.
 
     Args:

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from afflux.sim.results.curves import Curve, bin_names, curve, staleness_bins
+from afflux.sim.results.curves import Curve, Evaluated, bin_names, curve, staleness_bins
 from afflux.sim.results.run_result import RunResult, group_by_rule
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, darkest first.
@@ -57,6 +57,33 @@ def draw_comparison(results: Sequence[RunResult], title: str, target: float, pat
     figure.savefig(path, dpi=150)
 
 
+def draw_accuracies(panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]], path: Path) -> None:
+    """Write a PNG with the accuracy over the arrivals, one panel beside the other.
+
+    Args:
+        panels: the title of each, and its curves: a label and the runs of each seed. If there are more curves than
+            colours, the last ones are grey.
+        path: of the file.
+    """
+    figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        style_axes(axes)
+        for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
+            named = index < len(COLOURS)
+            colour = COLOURS[index] if named else "#bbbbbb"
+            _draw_curve(axes, curve(runs, "arrivals", "accuracy"), label if named else "", colour)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("arrivals")
+        axes.set_ylabel("accuracy")
+        more = len(curves) - len(COLOURS)
+        axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=120)
+
+
 def _colours(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
@@ -66,7 +93,7 @@ def _draw_curve(axes: Axes, drawn: Curve, label: str, colour: str) -> None:
         low, high = np.maximum(drawn.low, 0), np.minimum(drawn.high, 1)
         axes.fill_between(drawn.x[0], low, high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        axes.plot(x, y, color=colour, linewidth=1.6, label=label if number == 0 else None)
+        axes.plot(x, y, color=colour, linewidth=1.6, label=label if number == 0 and label else None)
 
 
 def style_axes(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""How often each client took part in a run."""
+"""The participation of clients in a run: the number of arrivals of each."""
 
 import math
 from typing import NamedTuple
@@ -7,13 +7,13 @@ import numpy as np
 
 
 class Participation(NamedTuple):
-    """How often clients took part, counted in arrivals; clients that hold data and never arrived count as 0."""
+    """Statistics of the number of arrivals per client; clients that hold data and never arrived count as 0."""
 
-    clients: int  #: that arrived at least once
+    clients: int  #: clients that arrived at least once
     least: int
     median: float
     most: int
-    gini: float  #: 0: all clients arrived equally often; towards 1: one client sent everything
+    gini: float  #: 0: all clients arrived equally often; near 1: one client sent nearly all updates
     busiest_tenth: float  #: share of the arrivals that the busiest tenth of the clients sent, rounded up to whole ones
 
 

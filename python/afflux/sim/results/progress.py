@@ -1,4 +1,4 @@
-"""Live progress of runs: bars of rich on a terminal, else a line from time to time."""
+"""Live progress of runs: bars by rich on a terminal, otherwise one line a minute."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from rich.text import Text
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.workload.config import UNLIMITED
 
-#: Runs of which each finished one keeps its bar; of more runs, only those at work have one.
+#: Up to this number of runs, each finished run keeps its bar; of more runs, only the active ones have a bar.
 MOST_BARS = 12
 #: Seconds between two updates of a bar, and between two lines of a run if the output is not a terminal.
 BAR_SECONDS = 0.1
@@ -20,7 +20,7 @@ LINE_SECONDS = 60.0
 
 
 class TimeLeft:
-    """Estimates the seconds that a run still takes, from its pace since `now`, when it was `done` so far."""
+    """Estimates the seconds until a run ends, from its pace since `now`, when the share `done` was finished."""
 
     def __init__(self, now: float, done: float) -> None:
         self._began, self._done_before = now, done
@@ -62,7 +62,7 @@ class _LeftColumn(ProgressColumn):
 
 
 class _Bars:
-    """A bar for each run at work, and one for all runs."""
+    """A bar for each active run, and one for all runs."""
 
     def __init__(self, titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float]) -> None:
         self.bars = Progress(
@@ -85,7 +85,7 @@ class _Bars:
         return self.bars.add_task(title, total=1.0, visible=visible, facts="", left=math.nan)
 
     def watch(self, index: int, run: RunProgress) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         now, earlier = self._clock(), self._latest[index]
         if not _is_news(run, earlier) or (now - self._shown[index] < BAR_SECONDS and not run.finished):
             return
@@ -119,7 +119,7 @@ class _Lines:
         self._left: list[TimeLeft | None] = [None] * len(titles)
 
     def watch(self, index: int, run: RunProgress) -> None:
-        """Print how far a run is, if its last line is a minute ago."""
+        """Print the progress of a run, if its last line is at least a minute old."""
         if not _is_news(run, None):
             return
         now = self._clock()
@@ -136,7 +136,7 @@ class _Lines:
 
 
 def _is_news(run: RunProgress, earlier: RunProgress | None) -> bool:
-    """Return whether the run has gone on; a run in another process is polled, and may not have begun."""
+    """Return whether the run has progressed; a run in another process is polled, and may not have begun."""
     if earlier is None:
         return run.arrivals > 0
     return run.arrivals > earlier.arrivals or run.finished > earlier.finished

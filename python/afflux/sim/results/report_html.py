@@ -1,4 +1,4 @@
-"""report.html: one page with the results of a run folder, without scripts and without anything from elsewhere.
+"""report.html: one page with the results of a run folder, without scripts and without files from other places.
 
 All text that comes from settings, rules, files or messages is data: it is escaped. The page's own policy forbids
 scripts and resources as well.
@@ -19,9 +19,10 @@ from afflux.sim.results.run_result import RunResult, group_by_rule, seed_statist
 from afflux.sim.results.statistics import LEVEL, paired_differences, reach_targets, usual_targets
 from afflux.sim.results.summary_table import format_number, summary_rows
 
-MOST_POINTS = 400  #: of a line
-MOST_PAIRS = 45  #: of rules in the table of differences: ten rules
-MANY_TIMES = 3  #: rounds of one rule to those of another from which the axis is logarithmic
+MOST_POINTS = 400  #: the most points of a line
+MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
+MANY_TIMES = 3  #: ratio of the rules' numbers of rounds from which the axis is logarithmic
+PARTS = ("weigh", "calibrate", "step")  #: the parts of a rule that the report shows
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Groups = Mapping[str, Sequence[RunResult]]
@@ -87,7 +88,7 @@ def _name(text: str) -> str:
 
 
 class _Markup(str):
-    """A cell that is markup of this module, without data."""
+    """A cell with markup of this module, without data, which is not escaped."""
 
 
 def _cell(cell: str) -> str:
@@ -289,19 +290,43 @@ def _settings(configuration: Mapping[str, Any]) -> str:
         [str(rule["label"]), str(rule["name"]), _options(rule["options"]), str(rule["updates_of"])]
         for rule in configuration["rules"]
     ]
+    parts = [
+        [str(rule["label"]), *(_part(rule["parts"][name]) for name in PARTS)]
+        for rule in configuration["rules"]
+        if rule.get("parts")
+    ]
     settings = [[name, "" if value is None else str(value)] for name, value in configuration["simulation"].items()]
+    division = configuration.get("division", {})
+    settings += [[f"clients' data: {name}", str(value)] for name, value in division.items()]
     settings.append(["seeds", ", ".join(map(str, configuration["seeds"]))])
     versions = [[name, str(value)] for name, value in configuration["versions"].items()]
     versions.append(["machine", str(configuration["machine"])])
     return (
-        _section("Rules", _table(("label", "rule", "options", "clients train from"), rules, "text"))
+        _section(
+            "Rules",
+            _note("All options, defaults included, and the parts that they make."),
+            _table(("label", "rule", "options", "clients train from"), rules, "text"),
+            _table(("label", *PARTS), parts, "text") if parts else "",
+        )
         + _section("Settings", _table(("setting", "value"), settings, "text"))
         + _section("Versions", _table(("software", "version"), versions, "text"))
     )
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
+    return ", ".join(f"{name}={_value(value)}" for name, value in options.items()) or "none"
+
+
+def _part(part: Any) -> str:
+    """Return a part of a rule as text: polynomial(a=0.5)."""
+    fields = ", ".join(f"{name}={_value(value)}" for name, value in part.items() if name not in ("part", "own"))
+    return f"{part.get('part', part.get('own'))}({fields})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _part(value)
+    return "none" if value is None else str(value)
 
 
 def _digests(results: Sequence[RunResult], logs: Mapping[str, str]) -> str:

@@ -165,7 +165,8 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
     paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
     task = f"{config.data}, {config.model}, {config.num_clients} clients ({partition})"
     if config.task != IMAGES:
-        task = f"{config.task}, {max(run.num_clients for run in results)} clients"
+        division = ", ".join(f"{name} {value}" for name, value in results[0].division.items() if name != "num_clients")
+        task = f"{config.task}, {max(run.num_clients for run in results)} clients{division and f' ({division})'}"
     arrivals = sorted({len(run.staleness) for run in results})
     return (
         f"{task}, {config.concurrency} at once, delays {config.delays}, "
@@ -176,12 +177,14 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
 
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     return {
-        "simulation": asdict(config) if config.task == IMAGES else config.recorded(),
+        "simulation": dict(results[0].settings) or asdict(config),
+        "division": dict(results[0].division),
         "rules": [
             {
                 "label": label,
                 "name": runs[0].spec.name,
-                "options": runs[0].spec.plain_options(),
+                "options": dict(runs[0].options) or runs[0].spec.plain_options(),
+                "parts": dict(runs[0].parts),
                 "updates_of": runs[0].leader or label,
             }
             for label, runs in group_by_rule(results).items()

@@ -10,7 +10,7 @@ from afflux.aggregation.reports import Receipt, Report
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_result import Evaluation, RoundTotals
 
-MOST_REASONS = 20  #: distinct reasons of rejections that are counted apart
+MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -21,11 +21,11 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     evaluations: Annotated[list[Evaluation], Meta(min_length=1)]
     clients: list[Count] = field(default_factory=list)  #: of each arrival
     staleness: list[Count] = field(default_factory=list)  #: of each arrival
-    decisions: dict[str, Count] = field(default_factory=dict)  #: how many arrivals the server joined, dropped, ...
-    round_staleness: list[Count] = field(default_factory=list)  #: the largest one of each round
+    decisions: dict[str, Count] = field(default_factory=dict)  #: number of arrivals by decision: joined, ...
+    round_staleness: list[Count] = field(default_factory=list)  #: the largest staleness of each round
     seconds: list[float] = field(default_factory=list)  #: of each round
     totals: RoundTotals = field(default_factory=RoundTotals)
-    time: float = 0.0  #: virtual, of the last arrival
+    time: float = 0.0  #: virtual time of the last arrival
 
     def add_arrival(self, client: int, receipt: Receipt) -> None:
         """Add one arrival and the rounds that it completed; `receipt.staleness` is not None."""

@@ -2,9 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ class RoundTotals(Struct, forbid_unknown_fields=True):
     AGGREGATED_ABOVE: ClassVar[float] = 10.0
     """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
 
-    weighted_rounds: Count = 0  #: whose weights are not all 0
+    weighted_rounds: Count = 0  #: rounds whose weights are not all 0
     weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
     aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
     skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
@@ -72,6 +72,14 @@ class RunResult:
     """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred."""
     totals: RoundTotals = field(default_factory=RoundTotals)
     """Sums over rounds: weights by staleness, rejections by reason."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that the run has read."""
+    division: Mapping[str, Any] = field(default_factory=dict)
+    """How the data are divided: the number of clients and, if the simulator divides them, the partition."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """All options of the rule as JSON scalars, defaults included."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """The rule's parts with all their values: `Rule.to_config()`."""
 
     @property
     def final_accuracy(self) -> float:
@@ -100,12 +108,12 @@ class RunResult:
 
     @property
     def participation(self) -> Participation:
-        """How often the clients took part."""
+        """The participation of the clients."""
         return participation(self.clients, self.num_clients)
 
     @property
     def late_evaluations(self) -> tuple[Evaluation, ...]:
-        """The last tenth of the evaluations after the start, rounded up, but two if there are as many."""
+        """The last tenth of the evaluations after the start, rounded up; at least two, if there are two."""
         after = self.evaluations[1:]
         return after[-max(2, math.ceil(len(after) / 10)) :]
 
@@ -138,7 +146,7 @@ class RunResult:
 
     @property
     def rejected_arrivals(self) -> int:
-        """Arrivals that the rule gave no weight, whatever the reason."""
+        """Number of arrivals that the rule gave no weight, for any reason."""
         return sum(self.totals.rejected.values())
 
     @property
@@ -203,10 +211,42 @@ def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return groups
 
 
-def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, SeedStatistics]]:
-    """Return {rule: {number: Spread over seeds}}."""
+class Summary(dict[str, dict[str, SeedStatistics]]):
+    """{rule: {number: mean and deviation over seeds}}, which is printed as a table with a column for each rule."""
+
+    def __init__(self, content: Mapping[str, dict[str, SeedStatistics]], runs: Mapping[str, int]) -> None:
+        """Hold the content; `runs` is the number of runs of each rule."""
+        super().__init__(content)
+        self._runs = dict(runs)
+
+    def __repr__(self) -> str:
+        names = list(dict.fromkeys(name for row in self.values() for name in row))
+        columns = [["", *names]]
+        for label, row in self.items():
+            columns.append([label, *(_shown(row[name], self._runs[label]) for name in names)])
+        widths = [max(map(len, column)) for column in columns]
+        lines = (
+            [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+            for first, *rest in zip(*columns, strict=True)
+        )
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _shown(value: SeedStatistics, runs: int) -> str:
+    if not value.seeds:
+        return "-"
+    text = _rounded(value.mean, 4) + (f" ± {_rounded(value.std, 2)}" if value.seeds > 1 else "")
+    return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
+
+
+def _rounded(number: float, digits: int) -> str:
+    return f"{number:.0f}" if abs(number) >= 10**digits else f"{number:.{digits}g}"
+
+
+def summarise(results: Sequence[RunResult], target: float) -> Summary:
+    """Return {rule: {number: mean and deviation over seeds}}."""
     table = {}
     for label, runs in group_by_rule(results).items():
         rows = [run.summary(target) for run in runs]
         table[label] = {name: seed_statistics([row[name] for row in rows]) for name in rows[0]}
-    return table
+    return Summary(table, {label: len(runs) for label, runs in group_by_rule(results).items()})

@@ -7,7 +7,7 @@ from typing import Any, overload
 from afflux.sim.errors import require
 from afflux.sim.results import run_folder
 from afflux.sim.results.data_frames import data_frame
-from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, summarise
+from afflux.sim.results.run_result import Evaluation, RunResult, Summary, summarise
 from afflux.sim.results.statistics import (
     LEVEL,
     PairedDifference,
@@ -49,8 +49,12 @@ class SimulationResults(Sequence[RunResult]):
         """The evaluations of each run, by the rule's label and seed."""
         return {(run.spec.label, run.seed): run.evaluations for run in self._runs}
 
-    def summary(self, target: float | None = None) -> dict[str, dict[str, SeedStatistics]]:
-        """Return {rule: {number: mean and deviation over seeds}}; `target` defaults to that of the simulation."""
+    def summary(self, target: float | None = None) -> Summary:
+        """Return {rule: {number: mean and deviation over seeds}}, a dict that is printed as a table.
+
+        Args:
+            target: accuracy for the rounds and the time to the target; default: that of the simulation.
+        """
         return summarise(self._runs, self.config.target if target is None else target)
 
     def targets(self, *accuracies: float) -> list[TargetStatistics]:

@@ -10,15 +10,15 @@ from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics,
 
 #: The accuracies in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-LEVEL = 0.95  #: of confidence intervals
+LEVEL = 0.95  #: level of confidence intervals
 
 
 class TargetStatistics(NamedTuple):
-    """When the runs of a rule reached a target accuracy first, over the seeds that reached it."""
+    """When a rule's runs first reached a target: arrivals, rounds and virtual time, over the seeds that reached it."""
 
     rule: str
     target: float
-    runs: int  #: all, reached or not
+    runs: int  #: number of all runs, also those that did not reach the target
     arrivals: SeedStatistics
     rounds: SeedStatistics
     virtual_time: SeedStatistics
@@ -47,13 +47,13 @@ def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> lis
 
 
 class PairedDifference(NamedTuple):
-    """A number of `first` less the same number of `second`, seed by seed."""
+    """A number of the rule `first` minus the same number of the rule `second`, seed by seed."""
 
     first: str  #: label of a rule
     second: str
-    seeds: int  #: for which both rules have the number
+    seeds: int  #: number of seeds for which both rules have the number
     mean: float
-    low: float  #: of the confidence interval; nan for a single seed
+    low: float  #: lower end of the confidence interval; nan for a single seed
     high: float
 
 

@@ -12,7 +12,7 @@ class Row(NamedTuple):
     """One number of the summary in the table of results."""
 
     title: str
-    name: str  #: in `RunResult.summary`
+    name: str  #: name in `RunResult.summary`
     digits: int
     scale: float = 1.0
     brief: bool = True  #: whether the terminal shows it
@@ -62,7 +62,7 @@ def format_number(value: SeedStatistics, runs: int, digits: int, scale: float = 
         value: over the seeds that have the number.
         runs: all seeds.
         digits: after the point.
-        scale: factor of what is shown.
+        scale: factor of the shown number.
     """
     if not value.seeds:
         return "-"

@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 46, 20, 12, 42
-COLOURS = 7  #: of the page, classes c0 to c6; further series have the same colours and other dashes
+COLOURS = 7  #: number of colours of the page, classes c0 to c6; further series repeat them with other dashes
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
-LINEAR_BELOW = 0.01  #: of shares
+LINEAR_BELOW = 0.01  #: the share below which a share axis is linear
 
 
 class Series(NamedTuple):

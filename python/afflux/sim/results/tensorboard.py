@@ -25,7 +25,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, arrivals: int = 0) -> None:
-        """Write into `folder`, which belongs to this run alone.
+        """Write into `folder`, which must not be that of another run.
 
         Args:
             folder: is created.

@@ -64,7 +64,7 @@ def available_cpus() -> int:
 
 
 def default_processes(workers: int | Vmap) -> int:
-    """Return how many runs are made at the same time: as many as CPUs for all of their workers, or one on a device."""
+    """Return the number of simultaneous runs: so many that all of their workers have a CPU, or one on a device."""
     return max(1, available_cpus() // workers) if isinstance(workers, int) else 1
 
 
@@ -89,7 +89,7 @@ def compare(
         config: settings of the jobs that have no settings.
         processes: with more than 1, this number of new interpreters is started (spawned: without the parent's torch
             threads).
-        watch: called with (index of the job, how far it is).
+        watch: called with (index of the job, its progress).
         output: the destination of the audit logs; default none.
         finished: filled with the results of each finished job, by its index; read it after an error.
         task: the task of the clients; default the task in the settings. More than one process need a task that can be

@@ -1,4 +1,4 @@
-"""A simulation of one's own model, data and clients."""
+"""A simulation of the user's own model, data and clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -17,6 +17,7 @@ from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
 
@@ -85,7 +86,8 @@ class Simulation:
                 compile...
 
         Raises:
-            ConfigError: an unknown or impossible setting or rule, or clients without a number.
+            ConfigError: an unknown or impossible setting or rule, a setting that the training function does not take,
+                or clients without a number.
         """
         if evaluate is None:
             raise ConfigError("give evaluate=, a function (model) -> accuracy, loss")
@@ -109,6 +111,7 @@ class Simulation:
             validation=validation,
             delays=None if isinstance(delays, str) else delays,
         )
+        given = list(settings)
         count = num_clients or getattr(clients, "num_clients", None) or len(clients)  # type: ignore[arg-type]
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
         if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
@@ -116,6 +119,7 @@ class Simulation:
         if "concurrency" not in settings:
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
+        refuse_ignored_settings(self.config, given, self.task, None)
         self._set_runs([rules] if isinstance(rules, str | RuleSpec) else rules, seeds, paired)
 
     @classmethod
@@ -167,7 +171,7 @@ class Simulation:
             out: a new folder for the results and audit logs; default: nothing is written.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
             tensorboard: whether TensorBoard's event files are written during the runs.
-            watch: called with (index of the run, how far it is); may raise to stop.
+            watch: called with (index of the run, its progress); may raise an exception to stop.
 
         Returns:
             The results.

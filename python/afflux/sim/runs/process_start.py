@@ -1,4 +1,4 @@
-"""What starts of processes share, here and in `compare`."""
+"""Functions for starting processes, in this package and in `compare`."""
 
 import pickle
 import signal

@@ -44,7 +44,7 @@ class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint leaves in the store's notes; see `RunCheckpoints.save`."""
+    """The content of a checkpoint in the store's notes; see `RunCheckpoints.save`."""
 
     afflux_run: int
     audit: str

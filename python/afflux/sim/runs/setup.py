@@ -1,6 +1,6 @@
 """Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import DELAYS_OF_TASK, IMAGES, SimConfig
 from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
 from afflux.sim.workload.rule_specs import RuleSpec
-from afflux.sim.workload.task import Task, clients_with_data, num_examples, tuned_on_validation
-from afflux.sim.workload.task_registry import build_task
+from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
+from afflux.sim.workload.task_registry import build_task, task_function
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -26,11 +27,13 @@ class SimulationSetup:
 
     config: SimConfig
     seed: int
-    clients: Sequence[int]  #: those that hold data
+    clients: Sequence[int]  #: the clients that hold data
     trainer: Trainer
     num_validation: int  #: number of examples of the server's validation data; 0: no validation data
     model: FlatModel
     delays: DelayLaw | None  #: the task's own delays, if the settings select them
+    settings: Mapping[str, Any]  #: those that runs of this task read
+    division: Mapping[str, Any]  #: see `RunResult.division`
 
     @classmethod
     def of(cls, config: SimConfig, seed: int, task: Task | None = None) -> "SimulationSetup":
@@ -46,7 +49,12 @@ class SimulationSetup:
         """
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
-        task = build_task(config) if task is None else task
+        function = None
+        if task is None:
+            task = build_task(config)
+            function = task_function(config.task)
+        else:
+            refuse_ignored_settings(config, config.changed(), task, None)
         task = tuned_on_validation(task) if config.part == "validation" else task
         data = task.data_for_seed(seed)
         if config.task != IMAGES:
@@ -64,6 +72,8 @@ class SimulationSetup:
             (num_examples(task.validation) or 0) if task.validation is not None else 0,
             model,
             task.delays if config.delays == DELAYS_OF_TASK else None,
+            settings_read(config, task, function),
+            {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
         )
 
     @property
@@ -89,7 +99,7 @@ class SimulationSetup:
 
     @property
     def most_at_once(self) -> int:
-        """The largest number of clients that train at the same time, but for cohorts of a rule."""
+        """The largest number of clients that train at the same time; a rule that waits for a cohort may have more."""
         return min(self.config.concurrency, len(self.clients))
 
     def check_rule(self, rule: Rule) -> None:
@@ -98,5 +108,5 @@ class SimulationSetup:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
-        """Yield which client starts and which one finishes when; depends on the rule only if it waits for a cohort."""
+        """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
         return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients, self.delays)

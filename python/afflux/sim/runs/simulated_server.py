@@ -37,7 +37,7 @@ class PullEvent(NamedTuple):
 class UpdateEvent(NamedTuple):
     """The update of dispatch number `sequence`, the same for every server that handles the stream."""
 
-    number: int  #: arrivals before it
+    number: int  #: number of arrivals before this one
     sequence: int
     dispatched_after: int  #: `PullEvent.after`
     client: int
@@ -52,9 +52,9 @@ class UpdateEvent(NamedTuple):
 def feed_servers(
     events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
 ) -> None:
-    """Let all servers handle each event in turn; each server has its own versions.
+    """Pass each event to all servers in turn; each server has its own versions.
 
-    `progress`, if there is one, is called after each update with how far the first server is.
+    `progress`, if it is not None, is called after each update with the progress of the first server.
     """
     for event in events:
         if isinstance(event, PullEvent):
@@ -132,7 +132,7 @@ class SimulatedServer:
         self._evaluations.workers = workers if isinstance(workers, Workers) else None
 
     def progress(self) -> RunProgress:
-        """Return how far the run is; the accuracy is that of the last evaluation that has ended."""
+        """Return the progress of the run; the accuracy is that of the last evaluation that has ended."""
         self.add_evaluations(wait=False)
         config, history, version = self._setup.config, self.history, self.server.version
         arrivals, last = len(history.staleness), history.evaluations[-1]
@@ -213,6 +213,10 @@ class SimulatedServer:
             clients=np.array(history.clients, dtype=np.int64),
             decisions=history.decisions,
             totals=history.totals,
+            settings=self._setup.settings,
+            division=self._setup.division,
+            options=self.spec.all_options(),
+            parts=self.server.rule.to_config(),
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), self.server.version, result.digest))
@@ -275,7 +279,7 @@ class SimulatedServer:
 
     @property
     def ended(self) -> bool:
-        """Whether the number of rounds or the target, at which the run shall stop, is reached."""
+        """Whether the run has reached the number of rounds or the target at which it stops."""
         config, history = self._setup.config, self.history
         if config.rounds and self.server.version >= config.rounds:
             return True

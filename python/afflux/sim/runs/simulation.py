@@ -32,13 +32,13 @@ def run(
     """Simulate one rule with one seed.
 
     The same arguments give the same bits, in this process or another. Runs with one seed share partition, initial
-    params, dispatches, delays and batches, whatever the rule.
+    params, dispatches, delays and batches for every rule.
 
     Args:
         spec: the rule.
         seed: of all random numbers.
         config: the settings.
-        progress: called after each arrival with how far the run is; may raise to stop it.
+        progress: called after each arrival with the progress of the run; may raise an exception to stop it.
         output: the destination of the audit log; default none.
         task: the task of the clients; default the task in the settings.
         workers: processes that train; 1: this one. More processes give the same bits, and need a task that can be

@@ -1,4 +1,4 @@
-"""Trainings in groups: those whose results are needed first, together in one call of `torch.func.vmap`."""
+"""Trainings in groups: one call of `torch.func.vmap` makes those whose results are needed first."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -23,7 +23,7 @@ class Vmap:
     """
 
     clients: int = 32
-    """The most clients in one call; as many as train at once are known."""
+    """The most clients in one call; no more than train at the same time."""
     device: str = "cuda"
     """A device of torch: cuda, cuda:1, cpu, ..."""
 
@@ -54,12 +54,12 @@ class VmapGroups:
         self._done: dict[int, TrainingResult] = {}
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
-        """Make a training known whose result is needed at virtual time `finish`."""
+        """Add a training whose result is needed at virtual time `finish`."""
         self._known[sequence] = sent
         heappush(self._first, (finish, sequence))
 
     def take(self, sequence: int) -> TrainingResult:
-        """Return the result of a training; train a group if it is not there yet.
+        """Return the result of a training; train a group first if the result does not exist yet.
 
         Raises:
             ConfigError: vmap cannot train these clients.
@@ -81,4 +81,4 @@ class VmapGroups:
         self._done |= dict(zip(group, self._trainer.train(starts), strict=True))
 
     def release(self, sequence: int) -> None:
-        """Do nothing: a result is freed by who took it."""
+        """Do nothing: the caller of `take` frees the result."""

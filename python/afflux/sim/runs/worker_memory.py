@@ -1,4 +1,4 @@
-"""What a run and its workers share: places for params and updates in memory, and the facts of one job."""
+"""Data that a run and its workers share: places for params and updates in memory, and the arguments of one job."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

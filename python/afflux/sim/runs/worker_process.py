@@ -21,7 +21,7 @@ from afflux.sim.workload.task import Task
 
 
 def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: int, content: bytes) -> None:
-    """Train and evaluate until the pipe is closed, which happens when the parent ends, however it ends.
+    """Train and evaluate until the pipe is closed, which happens when the parent ends for any reason.
 
     Args:
         pipe: the worker receives jobs and the configurations of other runs, and sends facts of results, and errors.

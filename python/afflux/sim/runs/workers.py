@@ -31,7 +31,7 @@ QUEUE = 2
 #: Results that wait beside those of `QUEUE`: as many as train at once, if they fit into so many bytes, but at least so
 #: many of each worker.
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
-#: Seconds between two looks for Ctrl-C while a result is awaited.
+#: Seconds between two checks for Ctrl-C while the process waits for a result.
 POLL_SECONDS = 1.0
 
 
@@ -52,7 +52,7 @@ class Workers:
         Args:
             count: number of processes.
             setup: of the run.
-            task: the task that `SimulationSetup.of` has got.
+            task: the argument of `SimulationSetup.of`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
@@ -122,7 +122,7 @@ class Workers:
         return True
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
-        """Make a training known whose result is needed at virtual time `finish`."""
+        """Add a training whose result is needed at virtual time `finish`."""
         with self._changed:
             self._known[sequence] = sent
             heappush(self._first, (finish, sequence))
@@ -148,7 +148,7 @@ class Workers:
         return result
 
     def release(self, sequence: int) -> None:
-        """Say that the arrays of a result are no longer needed."""
+        """Free the arrays of a result, which are no longer needed."""
         with self._changed:
             place = self._taken.pop(sequence, None)
             if place is not None:
@@ -219,7 +219,7 @@ class Workers:
                 return
 
     def _with_room(self) -> int | None:
-        """Return the worker that has least to do, if it has room for a job; a job behind an evaluation would wait."""
+        """Return the worker with the fewest jobs, if it has room for one; a job after an evaluation would wait."""
         free = [worker for worker, queue in enumerate(self._queues) if not queue or queue[-1] >= 0]
         worker = min(free, key=lambda worker: len(self._queues[worker]), default=None)
         return None if worker is None or len(self._queues[worker]) >= QUEUE else worker

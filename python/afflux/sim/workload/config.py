@@ -1,4 +1,4 @@
-"""The settings of a simulation, but for the rule and the seed."""
+"""The settings of a simulation, without the rule and the seed."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,14 +24,14 @@ IMAGES = "images"
 PAPERS = "papers"
 #: The task of GLUE's data sets and a transformer's adapters.
 LORA = "lora"
-#: Names of tasks that no setting can make again.
+#: Prefix of the names of tasks that were made in Python, which no setting can make again.
 MADE_IN_PYTHON = "python"
 #: The delays of the task itself.
 DELAYS_OF_TASK = "task"
 #: Settings that may end a run before its last arrival.
 ENDS = ("rounds", "virtual_time", "stop_at_target")
 PARTS = ("test", "validation")
-#: As many arrivals as a run cannot have: one that ends otherwise.
+#: The number of arrivals of a run that another setting ends: more than a run can have.
 UNLIMITED = 2**62
 #: Settings that only the task of images has.
 OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
@@ -46,9 +46,9 @@ STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
 
-#: Clients train in float32.
+#: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
-#: Each has a list of examples, from the start of a run on; clients of other tasks may have none.
+#: The most clients of the task of images, which holds a list of examples for each client; other tasks may have more.
 MOST_CLIENTS = 100_000
 AT_LEAST = {
     "num_clients": 1,
@@ -75,13 +75,14 @@ def _setting(default: Any, description: str) -> Any:
 
 @dataclass(frozen=True)
 class SimConfig:
-    """All settings but the rule and the seed; the defaults are those of the demo."""
+    """All settings without the rule and the seed; the defaults are those of the demo."""
 
     task: str = _setting(
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
         f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
-        "is executed and returns an afflux.sim.Task.",
+        "is executed and returns an afflux.sim.Task; a setting that is given, but that the task does not take, is an "
+        "error.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
@@ -202,6 +203,10 @@ class SimConfig:
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}
+
+    def changed(self) -> list[str]:
+        """Return the names of the settings that differ from their defaults."""
+        return [name for name in asdict(self) if self._differs(name)]
 
     def _differs(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)

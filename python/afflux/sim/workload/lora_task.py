@@ -24,7 +24,7 @@ def lora_task(
     length: int = 128,
     head: bool = False,
 ) -> Task:
-    """Return the task of a data set and a checkpoint, whose adapters alone are trained, pushed and aggregated.
+    """Return the task of a data set and a checkpoint; only the adapters are trained, pushed and aggregated.
 
     The training part is divided among `num_clients` clients by the partition of the settings.
 

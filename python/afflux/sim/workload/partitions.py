@@ -22,7 +22,7 @@ WKAFL_SIZES = (10, 49)
 
 
 def dirichlet(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Each class is divided in proportions p ~ Dirichlet(alpha, ..., alpha) over the clients.
+    """Divide each class over the clients in proportions p ~ Dirichlet(alpha, ..., alpha).
 
     There is no minimum size (CA2FL, FADAS): a client may get no samples. Such a client is never dispatched, and N of
     a cache does not count it. Drawing again until all clients have data would change the law, most of all at small
@@ -46,7 +46,7 @@ def iid(labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Gener
 
 
 def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Each client has `count` classes and equally many samples of each, drawn without replacement (Anarchic FL).
+    """Give each client `count` classes with equally many samples, drawn without replacement (Anarchic FL).
 
     A client takes the classes that the fewest clients before it have, ties at random: with free choices some classes
     would have no client, and the paper's 89 % at one class per worker would be impossible.
@@ -74,7 +74,7 @@ def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.G
 
 
 def wkafl(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Algorithm 4 of WKAFL: `count` classes, U{10..49} samples in proportions of weights U(0,1); clients may overlap.
+    """WKAFL's Algorithm 4: `count` classes, U{10..49} samples in proportions of weights U(0, 1); clients may overlap.
 
     The sizes per class are rounded so that they sum to the client's size; no client has a sample twice.
     """

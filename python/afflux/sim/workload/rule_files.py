@@ -1,10 +1,12 @@
-"""From the name of a rule to its function: a preset, or a function in a file of the user, which is executed."""
+"""Finds the function of a rule by its name: a preset, or a function in a file of the user, which is executed."""
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from afflux.rules import RULES
@@ -35,6 +37,8 @@ def rule_function(name: str) -> Callable[..., Rule]:
 def file_function(name: str, what: str) -> Callable[..., Any]:
     """Return the function that `path/to/file.py:function` names; the file is executed, once in this process.
 
+    The file may import modules that are beside it.
+
     Args:
         name: the file and its function.
         what: the kind of object that the function makes, for messages.
@@ -54,6 +58,36 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
     return made
 
 
+@contextmanager
+def imports_beside(name: str) -> Iterator[None]:
+    """Let Python find modules in the folder of the file that `name` names, if it names one; then restore sys.path.
+
+    The folder is the last one: a module there does not replace an installed one.
+    """
+    path, _, _ = name.partition(":")
+    folder = str(Path(path).resolve().parent)
+    if not path.endswith(".py") or folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file has removed it itself
+            sys.path.remove(folder)
+
+
+def _refuse_other_modules(module: ModuleType, path: Path) -> None:
+    """Raise ConfigError if the file has got an installed or earlier module in place of the one beside it."""
+    for value in list(vars(module).values()):
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        top = name.partition(".")[0] if isinstance(name, str) else ""
+        beside = [path.parent / f"{top}.py", path.parent / top / "__init__.py"]
+        found = getattr(sys.modules.get(top), "__file__", None)
+        if top and found and any(one.is_file() for one in beside) and Path(found).resolve() not in beside:
+            raise ConfigError(f"{path} imports {top}, but gets {found}, not the one beside it: rename that one")
+
+
 def _module(path: Path, what: str) -> object:
     """Execute the file, once in this process."""
     key = f"afflux {what} file {path}"
@@ -67,8 +101,12 @@ def _module(path: Path, what: str) -> object:
     module = module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look up their module there
     try:
-        spec.loader.exec_module(module)
+        with imports_beside(str(path)):
+            spec.loader.exec_module(module)
+        _refuse_other_modules(module, path)
     except Exception as error:
         del sys.modules[key]
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{path} failed: {type(error).__name__}: {error}") from error
     return module

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
@@ -13,7 +13,7 @@ from afflux.rules.registry import registered_parts
 from afflux.rules.rule import Rule
 from afflux.rules.staleness import StalenessLaw
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_files import rule_function, split_rule_name
+from afflux.sim.workload.rule_files import imports_beside, rule_function, split_rule_name
 
 JsonScalar = int | float | str | bool | None
 
@@ -33,7 +33,8 @@ class RuleSpec:
         for option in options:
             known(f"option of {self.name}:", option, rule_parameters(self.name))
         try:
-            rule = make(self.name, **options) if self.name in RULES else rule_function(self.name)(**options)
+            with imports_beside(self.name):
+                rule = make(self.name, **options) if self.name in RULES else rule_function(self.name)(**options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {self.label or self.name}: {error}") from error
         if not isinstance(rule, Rule):
@@ -47,7 +48,17 @@ class RuleSpec:
 
     def plain_options(self) -> dict[str, JsonScalar]:
         """Return the options as JSON scalars: a staleness law, or inf, as the text that `parse_rule` reads."""
-        return {name: value if _is_json_scalar(value) else format_option(value) for name, value in self.options}
+        return _plain(self.options)
+
+    def all_options(self) -> dict[str, JsonScalar]:
+        """Return all options of the rule as `plain_options` does: those that are not set, with their defaults.
+
+        >>> parse_rule("fedasync:alpha=0.3").all_options()
+        {'alpha': 0.3, 'staleness': 'polynomial(0.5)'}
+        """
+        parameters = rule_parameters(self.name).values()
+        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        return _plain((defaults | dict(self.options)).items())
 
 
 def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
@@ -110,6 +121,10 @@ def format_option(value: Any) -> str:
             arguments = ",".join(map(repr, astuple(value)))
             return f"{name}({arguments})" if arguments else name
     return value if isinstance(value, str) else str(value).lower()
+
+
+def _plain(options: Iterable[tuple[str, Any]]) -> dict[str, JsonScalar]:
+    return {name: value if _is_json_scalar(value) else format_option(value) for name, value in options}
 
 
 def _is_json_scalar(value: Any) -> bool:

@@ -12,7 +12,7 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
-#: Constants of numpy.random.SeedSequence, which NumPy promises to keep.
+#: Constants of numpy.random.SeedSequence, which NumPy guarantees not to change.
 _INIT_A, _MULT_A = 0x43B0D7E5, 0x931E8875
 _INIT_B, _MULT_B = 0x8B51F9DD, 0x58F38DED
 _MIX_L, _MIX_R = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
@@ -21,8 +21,8 @@ _WORD = 2**32
 #: Hashes before the key: each word of the pool, each pair of them, and the purpose with each of them.
 _BEFORE = _POOL + _POOL * (_POOL - 1) + _POOL
 
-BLOCK = 256  #: keys that are hashed at a time
-BLOCKS = 128  #: that are kept
+BLOCK = 256  #: number of keys that are hashed at a time
+BLOCKS = 128  #: number of blocks that are kept
 
 
 class StreamSeries:

@@ -1,4 +1,4 @@
-"""What clients train: a model, a data set for each client, a training function and an evaluation."""
+"""The task of the clients: a model, a data set for each client, a training function and an evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ Loss: TypeAlias = Callable[[Any, Any], Any]
 """(output of the model, labels) -> mean loss, a torch scalar."""
 
 
-#: Of the training examples, of each class.
+#: The share of the training examples of each class in the validation part.
 VALIDATION_SHARE = 0.2
 
 
@@ -39,7 +39,7 @@ class SeededClients(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What clients train.
+    """The task of the clients: the model, its data, training and evaluation.
 
     Everything is made again for each run and each worker process, from the seed of the run alone.
     """
@@ -66,7 +66,7 @@ class Task:
     num_clients: int | None = None
     """Number of clients, if `clients` is a function."""
     loss: Loss | None = None
-    """For the optimizers of the settings; None: cross entropy."""
+    """The loss for the optimizers of the settings; None: cross entropy."""
     validation: Any = None
     """Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++)."""
     tuning: Evaluate | None = None
@@ -91,6 +91,15 @@ class Task:
         for name in ("evaluate", *(["training"] if self.training is not None else [])):
             if not callable(getattr(self, name)):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, must be a function")
+
+    @property
+    def count(self) -> int | None:
+        """Number of clients; None: it depends on the seed."""
+        if self.num_clients is not None:
+            return self.num_clients
+        if isinstance(self.clients, SeededClients):
+            return getattr(self.clients, "num_clients", None)
+        return len(self.clients)  # type: ignore[arg-type]
 
     def data_for_seed(self, seed: int) -> Sequence[Any]:
         """Return the data set of each client under `seed`."""
@@ -123,7 +132,7 @@ def tuned_on_validation(task: Task) -> Task:
 
 
 class _LazyClients(Sequence[Any]):
-    """Data sets that are made when they are read, and not kept."""
+    """Data sets that are made when they are read, and are not stored."""
 
     def __init__(self, make: Callable[..., Any], count: int, seed: int) -> None:
         self._make, self._count, self._seed = make, count, seed
@@ -161,6 +170,13 @@ class Partitioned:
     num_clients: int
     partition: str = "dirichlet"
     heterogeneity: float = 0.1
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """The partition and the number that it takes, by the names of the settings."""
+        own = {"alpha": self.heterogeneity} if self.partition == "dirichlet" else {}
+        own |= {"classes": self.heterogeneity} if self.partition in BY_CLASSES else {}
+        return {"partition": self.partition} | own
 
     def for_seed(self, seed: int) -> list[tuple[Any, Any]]:
         """Return (x, y) of each client; some may be empty."""

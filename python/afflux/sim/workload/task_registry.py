@@ -1,17 +1,18 @@
-"""From the setting `task` to a task: a registered name, or a function in a file of the user, which is executed."""
+"""Makes the task of the setting `task`: a registered name, or a function in a file of the user, which is executed."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings
 from afflux.sim.workload.image_task import image_task
 from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.paper_task import paper_task
-from afflux.sim.workload.rule_files import file_function, split_rule_name
+from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
 from afflux.sim.workload.rule_specs import option_value
 from afflux.sim.workload.task import Task
 
@@ -20,7 +21,7 @@ TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task,
 
 
 def register_task(name: str, function: Callable[..., Task]) -> None:
-    """Make a task known by name, for the setting `task` and the command line's --task.
+    """Register a task under a name, for the setting `task` and the command line's --task.
 
     Args:
         name: its name, without ':'.
@@ -36,27 +37,44 @@ def register_task(name: str, function: Callable[..., Task]) -> None:
         raise ConfigError(f"there is a task {brief(name)} already")
 
 
-def build_task(config: SimConfig) -> Task:
-    """Return the task that the settings name; a file is executed.
+def task_function(task: str) -> Callable[..., Task]:
+    """Return the function that the setting `task` names; a file is executed.
 
     Raises:
-        ConfigError: an unknown task, file, function or option, or a task that only its own program can make.
+        ConfigError: an unknown task, file or function, or a task that only its own program can make.
     """
-    name, assignments = split_rule_name(config.task)
+    name, _ = split_rule_name(task)
     if name == MADE_IN_PYTHON:
-        raise ConfigError(f"the task {config.task} was made in Python: continue it in that program")
+        raise ConfigError(f"the task {task} was made in Python: continue it in that program")
     if name.partition(":")[0].endswith(".py"):
-        function: Callable[..., Any] = file_function(name, "task")
-    else:
-        known("task", name, TASKS)
-        function = TASKS[name]
+        return file_function(name, "task")
+    known("task", name, TASKS)
+    return TASKS[name]
+
+
+def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:
+    """Return the task that the settings name; a file is executed.
+
+    Args:
+        config: the settings.
+        given: names of settings that were given, in addition to those that differ from their defaults.
+
+    Raises:
+        ConfigError: an unknown task, file, function or option, a task that only its own program can make, or a setting
+            that was given, but that the task does not take.
+    """
+    function = task_function(config.task)
+    name, assignments = split_rule_name(config.task)
     options = _options(config, name, function, assignments)
     try:
-        task = function(**options)
+        with imports_beside(name):
+            task = function(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {config.task}: {error}") from error
     if not isinstance(task, Task):
         raise ConfigError(f"task {config.task}: it returns {brief(task)}, not an afflux.sim.Task")
+    if config.task != IMAGES:
+        refuse_ignored_settings(config, [*given, *config.changed()], task, function)
     return task
 
 

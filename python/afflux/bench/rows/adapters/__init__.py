@@ -1,4 +1,4 @@
-"""The rows through the adapters, one for each framework."""
+"""The rows of the adapters, one for each framework."""
 
 from afflux.bench.rows.adapters.appfl import APPFL_ADAPTER
 from afflux.bench.rows.adapters.flgo import FLGO_ADAPTER

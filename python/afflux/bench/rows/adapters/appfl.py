@@ -1,4 +1,4 @@
-"""Through APPFL's aggregator: from the models of M clients to the version that the last one of them gets."""
+"""APPFL's aggregator: from the models of M clients to the version that the last client gets."""
 
 from itertools import count
 from typing import Any
@@ -14,8 +14,9 @@ APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
 
 
 def by_adapter(inputs: Inputs) -> Round:
-    """`AffluxAggregator.aggregate` of each model, with APPFL's dialect of FedBuff; each call gives a client its next
-    model.
+    """Call `AffluxAggregator.aggregate` with each model, in APPFL's dialect of FedBuff.
+
+    Each call returns a client's next model.
     """
     start = torch.nn.Module()
     for name, tensor in model_of(torch.from_numpy(inputs.params[0])).items():

@@ -1,4 +1,4 @@
-"""Through FLGo's asynchronous server: from the packages of M clients to the model that the next clients get."""
+"""FLGo's asynchronous server: from the packages of M clients to the model that the next clients get."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -13,12 +13,12 @@ from afflux.bench.spec.optional_torch import torch
 from afflux.rules import fedavg
 
 FLGO_MODULES = ("torch", "flgo.algorithm.asyncbase", "flgo.algorithm.fedbuff")
-#: Of `flgo.init`, as far as a server without a task reads them.
+#: The options of `flgo.init` that a server without a task reads.
 OPTION = {"num_parallels": 1, "algo_para": [], "rule": None}
 
 
 def modules_of(shapes: Model) -> type[Any]:
-    """The class of FLGo's models with arrays of these sizes; FLGo makes new ones without arguments."""
+    """Return the class of FLGo's models with arrays of these sizes; FLGo makes new models without arguments."""
     sizes = [tensor.numel() for tensor in shapes.values()]
 
     class Model(find("flgo.utils.fmodule").FModule):  # type: ignore[misc]
@@ -30,7 +30,7 @@ def modules_of(shapes: Model) -> type[Any]:
 
 
 def module(make: type[Any], tensors: Model) -> Any:
-    """A model of these tensors, which are not copied, of a client that got the first version."""
+    """Return a model of these tensors, without a copy, as a client that got the first version sends it."""
     made = make()
     for parameter, tensor in zip(made.parameters(), tensors.values(), strict=True):
         parameter.data = tensor
@@ -39,7 +39,7 @@ def module(make: type[Any], tensors: Model) -> Any:
 
 
 def a_server(kind: Any, model: Any, clients: int, **facts: Any) -> Any:
-    """A server of FLGo's with what `flgo.init` gives it; its constructor wants a whole task."""
+    """Return a server of FLGo with the attributes that `flgo.init` sets; its constructor needs a whole task."""
     server = kind.__new__(kind)
     shared = {"logger": SimpleNamespace(output=defaultdict(list)), "clock": SimpleNamespace(current_time=0)}
     own = {"model": model, "num_clients": clients, "clients_per_round": clients, "sample_option": "uniform"}
@@ -53,7 +53,7 @@ def flat_of(model: Any) -> Arrays:
 
 
 def by_adapter(inputs: Inputs) -> Round:
-    """`package_handler` of each package, as they come one after the other, with the tasks that they answer."""
+    """Call `package_handler` with one package after the other, with the tasks that they answer."""
     adapter = find("afflux.integrations.flgo")
     make = modules_of(model_of(torch.from_numpy(inputs.params[0])))
     made = adapter.algorithm(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads)
@@ -77,7 +77,7 @@ def by_adapter(inputs: Inputs) -> Round:
 
 
 def by_fedbuff(inputs: Inputs) -> Round:
-    """`package_handler` of FLGo's FedBuff, of updates that its clients have made."""
+    """Call `package_handler` of FLGo's FedBuff with the updates that its clients make."""
     make = modules_of(model_of(torch.from_numpy(inputs.params[0])))
     start = module(make, model_of(torch.from_numpy(inputs.params[0].copy())))
     kind = find("flgo.algorithm.fedbuff").Server
@@ -103,7 +103,7 @@ def by_fedbuff(inputs: Inputs) -> Round:
 
 
 def average(inputs: Inputs, params: Model) -> Any:
-    """The arithmetic of FLGo's servers alone, of tensors by name."""
+    """Only the arithmetic of FLGo's servers, on tensors by name."""
     mean, weights = find("flgo.utils.fmodule")._modeldict_weighted_average, [1 / inputs.m] * inputs.m
     return list, lambda models: mean(models, weights)
 

@@ -1,4 +1,4 @@
-"""Through the adapters: from the replies of M clients, as their framework hands them over, to what it sends next."""
+"""Flower's adapter: from the replies of M clients, as Flower delivers them, to the record that it sends next."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ FLOWER_MODULES = ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils")
 
 
 def flat_of(record: Any) -> Vector:
-    """The arrays of a record, one after the other."""
+    """Return the arrays of a record as one flat vector."""
     return flat(record.to_torch_state_dict())
 
 
 class _Grid:
-    """The part of a Grid that a run needs to take in replies, which are there already."""
+    """The part of a Grid that a run needs to receive replies that have already arrived."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = list(range(nodes))
@@ -35,7 +35,7 @@ class _Grid:
 
 
 def replies_in(inputs: Inputs) -> list[list[Any]]:
-    """Flower's messages of M nodes, for each input set; the key of a node's reply is its number."""
+    """Return Flower's messages of M nodes, for each input set; the key of a node's reply is its number."""
     make, (contain, _) = find("flwr.app").Message, flower(inputs, {})
     found: list[list[Any]] = []
     for k in range(len(inputs.updates)):
@@ -48,16 +48,16 @@ def replies_in(inputs: Inputs) -> list[list[Any]]:
 
 
 def quiet() -> None:
-    """Flower's lines about each step would be timed."""
+    """Silence Flower's log lines about each step, which would be timed."""
     find("flwr.common.logger").FLOWER_LOGGER.setLevel("ERROR")
-    # Its own drivers set it before a ServerApp runs.
+    # Flower's own drivers set it before a ServerApp runs.
     identity = find("flwr.supercore.task_identity").TaskIdentity
     identity.run_id, identity.node_id, identity.task_id = 1, 1, 1
 
 
 def by_adapter(inputs: Inputs) -> Round:
-    """What `AsyncStrategy` does with replies: messages are pulled, their bytes are read in place and pushed, the step
-    and its metrics are noted, and the next record is made.
+    """`AsyncStrategy` on replies: it pulls messages, reads their bytes in place, pushes them, records the step and its
+    metrics, and makes the next record.
     """
     quiet()
     core, loops = find("afflux.integrations._core"), find("afflux.integrations._loop")
@@ -85,7 +85,7 @@ def by_adapter(inputs: Inputs) -> Round:
 
 
 def flowers_own(inputs: Inputs, params: Model) -> Any:
-    """`aggregate_arrayrecords`, whose result is the next record."""
+    """Flower's `aggregate_arrayrecords`, whose result is the next record."""
     contain, _ = flower(inputs, params)
     aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
 
@@ -96,7 +96,7 @@ def flowers_own(inputs: Inputs, params: Model) -> Any:
 
 
 def by_fedavg(inputs: Inputs) -> Round:
-    """What FedAvg does with the same messages: it checks that they go together, and aggregates metrics too."""
+    """Flower's FedAvg on the same messages: it checks that they fit together, and aggregates metrics, too."""
     quiet()
     strategy, replies = find("flwr.serverapp.strategy").FedAvg(), replies_in(inputs)
 

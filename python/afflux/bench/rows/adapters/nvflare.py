@@ -1,4 +1,4 @@
-"""NVFlare's Collab API: from what M clients returned to the next model that can be sent."""
+"""NVFlare's Collab API: from the results of M clients to the next model that can be sent."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ MODULES = ("torch", "nvflare.collab")
 
 
 def arrays_of(model: Model) -> Model:
-    """The same memory as NumPy's arrays, which a client may return, too."""
+    """Return NumPy arrays over the memory of a model; a client may return these as well."""
     return {name: tensor.numpy() for name, tensor in model.items()}
 
 
@@ -30,12 +30,12 @@ def flat_of(model: Any) -> Any:
 
 
 def deltas_of(inputs: Inputs, k: int) -> Any:
-    """What clients that have trained from the first params send with params_type="DIFF", (M, d)."""
+    """Return the updates, (M, d), of clients that trained from the first params, as params_type="DIFF" sends them."""
     return inputs.updates[k] - inputs.params[0]
 
 
 def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Callable[[Inputs], Round]:
-    """What `AsyncServer` does with results that NVFlare has received; the version is ready to be sent."""
+    """`AsyncServer` on results that NVFlare has received; afterwards the version can be sent."""
 
     def make(inputs: Inputs) -> Round:
         core, calls = find("afflux.integrations._core"), find("afflux.integrations._nvflare_calls")
@@ -76,7 +76,7 @@ def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Calla
 
 
 def example(inputs: Inputs, params: Model) -> Any:
-    """The arithmetic of NVFlare's example of FedBuff in Collab, with a copy of the model for the clients."""
+    """The arithmetic of NVFlare's FedBuff example in Collab, with a copy of the model for the clients."""
 
     def mean(models: list[Model]) -> Model:
         deltas = [{name: y.detach().cpu() - params[name] for name, y in model.items()} for model in models]
@@ -95,7 +95,7 @@ def example(inputs: Inputs, params: Model) -> Any:
 
 
 def helper(kind: Callable[[Model], Model]) -> Any:
-    """The mean that NVFlare's FedAvg makes as results come; it is of the models, so it is the next model."""
+    """The mean that NVFlare's FedAvg adds up as results arrive: the mean of the models, which is the next model."""
 
     def step(inputs: Inputs, params: Model) -> Any:
         aggregation = find("nvflare.app_common.aggregators.weighted_aggregation_helper").WeightedAggregationHelper()
@@ -120,17 +120,17 @@ def as_arrays(make: Callable[[Inputs], Round]) -> Callable[[Inputs], Round]:
 
 
 def edge(inputs: Inputs) -> Round:
-    """Its manager of models for devices; a model that it makes is of lists, as JSON has it."""
+    """NVFlare's manager of models for devices. Its models consist of lists, as in JSON."""
     dxo, mud = find("nvflare.apis.dxo"), find("nvflare.edge.mud")
     context = find("nvflare.apis.fl_context").FLContext()
     manager = find("nvflare.edge.assessors.buff_model_manager").BuffModelManager(num_updates_for_model=inputs.m)
-    manager.fire_event = lambda event, fl_ctx: None  # there is no engine here
+    manager.fire_event = lambda event, fl_ctx: None  # there is no engine of NVFlare here
     start = arrays_of(model_of(torch.from_numpy(inputs.params[0].copy())))
     manager.initialize_model(dxo.DXO(dxo.DataKind.WEIGHTS, data=start), context)
     manager.generate_new_model(context)
     deltas = [deltas_of(inputs, k) for k in range(len(inputs.updates))]
     ready = [[arrays_of(model_of(torch.from_numpy(delta))) for delta in each] for each in deltas]
-    replies: list[list[Any]] = []  # of each set, those of the rounds to come
+    replies: list[list[Any]] = []  # for each set, the replies of later rounds
 
     def replies_of(k: int) -> list[Any]:
         diffs = [dxo.DXO(dxo.DataKind.WEIGHT_DIFF, data={"dict": dict(own), "count": 1}) for own in ready[k]]

@@ -1,4 +1,4 @@
-"""What the rows through the adapters have in common: those of from-models, without the columns of traffic."""
+"""The common part of the adapters' rows: the columns of from-models, without those of traffic."""
 
 from afflux.bench.rows.peers.models import MODELS
 from afflux.bench.spec.columns import BY_D, ERROR, ROLE, TIMES_OURS, ULP, UPDATE
@@ -7,7 +7,7 @@ from afflux.bench.spec.row import Row
 
 
 def adapter_row(framework: str, path: str, contenders: list[Contender]) -> Row:
-    """The row of a framework; `path` says from where to where its contenders go."""
+    """Return the row of a framework; `path` describes the first and the last step that its contenders make."""
     return Row(
         name=f"{framework}-adapter",
         formula=f"params + 1/M sum_i (y_i - params); {path}",

@@ -1,7 +1,7 @@
 """The weighted mean, and a server's Adam on it: m and v of D, params + lr m / (sqrt(v) + epsilon).
 
-D is the mean itself, or for those whose clients send models, the mean less params. All are far from their first step,
-where bias corrections are 1: one function for all. Peers get their containers prebuilt.
+D is the mean itself or, for peers whose clients send models, the mean minus params. All contenders are far from their
+first step, where bias corrections are 1, so all compute the same function. The peers' containers are made before.
 """
 
 import logging
@@ -29,12 +29,12 @@ NAMES = ("params", "m", "v")
 
 
 def moments(inputs: Inputs) -> list[Float32]:
-    """Of the size that updates and params have, so that no result depends on a division by almost 0."""
+    """Return m and v of the size of the updates and params, so that no result depends on a division by almost 0."""
     return [HOST.filled(inputs.d, value) for value in (0.01, 0.01)]
 
 
 def reference(before: Arrays) -> Exact:
-    """The direction is the mean of the updates, or of the models less params."""
+    """Compute the step in float64: the direction is the mean of the updates, or the mean of the models minus params."""
     direction, size = weighted_sum(before["weights"], before["updates"])
     if before["models"]:
         direction -= before["params"]
@@ -42,7 +42,7 @@ def reference(before: Arrays) -> Exact:
     return adaptive_step([before[name] for name in NAMES], direction, size, (BETA1, BETA2), EPSILON)
 
 
-#: of the peer's own params, m, v and containers: what does a round, and what its states are now, in the order of NAMES
+#: A function that makes a round, and one that returns the peer's states in the order of NAMES.
 Ready = tuple[Callable[[int], object], Callable[[], tuple[Any, ...]]]
 
 
@@ -90,7 +90,7 @@ def eager(inputs: Inputs) -> Ready:
 
 
 def optimizer(model: Any, states: list[Float32], **options: Any) -> Any:
-    """Torch's Adam on the module's w, far from its first step. It descends: of -D it keeps -m."""
+    """Make torch's Adam on the module's w, far from its first step. It subtracts, so it gets -D and keeps -m."""
     made = torch.optim.Adam([model.w], LR, (BETA1, BETA2), EPSILON, **options)
     m, v = (torch.from_numpy(state) for state in states)
     made.state[model.w] = {"step": torch.tensor(float(FAR)), "exp_avg": m.neg_(), "exp_avg_sq": v}
@@ -116,13 +116,13 @@ def fused(inputs: Inputs) -> Ready:
 
 
 def nvflare(inputs: Inputs) -> Ready:
-    """The step of its FedOpt without the workflow around it."""
+    """The step of NVFlare's FedOpt, without the workflow around it."""
     peer = NVFlare(inputs.d, inputs.m, tensors=True)
     prebuilt = [containers(peer, block, inputs.m) for block in inputs.updates]
     generator = find("nvflare.app_opt.pt.fedopt").PTFedOptModelShareableGenerator({"path": "torch.optim.Adam"})
     (m, v), generator.model, generator.device = moments(inputs), own_module(inputs), torch.device("cpu")
     generator.optimizer = optimizer(generator.model, [m, v])
-    warnings.filterwarnings("ignore", "To copy construct from a tensor")  # it does
+    warnings.filterwarnings("ignore", "To copy construct from a tensor")  # NVFlare constructs a tensor in this way
 
     def run(k: int) -> object:
         return generator.server_update(peer.mean(prebuilt[k]))
@@ -134,14 +134,14 @@ def pfl(inputs: Inputs) -> Ready:
     peer = Pfl(inputs.d, inputs.m)
     prebuilt = [containers(peer, block, inputs.m) for block in inputs.updates]
     model, (m, v) = own_module(inputs), moments(inputs)
-    model.loss = model.metrics = None  # it asks for them, to train and to evaluate
+    model.loss = model.metrics = None  # required attributes, for training and evaluation
     central = find("pfl.model.pytorch").PyTorchModel(model, None, optimizer(model, [m, v]))
     return lambda k: central.apply_model_update(peer.mean(prebuilt[k])), lambda: (model.w.detach(), -m, v)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """As much of Flower's message as aggregation looks at; a real one wants a running task."""
+    """The part of Flower's message that the aggregation reads; a real message needs a running task."""
 
     content: Any
 
@@ -150,10 +150,10 @@ class Reply:
 
 
 def flower(inputs: Inputs) -> Ready:
-    """Its strategy without the network; the result, a record, is unpacked as the next round would."""
+    """Flower's strategy without the network. The result, a record, is unpacked as in the next round."""
     peer = FlowerRecords(inputs.d, inputs.m)
     prebuilt = [[Reply(content) for content in containers(peer, block, inputs.m)] for block in inputs.updates]
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # it tells of each round
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise it logs each round
     options = {"eta": LR, "beta_1": BETA1, "beta_2": BETA2, "tau": EPSILON}
     strategy = find("flwr.serverapp.strategy").FedAdam(**options)
     (m, v), params = moments(inputs), HOST.copied(inputs.params[0])
@@ -194,7 +194,10 @@ def entrant(
     models: bool = False,
     contained: bool = False,
 ) -> Contender:
-    """A peer; kept and temporary in vectors; contained: its containers are copies of the input sets."""
+    """Return the contender of a peer.
+
+    `kept` and `temporary` count vectors. `contained`: the containers are copies of the input sets.
+    """
     return Contender(
         name,
         what,

@@ -8,7 +8,7 @@ from typing import Any
 
 @functools.cache
 def find(module: str) -> Any:
-    """A peer's module; their imports warn about many things, and one of them changes how warnings look."""
+    """Import a peer's module, without its warnings; one peer changes the format of warnings, which is restored."""
     form = warnings.formatwarning
     try:
         with warnings.catch_warnings():
@@ -20,10 +20,10 @@ def find(module: str) -> Any:
 
 @functools.cache
 def absent(*modules: str) -> str | None:
-    """Why one of these modules cannot be had here; None if all can."""
+    """Return the reason why one of these modules cannot be imported here; None if all can."""
     for module in modules:
         try:
             find(module)
-        except Exception as reason:  # whatever a peer's import raises, the others run
+        except Exception as reason:  # any error of a peer's import must not stop the other peers
             return f"{type(reason).__name__}: {reason}"
     return None

@@ -1,7 +1,7 @@
-"""Each peer's weighted mean: the peer's container of a client's vector, and its callable on M containers.
+"""The weighted mean of each peer: its container for a client's vector, and its function of M containers.
 
-A model is one array, named "w": every peer loops over its arrays in Python, so that one is the fewest calls and the
-longest sweeps that it can have. Containers are views of the client's vector wherever the peer allows it.
+A model is one array, named "w": every peer loops over its arrays in Python, so one array means the fewest calls
+and the longest sweeps. Containers are views of the client's vector wherever the peer allows it.
 """
 
 import gc
@@ -21,26 +21,26 @@ Bytes = Callable[[int, int], int]
 
 
 class Mean(Protocol):
-    """A peer that is ready for M vectors (d,)."""
+    """A peer, prepared for M vectors (d,)."""
 
     def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        """The peer's container around one client's vector, and its weight."""
+        """Return the peer's container of one client's vector and weight."""
 
     def mean(self, clients: Containers) -> Any:
-        """The peer's callable, which computes sum_i examples_i u_i / sum_i examples_i."""
+        """Call the peer's function, which computes sum_i examples_i u_i / sum_i examples_i."""
 
     def array(self, result: Any) -> Any:
-        """The mean as an array or tensor, from the result of `mean`."""
+        """Return the mean as an array or tensor, from the result of `mean`."""
 
 
 def shares(clients: Containers) -> list[float]:
-    """The clients' numbers of examples, which come last in their containers, over the sum of them."""
+    """Return the clients' numbers of examples, the last entries of their containers, divided by their sum."""
     total = sum(examples for *_, examples in clients)
     return [examples / total for *_, examples in clients]
 
 
 class NVFlare:
-    """Tensors are added in place, other arrays out of place; it weighs and divides by the sum of weights itself."""
+    """NVFlare's mean. It adds tensors in place, other arrays out of place, and computes the weights itself."""
 
     def __init__(self, d: int, m: int, tensors: bool) -> None:
         aggregators = find("nvflare.app_common.aggregators.weighted_aggregation_helper")
@@ -60,10 +60,10 @@ class NVFlare:
 
 
 class Pfl:
-    """Its statistics come multiplied by their weights, which happens where clients train and is not timed."""
+    """The mean of pfl. Clients multiply their statistics by the weights where they train, which is not timed."""
 
     def __init__(self, d: int, m: int) -> None:
-        find("pfl.model.pytorch")  # it chooses torch as the framework
+        find("pfl.model.pytorch")  # this import selects torch as the framework
         self.statistics = find("pfl.stats").MappedVectorStatistics
         self.aggregator = find("pfl.aggregate.base").SumAggregator()
 
@@ -86,7 +86,7 @@ class Pfl:
 
 
 class Flower:
-    """The aggregation of its strategies on lists of arrays."""
+    """The aggregation of Flower's strategies on lists of arrays."""
 
     def __init__(self, d: int, m: int) -> None:
         self.aggregate = find("flwr.server.strategy.aggregate").aggregate
@@ -102,7 +102,7 @@ class Flower:
 
 
 class FlowerRecords:
-    """The aggregation of its message-based strategies; a record holds the bytes of an .npy file."""
+    """The aggregation of Flower's message-based strategies; a record holds the bytes of an .npy file."""
 
     KEY = "num-examples"
 
@@ -150,14 +150,14 @@ class FedLab:
 
 
 def module(values: Any, *, trained: bool = False) -> Any:
-    """A torch module whose only parameter, w, is this tensor."""
+    """Return a torch module whose only parameter, w, is this tensor."""
     made = torch.nn.Module()
     made.w = torch.nn.Parameter(values, requires_grad=trained)
     return made
 
 
 class Fluke:
-    """It moves a target towards the mean, here all the way."""
+    """The mean of fluke, which moves a target towards the mean; here the target becomes the mean."""
 
     def __init__(self, d: int, m: int) -> None:
         self.aggregate = find("fluke.utils.model").aggregate_models
@@ -174,11 +174,11 @@ class Fluke:
 
 
 class APPFL:
-    """x + sum_i w_i (y_i - x) with its own x. For weights that add up to 1 this is the mean of the y, which are our
-    vectors.
+    """APPFL's x + sum_i w_i (y_i - x), with its own x. With weights whose sum is 1 this is the mean of the y, which are
+    our vectors.
 
-    Each call returns a copy of x. With optimize_memory, its default, each also collects garbage: of the whole
-    process, whose imports here are those of all peers. `collecting=False` makes that call do nothing.
+    Each call returns a copy of x. With optimize_memory, its default, each call also collects the garbage of the whole
+    process, which here includes the imports of all peers. `collecting=False` makes this collection do nothing.
     """
 
     def __init__(self, d: int, m: int, optimize_memory: bool = False, collecting: bool = True) -> None:
@@ -209,21 +209,21 @@ class APPFL:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's mean, before its modules are imported."""
+    """Describes a peer's mean; its modules are imported later."""
 
     name: str
     what: str
-    modules: tuple[str, ...]  #: the modules that it needs
-    make: Callable[[int, int], Mean]  #: of (d, M)
-    contained: Bytes = nothing  #: of containers that are no views, for two input sets
-    kept: Bytes = nothing  #: of the peer's own state
-    temporary: Bytes = nothing  #: allocated and freed in a round
+    modules: tuple[str, ...]  #: the modules that the peer needs
+    make: Callable[[int, int], Mean]  #: makes the mean for (d, M)
+    contained: Bytes = nothing  #: bytes of containers that are not views, for two input sets
+    kept: Bytes = nothing  #: bytes of the peer's own state
+    temporary: Bytes = nothing  #: bytes that a round allocates and frees
 
 
 APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
 APPFL_KEPT, APPFL_TEMPORARY = vector_bytes(lambda m: 4), vector_bytes(lambda m: 3)
 
-#: Its time is that of twelve walks over the whole heap, whatever d is: it takes part once, in `peers`.
+#: This peer's time is that of twelve walks over the whole heap, for any d, so it is timed in one row only, `peers`.
 COLLECTING = Peer(
     "appfl, gc",
     "with optimize_memory, collecting garbage",

@@ -18,8 +18,8 @@ from afflux.rules import fedavg
 from afflux.server.server import Server
 
 D, QUICK_D, SMALL = 2_500_000, 20_000, 650
-LAPS = 20  #: rounds in a sample of a short model: one alone takes less time than caches and clocks need after a rest
-ARRAYS = 20  #: of a model
+LAPS = 20  #: rounds in a sample of a short model: one alone is shorter than the start-up after a rest
+ARRAYS = 20  #: arrays of a model
 Model = dict[str, Any]
 
 
@@ -29,13 +29,13 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def reference(before: Arrays) -> Exact:
-    """params + mean of (model - params), whatever it is made of; the terms of the sum that ours forms."""
+    """Compute params + mean of (model - params) in float64, with the terms of the sum that afflux forms."""
     models, params = before["updates"].astype("f8"), before["params"].astype("f8")
     return {"params": (models.mean(0), 2 * abs(params) + abs(models).mean(0))}
 
 
 def model_of(vector: Any) -> Model:
-    """Views of a flat tensor."""
+    """Return the arrays of a model as views of a flat tensor."""
     size = vector.numel()
     ends = [size * i // ARRAYS for i in range(ARRAYS + 1)]
     return {f"layers.{i}.weight": vector[begin:end] for i, (begin, end) in enumerate(pairwise(ends))}
@@ -71,7 +71,10 @@ def a_server(**options: Any) -> Callable[[Inputs], Round]:
 
 
 def of(step: Callable[[Inputs, Model], tuple[Callable[[list[Model]], list[Any]], Callable[[list[Any]], Model]]]) -> Any:
-    """A contender: `step(inputs, params)` gives what makes containers, which is not timed, and what is."""
+    """Return a contender.
+
+    `step(inputs, params)` returns a function that makes containers, which is not timed, and one that is timed.
+    """
 
     def make(inputs: Inputs) -> Round:
         start = model_of(torch.from_numpy(inputs.params[0].copy()))
@@ -94,7 +97,7 @@ def plain(inputs: Inputs, params: Model) -> Any:
 
 
 def pfl(inputs: Inputs, params: Model) -> Any:
-    """Its models make a client's statistics by a subtraction for each array."""
+    """pfl: the statistics of a client are made from its model by one subtraction for each array."""
     find("pfl.model.pytorch")
     statistics = find("pfl.stats").MappedVectorStatistics
     aggregator = find("pfl.aggregate.base").SumAggregator()
@@ -111,7 +114,7 @@ def pfl(inputs: Inputs, params: Model) -> Any:
 
 
 def flower(inputs: Inputs, params: Model) -> Any:
-    """Records as they come from the network: the bytes of an .npy file for each array."""
+    """Flower: records as they arrive from the network, with the bytes of an .npy file for each array."""
     app = find("flwr.app")
     aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
     metrics = app.MetricRecord({"num-examples": 1})
@@ -127,7 +130,7 @@ def flower(inputs: Inputs, params: Model) -> Any:
 
 
 def appfl(inputs: Inputs, params: Model) -> Any:
-    """Its FedBuff, whose base is its own current model; without the collections of garbage, which cost seconds."""
+    """APPFL's FedBuff, whose base is its current model; without the collections of garbage, which take seconds."""
     options = {"K": inputs.m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": False}
     config = find("omegaconf").OmegaConf.create(options)
     own = torch.nn.Module()

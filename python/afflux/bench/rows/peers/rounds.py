@@ -18,7 +18,7 @@ from afflux.bench.spec.row import Exact
 
 
 def examples(m: int) -> list[int]:
-    """The clients' weights: 10 to 50 in turn."""
+    """Return the clients' weights: 10 to 50 in turn."""
     return [10 * (1 + client % 5) for client in range(m)]
 
 
@@ -28,7 +28,7 @@ def weights(m: int) -> Float64:
 
 
 def reference(before: Arrays) -> Exact:
-    """FedBuff's with a step of 1; afflux adds the mean to params, the others to nothing."""
+    """Compute FedBuff's round with a step of 1: the mean plus params for afflux, the mean alone for the others."""
     nothing = {"params": np.zeros(before["updates"].shape[1])}
     return fedbuff.reference(nothing | before | {"weights": before["weights"] / LR})
 
@@ -84,7 +84,7 @@ def afflux_mean(inputs: Inputs) -> Round:
 
 
 def torch_mean(inputs: Inputs) -> Round:
-    """torch's unweighted mean."""
+    """The unweighted mean by torch."""
     updates = [list(torch.from_numpy(block)) for block in inputs.updates]
 
     def before(k: int) -> Arrays:
@@ -131,7 +131,10 @@ CHECKS_NOTHING = "checks nothing; float32 sums; overwrites params"
 
 
 def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Callable[[Inputs], Round]:
-    """A contender that adds LR * mean to its own params: `step(inputs, params)` gives what takes the M vectors."""
+    """Return a contender that adds LR * mean to its params.
+
+    `step(inputs, params)` returns a function that takes the M vectors.
+    """
 
     def make(inputs: Inputs) -> Round:
         own = HOST.copied(inputs.params[0])
@@ -147,7 +150,7 @@ def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Ca
 
 
 def of_peer(peer: Peer) -> Contender:
-    """Containers, the peer's mean, and one torch operation that adds it to params: the same for all peers."""
+    """Return a contender of containers, the peer's mean, and one torch operation that adds the mean to params."""
 
     def step(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object]:
         ready = peer.make(inputs.d, inputs.m)

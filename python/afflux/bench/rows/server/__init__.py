@@ -1,1 +1,1 @@
-"""Rows that go through `Server`: pushes, streaming, stores on disk."""
+"""Rows that time `Server`: pushes, streaming, stores on disk."""

@@ -1,7 +1,7 @@
 """Copying and checking updates: `Server.push`, a plain copy, and the code of a careful server.
 
-One sample is M pushes, a fresh vector into a fresh slot each. The buffer holds more than M, so that no
-server step falls into the time; between samples a last push, not timed, completes the round.
+One sample is M pushes, each of a new vector into a new slot. The buffer holds more than M, so no server step is timed.
+Between samples a last push, not timed, completes the round.
 """
 
 import math
@@ -22,11 +22,11 @@ from afflux.bench.spec.row import Asked, Exact, Row
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fedbuff import fedbuff
 
-FEW, MANY = 64, 4096  #: pushes of a sample if all of it is in the cache, and at most
+FEW, MANY = 64, 4096  #: pushes of a sample that is in the cache, and the most pushes of a sample
 
 
 def cases(asked: Asked) -> list[Case]:
-    """M such that the vectors are 4 last-level caches; FEW where that would take more than MANY. One thread."""
+    """Return one case per d: M vectors fill 4 last-level caches; M is FEW if this takes more than MANY. One thread."""
 
     def pushes(d: int) -> int:
         cold = math.ceil(4 * machine.last_level() / (4 * d))
@@ -37,7 +37,7 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def preparation(inputs: Inputs, run: Callable[[int], object], finish: Callable[[int], object]) -> Callable[[int], None]:
-    """Completes the round; then the caches hold all of it, or none if the vectors are larger than the last level."""
+    """Complete the round. Then the caches hold all vectors, or none if the vectors are larger than the last level."""
     fits = 2 * inputs.updates[0].nbytes <= machine.last_level()
 
     def prepare(k: int) -> None:
@@ -56,7 +56,7 @@ def reads(inputs: Inputs) -> Callable[[int], Arrays]:
 
 
 def norms(vectors: Iterable[Vector]) -> Float64:
-    """Norms in float64, a piece at a time, of whole vectors; `check` has only their ends."""
+    """Return the norms in float64, a piece at a time, of whole vectors, because `check` has only their ends."""
     piece = 2**20
     squares = [
         [
@@ -98,7 +98,7 @@ def server_push(inputs: Inputs) -> Round:
 def into_slots(
     push: Callable[[Any, Any], Any], convert: Conversion = as_numpy, *, measured: bool = True
 ) -> Callable[[Inputs], Round]:
-    """A contender that calls push(slot, vector) M times, on its own slots; `measured`: it returns the norm."""
+    """Return a contender that calls push(slot, vector) M times, on its own slots; `measured`: push returns the norm."""
 
     def make(inputs: Inputs) -> Round:
         place = inputs.place
@@ -186,7 +186,7 @@ if torch is not None:
 
 
 def a_push(lines: list[Line]) -> None:
-    """Microseconds of one push, the time beyond 1.5 plain copies, and the level of memory of its vectors and slots."""
+    """Add the microseconds of one push, the time beyond 1.5 plain copies, and the cache that holds the vectors."""
     for line in lines:
         line["us"] = 1e6 * line["median"] / line["m"]
         line["times_copy"] = 1 / line["times_plain"]

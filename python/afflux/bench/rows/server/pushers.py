@@ -25,10 +25,10 @@ from afflux.rules.presets.fedbuff import fedbuff
 
 PUSHERS, QUICK_PUSHERS = [1, 2, 4, 8, 16, 32, 64], [1, 4]
 SIZES, QUICK_SIZES = [14_563, 1_000_000], [1_000]
-M = 64  #: one push a thread, at least
-LAPS, SHORT = 10, 100_000  #: of a sample, where vectors are shorter than this
+M = 64  #: at least one push for each thread
+LAPS, SHORT = 10, 100_000  #: laps of a sample, if vectors are shorter than SHORT
 
-#: Seconds of each push, by contender, d and number of threads.
+#: The seconds of each push, by contender, d and number of threads.
 _taken: dict[tuple[str, int, int], list[float]] = defaultdict(list)
 
 
@@ -43,7 +43,7 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def by_threads(name: str, *, accumulate: bool) -> Callable[[Inputs], Round]:
-    """The contender of this name: as many threads as the case has clients, which push the M vectors in turn."""
+    """Return the contender with this name: as many threads as the case has clients push the M vectors in turn."""
 
     def make(inputs: Inputs) -> Round:
         threads, m = inputs.num_clients, inputs.m

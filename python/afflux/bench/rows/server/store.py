@@ -1,6 +1,6 @@
-"""A store on disk: rounds compared with the same in memory, and the cost of surviving a power cut.
+"""A store on disk: rounds compared with rounds in memory, and the cost of a store that survives a power cut.
 
-The folders are created where Python puts temporary files ($TMPDIR), so that disk is measured.
+The folders are created where Python puts temporary files ($TMPDIR); that disk is measured.
 """
 
 import weakref
@@ -26,7 +26,7 @@ CODEC = codecs.affine(BITS)
 
 
 def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: Any) -> Server:
-    """A new server, and its folder if it has a store."""
+    """Return a new server, and its folder if it has a store."""
     return Server(
         mf_ca2fl_rule(buffer_size=buffer_size, server_lr=LR, bits=BITS),
         inputs.params[0],
@@ -38,7 +38,7 @@ def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: 
 
 
 def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Inputs], Round]:
-    """A contender that pushes M vectors, of which the last makes the step; `last`: only that one is timed."""
+    """Return a contender that pushes M vectors, of which the last makes the step; `last`: only the last is timed."""
 
     def make(inputs: Inputs) -> Round:
         folder = TemporaryDirectory(prefix="afflux-bench-")
@@ -65,7 +65,7 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
 
 
 def taken_in(pushes: int) -> Callable[[int], Traffic]:
-    """The streams of a given number of M vectors that are copied into slots, and of the round."""
+    """Return the streams of this number of vectors that are copied into slots, and of the round."""
     return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *mf_ca2fl.traffic(CODEC)(m))
 
 
@@ -74,12 +74,12 @@ def whole(m: int) -> Traffic:
 
 
 def held(d: int, m: int) -> int:
-    """Bytes of M slots, params, the sum and the rows, each with its new values; those on disk are in the page cache."""
+    """Return the bytes of M slots, params, sum and rows, each with its new values; on disk: in the page cache."""
     return 4 * d * (m + 2) + 16 * d + 2 * m * CODEC.row_bytes(d)
 
 
 def beside_memory(lines: list[Line]) -> None:
-    """Times on disk over the same in memory, or over a whole round in memory where the same was not timed."""
+    """Add the time on disk over the same in memory, or over a whole round in memory if the same was not timed."""
     medians = {line["name"]: line["median"] for line in lines}
     for line in lines:
         same = line["name"].replace("afflux", "in memory", 1)
@@ -119,7 +119,7 @@ STORE = Row(
 )
 
 
-ROUNDS = 10  #: of a sample, and between two commits where not every round has one
+ROUNDS = 10  #: rounds of a sample, and rounds between two commits if not every round has one
 
 
 def by_tens(asked: Asked) -> list[Case]:

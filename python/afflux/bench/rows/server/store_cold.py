@@ -1,4 +1,4 @@
-"""Pushes whose clients' rows are only on disk, compared with the same with rows in memory, and with plain reading."""
+"""Pushes whose clients' rows are only on disk, compared with pushes of rows in memory, and with plain reading."""
 
 import gc
 import os
@@ -18,18 +18,18 @@ from afflux.bench.spec.inputs import Inputs
 from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams, Traffic
 
-BLOCK = 2**20  #: bytes of one read() of the contender that only reads
+BLOCK = 2**20  #: bytes of one read() in `plain_reading`
 
 
 def evict(file: Path) -> None:
-    """Drops the file's pages from the page cache; mapped pages would not be dropped."""
+    """Drop the file's pages from the page cache; this does not drop mapped pages."""
     with file.open("r+b") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
-    """A contender that pushes M vectors of clients that have a row; one more would make the step."""
+    """Return a contender that pushes M vectors of clients that have a row; one more push would make the step."""
 
     def make(inputs: Inputs) -> Round:
         folder, m = TemporaryDirectory(prefix="afflux-bench-"), inputs.m
@@ -41,7 +41,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
                 served[0].push(client=first + i, update=inputs.vectors[k][i % m], version=served[0].version)
 
         def prepare(k: int) -> None:
-            """Closes and opens the store, because a map keeps its pages. Other clients' pushes warm its slots."""
+            """Close and open the store, because a map keeps its pages. Pushes of other clients load its slots."""
             served.pop().close(checkpoint=False)
             gc.collect()
             for segment in path.glob("rows/c/*/0") if cold else ():
@@ -59,7 +59,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
 
 
 def plain_reading(inputs: Inputs) -> Round:
-    """Reads one file, with as many bytes as M rows have, from its beginning to its end."""
+    """A contender that reads one file of the size of M rows, from its beginning to its end."""
     folder = TemporaryDirectory(prefix="afflux-bench-")
     path, block = Path(folder.name, "rows"), bytearray(BLOCK)
     path.write_bytes(np.random.default_rng(0).bytes(inputs.m * CODEC.row_bytes(inputs.d)))
@@ -91,7 +91,7 @@ def only_linux() -> str | None:
 
 
 def beside_both(lines: list[Line]) -> None:
-    """Compares with warm pushes and plain reading."""
+    """Add the comparisons with pushes whose rows are in memory, and with plain reading."""
     ours, warm, reading = (line["median"] for line in lines)
     lines[0]["times_both"] = ours / (warm + reading)
     lines[0]["times_reading"] = (ours - warm) / reading

@@ -1,4 +1,4 @@
-"""A whole round through `Server.push`, vector by vector: in a buffer of M, or added up as they join.
+"""A whole round of `Server.push`, vector by vector, which join a buffer of M or are added to a sum as they arrive.
 
 The server copies and checks every vector; the baselines only add.
 """
@@ -19,8 +19,8 @@ from afflux.bench.spec.optional_torch import torch
 from afflux.bench.spec.row import QUICK_D, Asked, D, Row
 from afflux.rules.presets.fedbuff import fedbuff
 
-SMALL = 100_000  #: a size at which fixed costs are visible
-PUSHERS, SLOTS = 4, 6  #: of the contender with several threads
+SMALL = 100_000  #: a d at which fixed costs are visible
+PUSHERS, SLOTS = 4, 6  #: threads and slots of the contender with several threads
 
 
 def cases(asked: Asked) -> list[Case]:
@@ -29,7 +29,7 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
-    """A contender that pushes M fresh vectors to a server with these options; the last one makes the step."""
+    """Return a contender that pushes M new vectors to a server with these options; the last one makes the step."""
 
     def make(inputs: Inputs) -> Round:
         rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
@@ -52,7 +52,7 @@ def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
 
 
 def by_threads(inputs: Inputs) -> Round:
-    """A contender that pushes the M fresh vectors to a server that accumulates from PUSHERS threads."""
+    """Return a contender that pushes M new vectors from PUSHERS threads to a server with accumulate=True."""
     threads = inputs.num_threads
     rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
     server = Server(rule, inputs.params[0], accumulate=True, num_threads=threads, push_threads=threads, max_slots=SLOTS)
@@ -76,7 +76,7 @@ def by_threads(inputs: Inputs) -> Round:
 
 
 def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], object]) -> Callable[[Inputs], Round]:
-    """A contender that adds each vector to a float32 sum, and the sum to params."""
+    """Return a contender that adds each vector to a float32 sum, and the sum to params."""
 
     def make(inputs: Inputs) -> Round:
         total, out = view(HOST.filled(inputs.d, 0)), view(inputs.out)
@@ -101,27 +101,27 @@ def numpy_add(total: Float32, vector: Float32, weight: float) -> None:
 
 
 def buffered_bytes(d: int, m: int) -> int:
-    """Bytes in addition to params: M slots and the next version."""
+    """Return the bytes in addition to params: M slots and the next version."""
     return 4 * d * (m + 1)
 
 
 def pushers_bytes(d: int, m: int) -> int:
-    """Bytes in addition to params: SLOTS slots, the sum and the next version."""
+    """Return the bytes in addition to params: SLOTS slots, the sum and the next version."""
     return (4 * SLOTS + 8 + 4) * d
 
 
 def streaming_bytes(d: int, m: int) -> int:
-    """Bytes in addition to params: one slot, the sum and the next version."""
+    """Return the bytes in addition to params: one slot, the sum and the next version."""
     return (4 + 8 + 4) * d
 
 
 def lent_bytes(d: int, m: int) -> int:
-    """Bytes in addition to params: the next version; the vectors are in the callers' memory."""
+    """Return the bytes in addition to params: the next version; the vectors are in the callers' memory."""
     return 4 * d
 
 
 def sum_bytes(d: int, m: int) -> int:
-    """Bytes in addition to params: a float32 sum and the next version."""
+    """Return the bytes in addition to params: a float32 sum and the next version."""
     return 8 * d
 
 
@@ -167,7 +167,7 @@ if torch is not None:
 
 
 def an_update(lines: list[Line]) -> None:
-    """Microseconds of one update with its share of the step, and the bytes that the server holds between updates."""
+    """Add the microseconds of one update with its share of the step, and the server's bytes between updates."""
     held = {contender.name: contender.kept for contender in CONTENDERS}
     for line in lines:
         line["us"] = 1e6 * line["median"] / line["m"]

@@ -18,10 +18,10 @@ from afflux.bench.spec.contender import Contender, Round
 from afflux.bench.spec.inputs import Case, Inputs
 from afflux.bench.spec.row import Asked, Row
 
-TOUCHED, QUICK_TOUCHED = 20_000, 200  #: clients that push, at most
+TOUCHED, QUICK_TOUCHED = 20_000, 200  #: the most clients that push
 CLIENTS = [1_000, 10_000, 100_000, 1_000_000]
 D, QUICK_D = 100_000, 1_000
-ROUNDS = 100  #: of a sample
+ROUNDS = 100  #: rounds of a sample
 
 
 def cases(asked: Asked) -> list[Case]:
@@ -31,7 +31,7 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def pushed(*, disk: bool) -> Callable[[Inputs], Round]:
-    """A contender that pushes M vectors of the next M clients; the last one makes the step."""
+    """Return a contender that pushes the vectors of the next M clients; the last one makes the step."""
 
     def make(inputs: Inputs) -> Round:
         folder = TemporaryDirectory(prefix="afflux-bench-")
@@ -54,7 +54,7 @@ def pushed(*, disk: bool) -> Callable[[Inputs], Round]:
 
 
 def held(d: int, m: int) -> int:
-    """The rows of those that push, each with its successor in a round; on disk they are the page cache's."""
+    """Return the bytes of the rows of clients that push, each with its new row; on disk they are in the page cache."""
     return (TOUCHED if d > QUICK_D else QUICK_TOUCHED) * CODEC.row_bytes(d) + 4 * d * (m + 2) + 16 * d
 
 

@@ -1,4 +1,4 @@
-"""What torch's autograd alone takes for the same losses and gradients: the least time of all that train through it."""
+"""torch's autograd alone, on the same losses and gradients: no simulator that trains through autograd can be faster."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from afflux.bench.rows.simulators.workload import Run, Workload, data_of, flat, 
 
 
 def autograd_alone(work: Workload) -> Callable[[], Run]:
-    """Forward and backward passes over batches that are ready: no optimizer, no order of batches, no server."""
+    """Forward and backward passes over prepared batches: no optimizer, no order of batches, no server."""
     module = seeded(work.make_model)
     batches = [
         [(x, y) for x, y in zip(*(part.split(work.batch_size) for part in data_of(client)), strict=True)]

@@ -29,14 +29,14 @@ OPTIONS: dict[str, Any] = {
     "train_holdout": 0.0,
     "eval_interval": -1,
     "num_rounds": 10**9,
-    "sample": "uniform_available",  # else it draws clients that train already, and drops them
+    "sample": "uniform_available",  # otherwise FLGo draws clients that already train, and drops them
 }
 QUIET = {"no_tqdm": True, "no_log_console": True, "log_level": "ERROR"}
 
 
 @cache
 def folder() -> Path:
-    """Where FLGo's files are written, until the process ends."""
+    """Return the folder of FLGo's files, which is removed when the process ends."""
     made = Path(tempfile.mkdtemp(prefix="afflux-flgo-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
@@ -44,7 +44,10 @@ def folder() -> Path:
 
 @contextmanager
 def in_folder() -> Iterator[None]:
-    """FLGo finds modules and files by the working directory, prints, and seeds the random numbers of all."""
+    """Change to FLGo's folder, silence its output and restore the random states afterwards.
+
+    FLGo finds modules and files by the working directory, prints, and seeds the global random numbers.
+    """
     was, path = Path.cwd(), list(sys.path)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     os.chdir(folder())
@@ -62,7 +65,7 @@ def in_folder() -> Iterator[None]:
 
 @cache
 def task(loader: str, clients: int) -> str:
-    """The name of a task whose client i has the examples from i * EXAMPLES on, in batches of this loader."""
+    """Make a task whose client i has the examples from i * EXAMPLES on, in batches of this loader; return its name."""
     flgo, name = find("flgo"), f"afflux_{loader}_{clients}"
 
     class InTurn(find("flgo.benchmark.partition").BasicPartitioner):  # type: ignore[misc]
@@ -82,7 +85,7 @@ def task(loader: str, clients: int) -> str:
 
 @cache
 def latencies() -> type[Any]:
-    """FLGo's simulator, with latencies by which one update arrives at each tick: no tick is idle."""
+    """Return FLGo's simulator, with latencies by which one update arrives at each tick, so that no tick is idle."""
 
     class Latencies(find("flgo.simulator.base").BasicSimulator):  # type: ignore[misc]
         def initialize(self) -> None:
@@ -90,7 +93,7 @@ def latencies() -> type[Any]:
             self.taken: set[int] = set()
 
         def update_client_responsiveness(self, client_ids: list[Any]) -> None:
-            """FLGo calls it when a client has trained."""
+            """Set the latency of these clients; FLGo calls this function when a client has trained."""
             now = self.gv.clock.current_time
             for client in client_ids:
                 at = now + 1
@@ -104,20 +107,20 @@ def latencies() -> type[Any]:
 
 
 def flgo(loader: str) -> Simulator:
-    """FLGo with this loader of `flgo_task`."""
+    """Return FLGo's simulation with this loader of `flgo_task`."""
 
     def simulator(work: Workload) -> Callable[[], Run]:
         algorithm, name = find("flgo.algorithm.fedbuff"), task(loader, work.clients)
         options = OPTIONS | QUIET | {"batch_size": work.batch_size, "proportion": work.concurrency / work.clients}
         options |= {"algo_para": [work.buffer_size / work.clients, 1.0]}
-        # Clients train when they get the model: the first step is made after so many trainings.
+        # Clients train when they get the model, so the first step comes after this number of trainings.
         updates = max(work.updates, work.concurrency + work.buffer_size)
 
         def new_run() -> Run:
-            # FLGo changes the classes that it gets.
+            # FLGo modifies the classes that it gets.
             classes = {kind: type(kind, (getattr(algorithm, kind),), {}) for kind in ("Server", "Client")}
             fedbuff = SimpleNamespace(__name__="fedbuff", **classes)
-            # FLGo makes a model for each of its operations on models: the function seeds nothing.
+            # FLGo makes a model in each of its operations on models, so this function must not seed.
             model = find("flgo").convert_model(work.make_model)
             with in_folder():
                 runner = find("flgo").init(name, fedbuff, dict(options), model, Simulator=latencies())

@@ -1,4 +1,4 @@
-"""What FLGo's tasks are made of: the data, the loss, and two loaders of batches."""
+"""The parts of FLGo's tasks: the data, the loss, and two loaders of batches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ train_data = torch.utils.data.TensorDataset(*data())
 
 
 class BatchesByIndex:
-    """Shuffled batches of a client's examples, each of which is taken out of the data at once."""
+    """Shuffled batches of a client's examples; one index operation takes each batch out of the data."""
 
     def __init__(self, dataset: Any, batch_size: int, **options: Any) -> None:
         self._tensors, self._rows = dataset.dataset.tensors, torch.as_tensor(dataset.indices)
@@ -22,7 +22,7 @@ class BatchesByIndex:
 
 
 def torch_loader(dataset: Any, **options: Any) -> Any:
-    """torch's own loader, shuffled."""
+    """Return torch's own loader, shuffled."""
     return torch.utils.data.DataLoader(dataset, shuffle=True, **options)
 
 
@@ -35,10 +35,10 @@ def compute_loss(model: Any, batch: Any, device: Any) -> dict[str, Any]:
 
 
 def eval(model: Any, loader: Any, device: Any) -> dict[str, float]:
-    """FLGo asks for it; there is no evaluation."""
+    """Required by FLGo; nothing is evaluated."""
     return {}
 
 
 def get_model() -> Any:
-    """FLGo asks for it; the model is an argument of `flgo.init`."""
+    """Required by FLGo; the model is an argument of `flgo.init`."""
     raise NotImplementedError

@@ -1,4 +1,4 @@
-"""`afflux.sim.Simulation` of a workload, in one process."""
+"""afflux's simulation of a workload, `afflux.sim.Simulation`, in one process."""
 
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -15,7 +15,7 @@ def no_evaluation(module: object) -> tuple[float, float]:
 
 
 def ours(work: Workload, *, compile: bool = False) -> Callable[[], Run]:
-    """FedBuff; the setup of a run is part of it."""
+    """Return runs of FedBuff; the setup of a run is timed, too."""
     from afflux.sim import Simulation, sgd
 
     made = Simulation(
@@ -38,7 +38,7 @@ def ours(work: Workload, *, compile: bool = False) -> Callable[[], Run]:
 
 
 def ours_compiled(work: Workload) -> Callable[[], Run]:
-    """The same with compiled steps. The C++ compiler ran before: in a run, the step is traced alone."""
+    """Return the same runs with compiled steps. The C++ compiler ran before; a run only traces the step."""
     compile_step(work.make_model, work.batch_size)
     return ours(work, compile=True)
 

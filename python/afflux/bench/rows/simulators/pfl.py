@@ -17,7 +17,7 @@ PFL_MODULES = (
 
 
 def as_pfl_module(module: Any) -> Any:
-    """The module with the methods that pfl calls. It always evaluates in its first round: with an empty metric."""
+    """Return the module with the methods that pfl calls; pfl's evaluation in the first round gets an empty metric."""
 
     class Module(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
         def __init__(self) -> None:
@@ -34,7 +34,7 @@ def as_pfl_module(module: Any) -> Any:
 
 
 def pfl(work: Workload) -> Callable[[], Run]:
-    """Its data sets hold batches that are cut once, in the order of the data: pfl does not shuffle."""
+    """Return pfl's simulation. Its data sets hold fixed batches in the order of the data; pfl does not shuffle."""
     base, hyperparams = find("pfl.algorithm.base"), find("pfl.hyperparam")
     tensors = find("pfl.data.pytorch").PyTorchTensorDataset
     users = [tensors(data_of(client), user_id=str(client)) for client in range(work.clients)]

@@ -30,7 +30,7 @@ QUICK_UPDATES = CONCURRENCY + BUFFER
 
 
 def rounds_of(simulator: Simulator, make_model: MakeModel, *, trains: bool = True) -> Callable[[Inputs], Round]:
-    """A contender; what it is compared by is not a run, in which each has an order of its own, but one update."""
+    """Return a contender. Its error is that of one update, as simulators order the batches of a run differently."""
 
     def make(inputs: Inputs) -> Round:
         new_run = simulator(Workload(make_model, inputs.m))
@@ -107,10 +107,10 @@ def an_update(lines: list[Line]) -> None:
 
 
 def simulator_row(name: str, make_model: MakeModel, d: int, updates: int) -> Row:
-    """The row of a model with d params, of so many client updates a run."""
+    """Return the row of a model with d params, and this number of client updates per run."""
 
     def cases(asked: Asked) -> list[Case]:
-        import typer  # not there where the rows of a GPU run alone
+        import typer  # not installed where only the rows of a GPU run
 
         m = asked.m or (QUICK_UPDATES if asked.quick else updates)
         if asked.d is not None:

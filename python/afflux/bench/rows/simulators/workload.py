@@ -1,4 +1,4 @@
-"""What the simulators train: two plain torch modules on data of MNIST's shape, and one client's training in float64."""
+"""The workloads of the simulators: two plain torch modules on data of MNIST's shape, and one training in float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from afflux.bench.spec.optional_torch import torch
 
 CLIENTS, CONCURRENCY, BUFFER = 50, 10, 10
 STEPS, BATCH, RATE = 20, 16, 0.05
-EXAMPLES = STEPS * BATCH  #: of a client: its steps are one epoch
+EXAMPLES = STEPS * BATCH  #: examples of a client: its steps are one epoch
 
 MakeModel = Callable[[], Any]
-Run = Callable[[], np.ndarray]  #: a whole run; returns the last params
-#: Prepares runs of a workload; what it returns makes one, and only that one is timed.
+Run = Callable[[], np.ndarray]  #: makes a whole run; returns the last params
+#: Prepares runs of a workload; returns a function that makes one run, and only this function is timed.
 Simulator = Callable[["Workload"], Callable[[], Run]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and how the clients train it."""
+    """A model, and the settings of its training."""
 
     make_model: MakeModel
-    updates: int  #: client updates of a run
+    updates: int  #: client updates in a run
     clients: int = CLIENTS
     concurrency: int = CONCURRENCY  #: clients that train at the same time; pfl's cohort
     buffer_size: int = BUFFER
@@ -33,7 +33,7 @@ class Workload:
 
 
 def one_update(make_model: MakeModel) -> Workload:
-    """One client, whose batches are its whole data, so that their order makes no difference."""
+    """Return a workload of one client whose batch is all of its data, so that their order makes no difference."""
     return Workload(make_model, 1, clients=1, concurrency=1, buffer_size=1, batch_size=EXAMPLES)
 
 
@@ -52,7 +52,7 @@ def cnn() -> Any:
 
 
 def seeded(make_model: MakeModel) -> Any:
-    """The model with the initial params that all simulators start from."""
+    """Return the model with the initial params of all simulators."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return make_model()
@@ -60,7 +60,7 @@ def seeded(make_model: MakeModel) -> Any:
 
 @cache
 def data() -> tuple[Any, Any]:
-    """The examples of all clients, one client after the other; the labels are those of a linear teacher."""
+    """Return the examples of all clients, one client after the other; a linear model gives the labels."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((CLIENTS * EXAMPLES, 784), dtype=np.float32)
     labels = (x @ rng.standard_normal((784, 10), dtype=np.float32)).argmax(1)
@@ -78,13 +78,13 @@ def loss_of(module: Any, x: Any, y: Any) -> Any:
 
 
 def flat(module: Any) -> np.ndarray:
-    """A copy of the params, one after the other."""
+    """Return a copy of the params as one flat vector."""
     return np.asarray(torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).numpy())
 
 
 @cache
 def one_update_in_float64(make_model: MakeModel) -> tuple[Float64, Float64]:
-    """The params after `one_update`, and the sum of the magnitudes of what they are the sum of."""
+    """Return the params after `one_update` in float64, and the sum of the magnitudes of their terms."""
     module = seeded(make_model).double()
     x, y = data_of(0)
     x, terms = x.double(), np.abs(flat(module))

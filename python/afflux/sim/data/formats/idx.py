@@ -51,7 +51,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def _at_most(file: BufferedIOBase, count: int) -> bytes:
-    """Read up to `count` bytes. In pieces: the header of a damaged file may promise more than there is memory."""
+    """Read up to `count` bytes, in pieces, because a damaged header may name more bytes than the memory has."""
     pieces = []
     while count > 0 and (piece := file.read(min(count, CHUNK))):
         pieces.append(piece)

@@ -1,7 +1,7 @@
 """A reader of pickles that hold plain data only. It imports nothing and calls nothing that a file names.
 
-CIFAR's "python version" is published as pickles. Python's unpickler executes what a pickle says; this reader does
-not use it. The few opcodes that build numbers, strings, lists, dicts and NumPy arrays are interpreted here; their
+CIFAR's "python version" is published as pickles. Python's unpickler executes code that a pickle names; this reader
+does not use it. The few opcodes that build numbers, strings, lists, dicts and NumPy arrays are interpreted here; their
 arguments are read by the standard library's disassembler. Every other opcode, and every name but those of NumPy's
 array constructors, is an error.
 """
@@ -37,7 +37,7 @@ OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 
 
 class _RefusedError(Exception):
-    """Something in the file is not plain data; the text completes "FILE ..."."""
+    """Raised for content that is not plain data; the text completes "FILE ..."."""
 
 
 class _Mark:
@@ -174,7 +174,7 @@ class _Reader:
         self.stack.append(make(*arguments))
 
     def build(self) -> None:
-        """Give an array or a dtype its state."""
+        """Set the state of an array or a dtype."""
         state, target = self.stack.pop(), self.stack[-1]
         if not isinstance(state, tuple):
             raise _RefusedError("has a state that is no tuple")
@@ -295,7 +295,7 @@ PUSHED: dict[str, Callable[[Any], Any]] = {
     "EMPTY_TUPLE": lambda _: (),
     "MARK": lambda _: _Mark(),
 }
-"""What an opcode pushes, from its argument."""
+"""The value that an opcode pushes, from its argument."""
 
 STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "PROTO": lambda reader, _: None,
@@ -319,4 +319,4 @@ STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "REDUCE": lambda reader, _: reader.reduce(),
     "BUILD": lambda reader, _: reader.build(),
 }
-"""What an opcode does with the stack."""
+"""The change of the stack by an opcode."""

@@ -21,7 +21,7 @@ ROWS = (
     ("resnet18", "cifar100", 0.1),
     ("resnet18", "cifar100", 0.01),
 )
-#: The same learning rates stand in all cells of Table 6.
+#: The learning rates are the same in all cells of Table 6.
 CLIENT_LR, SERVER_LR = 0.01, 1.0
 _QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/choosing-bits.md"
 METHODS = {

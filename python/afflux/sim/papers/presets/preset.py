@@ -25,7 +25,7 @@ class Preset:
     name: str
     paper: str
     about: str
-    """What is run, in one line."""
+    """The experiment in one line."""
     data: str
     model: str
     rule: Sourced
@@ -37,7 +37,7 @@ class Preset:
     server_lr: Sourced | None = None
     """None: the rule has no such option."""
     note: str = ""
-    """What is not settled."""
+    """Questions about this experiment that the paper leaves open."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings without their sources."""

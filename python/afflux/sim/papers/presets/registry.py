@@ -1,4 +1,4 @@
-"""The presets by name, and how they are printed."""
+"""The presets by name, and the text about each of them."""
 
 import re
 from functools import cache

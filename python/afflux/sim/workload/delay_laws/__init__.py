@@ -1,1 +1,1 @@
-"""Laws of the clients' running times with options, one idea a file; `workload.delay_names` finds them by name."""
+"""Laws of the clients' running times with options, one law in each file; `workload.delay_names` has their names."""

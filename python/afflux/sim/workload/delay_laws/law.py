@@ -1,4 +1,4 @@
-"""What a law of running times is."""
+"""The types of a law of running times."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,0 +1,100 @@
+"""Settings that a task does not read: giving one of them is an error, and config.json leaves them out."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.task import Task
+
+#: Settings that only the function of a task reads.
+OF_FUNCTION = ("data_dir", "num_clients", "partition", "alpha", "classes")
+#: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
+OF_TRAINING = (
+    "client_optimizer",
+    "mu",
+    "control_codec",
+    "local_steps",
+    "steps_law",
+    "local_epochs",
+    "batch_size",
+    "weight_decay",
+    "examples",
+)
+SETTINGS = tuple(field.name for field in fields(SimConfig))
+
+
+def settings_of_function(function: Callable[..., Any]) -> list[str]:
+    """Return the settings that the function of a task takes: all of them if it has a parameter `settings`."""
+    taken = inspect.signature(function).parameters
+    return [name for name in SETTINGS if name in taken or "settings" in taken]
+
+
+def settings_of_training(task: Task) -> list[str]:
+    """Return the settings that the training function of the task takes; [] if it has none."""
+    if task.training is None:
+        return []
+    try:
+        parameters = inspect.signature(task.training).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def ignored_settings(task: Task, function: Callable[..., Any] | None) -> list[str]:
+    """Return the settings that nothing reads in runs of this task.
+
+    Args:
+        task: the task.
+        function: the function that has returned the task; None: unknown, and taken to read all of its settings.
+    """
+    taken = {*settings_of_training(task), *(OF_FUNCTION if function is None else settings_of_function(function))}
+    return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
+
+
+def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return the settings that runs of this task read, with their values, for config.json.
+
+    A function that takes `settings` may read any of them: those that it alone reads are left out if they have their
+    defaults.
+    """
+    content = asdict(config)
+    if config.task == IMAGES:
+        return content
+    left_out = {"data", "model", *ignored_settings(task, function)} - {"num_clients"}
+    if function is None or "settings" in inspect.signature(function).parameters:
+        left_out |= set(OF_FUNCTION) - {"num_clients", *config.changed(), *settings_of_training(task)}
+    return {name: value for name, value in content.items() if name not in left_out}
+
+
+def refuse_ignored_settings(
+    config: SimConfig, given: Iterable[str], task: Task, function: Callable[..., Any] | None
+) -> None:
+    """Raise ConfigError if one of the settings that were given is not read in runs of this task.
+
+    Args:
+        config: the settings.
+        given: names of the settings that were given.
+        task: the task.
+        function: the function that has returned the task; None: unknown.
+    """
+    ignored = ignored_settings(task, function)
+    for name in given:
+        if name not in ignored or (name == "num_clients" and task.count == config.num_clients):
+            continue
+        if name in OF_TRAINING:
+            what = f"the training function {_name(task.training)} of task {config.task}"
+            taken = settings_of_training(task)
+        else:
+            what = f"the function {_name(function)} of task {config.task}"
+            taken = list(inspect.signature(function).parameters) if function is not None else []
+        raise ConfigError(
+            f"{name} is {getattr(config, name)}, but {what} does not take it; "
+            f"it takes {', '.join(taken) or 'no settings'}"
+        )
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
