@@ -64,7 +64,7 @@ def test_at_every_call(action, tmp_path):
     pytest.fail("the action never ended")
 
 
-def push_interrupted(server, task, error, k):
+def push_interrupted(server, task, error, k, **facts):
     """Raises an error at the k-th moment of a push at which a signal handler could; whether there was one."""
     moments, hit = 0, False
 
@@ -80,7 +80,7 @@ def push_interrupted(server, task, error, k):
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        server.push(task=task, update=np.ones(D, np.float32))
+        server.push(task=task, update=np.ones(D, np.float32), **facts)
     except (error, AffluxError):  # one that comes while a vector is read is taken for the vector's
         pass
     finally:
@@ -112,5 +112,21 @@ def test_a_push_that_has_joined_is_not_refused_and_holds_no_version(error, way, 
         if not hit:
             assert sum(joined) > 3  # moments after the arrival has joined
             assert not all(joined)
+            return
+    pytest.fail("the push never ended")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_a_push_without_examples_is_counted_once(error):
+    empty = []
+    for k in range(1, 400):
+        server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32))
+        hit = push_interrupted(server, server.checkout("ann"), error, k, num_examples=0)
+        empty.append(server.counts["empty"] == 1)
+        assert len(server.tasks) == (not empty[-1])
+        assert not (empty[-1] and server.counts["refused"])
+        if not hit:
+            assert sum(empty) > 3
+            assert not all(empty)
             return
     pytest.fail("the push never ended")

@@ -148,7 +148,9 @@ def push(  # noqa: D417
         if task is not None:
             ticket.task = found = _found(aggregator, task, client, version)
             if found is None:
-                return _no_arrival(aggregator, None, None, "expired", "the task is closed, or was never opened here")
+                return _no_arrival(
+                    aggregator, ticket, None, None, "expired", "the task is closed, or was never opened here"
+                )
             client_id, pulled = found.opened.client_id, found.opened.version
         elif client is None or version is None:
             raise CallError("[push] give task=, or client= and version=")
@@ -169,7 +171,7 @@ def push(  # noqa: D417
                 raise _no_such_version(client_id, number, newest)
         examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
         if examples == 0:
-            return _no_arrival(aggregator, client_id, pulled, "empty", "", found)
+            return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
         known_loss = nan if loss is None else loss if type(loss) is float else loss_of("push", loss)
         what = f"[push] client {client_id!r}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
@@ -189,7 +191,7 @@ def push(  # noqa: D417
                 aggregator.reading.add(ticket)
                 base = _base(aggregator, task, version, pulled)
                 if base is None and "model" in (given, adapter.kind):
-                    return _no_arrival(aggregator, client_id, pulled, "expired", _GONE, found)
+                    return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             beside = None if row is None else row.check
             facts, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
@@ -212,15 +214,15 @@ def push(  # noqa: D417
                 return receipt
         return aggregator.join(pushed, ticket)
     except TaskClosedError as error:
-        return _no_arrival(aggregator, client_id, pulled, "expired", str(error))
+        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
     except Exception as error:
         if checking:
             _let_go(error)
         if isinstance(error, StoreError):
             ticket.add_to(error)
-        if ticket.decision is None:
+        if ticket.decision is None and not ticket.counted:
             if options.faults == "record" and _is_clients(error, checking=checking):
-                return _no_arrival(aggregator, client_id, pulled, "faulty", _reason(error), found)
+                return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
             aggregator.locked(lambda: aggregator.admission.count("refused"))
         raise
     finally:
@@ -269,6 +271,7 @@ def _reason(error: Exception) -> str:
 
 def _no_arrival(
     aggregator: Aggregator,
+    ticket: Ticket,
     client_id: ClientId | None,
     pulled: int | None,
     status: Status,
@@ -281,11 +284,13 @@ def _no_arrival(
     def decided() -> tuple[Status, str]:
         if task is not None and not aggregator.tasks.is_open(task):
             admission.count("expired")
+            ticket.counted = True
             return "expired", "the task was closed meanwhile"
         if status == "faulty":
             known = client_id[:_MOST_REASON] if isinstance(client_id, str) else client_id
             admission.faults.append(Fault(known, pulled, reason))
         admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
+        ticket.counted = True
         if task is not None:
             aggregator.tasks.close(task)
         return status, reason

@@ -25,6 +25,7 @@ class Ticket(Struct, eq=False):
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
     decision: Decided | None = None
+    counted: bool = False  #: whether the push is counted as one without an arrival
     task: OpenTask | None = None  #: the task that the push closes
     made_step: bool = False  #: whether it has completed a round
     reading: bool = False  #: whether its conversion reads a version
