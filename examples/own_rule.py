@@ -7,10 +7,11 @@ does not. The rule is still applied in one fused sweep over memory.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from afflux import Arrivals, Rule, Server
+from afflux import Arrivals, Needs, Rule, Server
 from afflux.rules import fedbuff
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
@@ -23,6 +24,7 @@ class Clipped:
     """w_i = min(1, clip / norm(u_i)) / M. The sweep that copies a pushed update computes its norm."""
 
     clip: float
+    needs: ClassVar[Needs] = Needs(norms=True)  # a vector that is lent (copy=False) has no norm: it is refused
 
     def __call__(self, arrivals: Arrivals, /) -> np.ndarray:
         """The weights, in the order of the arrivals."""

@@ -239,7 +239,7 @@ def _of_foreign(convert: Callable[[], T | None]) -> T | None:
         return None
 
 
-def loss_of(op: str, value: object) -> float:
+def loss_of(op: str, client_id: int | str | None, value: object) -> float:
     """A client's loss, also in an array without dimensions; None means unknown, which is NaN.
 
     Raises:
@@ -250,7 +250,7 @@ def loss_of(op: str, value: object) -> float:
     single = zero_dim(value)
     number = as_float(single) if isinstance(single, NUMBERS) else None
     if number is None or (isinstance(single, int) and abs(number) > 2**63):
-        raise AffluxError(f"[{op}] loss is {brief(value)}, must be a number, or None if unknown")
+        raise AffluxError(f"[{op}] client {client_id!r}'s loss is {brief(value)}, must be a number, or None if unknown")
     return number
 
 

@@ -164,17 +164,19 @@ def push(  # noqa: D417
             )
         if found is None:
             client_id = plain_id(client)
-            number = version if type(version) is int else _number(version)
+            number = version if type(version) is int else _number(client_id, version)
             newest = aggregator.admission.state.current.version
             pulled = number
             if not 0 <= number <= newest:
                 raise _no_such_version(client_id, number, newest)
-        examples = num_examples if type(num_examples) is int and 0 < num_examples < 2**63 else _examples(num_examples)
+        examples = num_examples
+        if type(num_examples) is not int or not 0 < num_examples < 2**63:
+            examples = _examples(client_id, num_examples)
         if examples == 0:
             return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
-        known_loss = nan if loss is None else loss if type(loss) is float else loss_of("push", loss)
+        known_loss = nan if loss is None else loss if type(loss) is float else loss_of("push", client_id, loss)
         what = f"[push] client {client_id!r}'s {given}"
-        scale = None if client_lr is None and local_steps is None else _scale(client_lr, local_steps)
+        scale = None if client_lr is None and local_steps is None else _scale(client_id, client_lr, local_steps)
         parts, own = vector, None
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
@@ -334,11 +336,13 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
             raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
 
 
-def _number(version: object) -> int:
+def _number(client_id: ClientId, version: object) -> int:
     """The number of the version of a push."""
     number = as_int(version.version if isinstance(version, Pulled) else version)
     if number is None:
-        raise AffluxError(f"[push] version is {brief(version)}, must be an int or what pull() gave")
+        raise AffluxError(
+            f"[push] client {client_id!r}'s version is {brief(version)}, must be an int or what pull() gave"
+        )
     return number
 
 
@@ -348,11 +352,14 @@ def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxErr
     )
 
 
-def _examples(num_examples: object) -> int:
+def _examples(client_id: ClientId | None, num_examples: object) -> int:
     """The number of examples of a push."""
     examples = as_int(num_examples)
     if examples is None or not 0 <= examples < 2**63:
-        raise AffluxError(f"[push] num_examples is {brief(num_examples)}, must be an int of at least 0 in 64 bits")
+        raise AffluxError(
+            f"[push] client {client_id!r}'s num_examples is {brief(num_examples)}, "
+            "must be an int of at least 0 in 64 bits"
+        )
     return examples
 
 
@@ -380,16 +387,17 @@ def _base(
     return aggregator.tasks.base(number)
 
 
-def _scale(client_lr: object, local_steps: object) -> float | None:
+def _scale(client_id: ClientId | None, client_lr: object, local_steps: object) -> float | None:
     """client_lr * local_steps, checked; None if one of them is not given."""
     if type(client_lr) is float and type(local_steps) is int and 0 < client_lr < 1e100 and 0 < local_steps < 2**53:
         return client_lr * local_steps
-    rate = None if client_lr is None else positive("push", "client_lr", client_lr)
-    steps = integer(1)("push", "local_steps", local_steps) if local_steps is not None else None
+    whose = f"client {client_id!r}'s"
+    rate = None if client_lr is None else positive("push", f"{whose} client_lr", client_lr)
+    steps = integer(1)("push", f"{whose} local_steps", local_steps) if local_steps is not None else None
     if rate is None or steps is None:
         return None
     if steps >= 2**53 or rate * steps == inf:
-        raise AffluxError(f"[push] client_lr * local_steps is {rate} * {brief(steps)}, too large")
+        raise AffluxError(f"[push] {whose} client_lr * local_steps is {rate} * {brief(steps)}, too large")
     return rate * steps
 
 

@@ -49,7 +49,10 @@ class StoredRule:
         try:
             rule = from_config(self._config) if rule is None else rule
         except AffluxError as error:
-            raise StoreError(f"[open] {self._path} holds a server whose rule must be given: {error}") from None
+            raise StoreError(
+                f"[open] {self._path} holds a server whose rule must be given: {error}. A part that is registered is "
+                "known after the import of the module that registers it"
+            ) from None
         codec = codec_of(rule, self._facts["slot_dtype"])
         ours = {
             "rule": rule.name,
