@@ -35,10 +35,12 @@ $(VENV)/.tools: .ci/constraints.txt pyproject.toml
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	touch $@
 
+# The stamp has the time at which the build began, so that a source that is edited during the build is newer.
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 	@echo "installing the other packages (up to two minutes) and building the engine (about two minutes), without output"
+	touch $@.begun
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation -c .ci/constraints.txt --editable '.[dev]'
-	touch $@
+	mv $@.begun $@
 
 demo: setup  ## a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits
 	$(BIN)/afflux demo
@@ -52,7 +54,7 @@ soak: setup long kills fuzz hostile sanitize-all mutants soak-integrations  ## h
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
+	@$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 
 types: setup
@@ -145,7 +147,7 @@ bench-peers: frameworks  ## the benchmark's rows against these frameworks, one b
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(FORMATTED)
+	@$(BIN)/clang-format -i $(FORMATTED)
 
 update-constraints: setup  ## writes the versions in .venv to .ci/constraints.txt
 	set -e; { sed -n '/^#/p' .ci/constraints.txt; $(PIP) freeze --all --exclude pip --exclude-editable | sed 's/+cpu//'; } > .ci/constraints.new

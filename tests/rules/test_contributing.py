@@ -11,7 +11,9 @@ from conftest import ROOT, bits
 from test_exact_path import offences
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-(SOURCE,) = re.findall(r"<!-- test_contributing.py runs this block -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+(SOURCE,) = re.findall(
+    r"<!-- tests/rules/test_contributing.py runs this block -->\n```python\n(.*?)```", TEXT, re.DOTALL
+)
 
 
 def test_the_example_rule(rng):

@@ -8,7 +8,7 @@ import pytest
 
 from afflux import AffluxError, Calibrate, Layout, Rule, Server, ops, replay
 from afflux.aggregation import round as rounds
-from afflux.aggregation.limits import MAX_ABS
+from afflux.aggregation.limits import MAX_ABS, Limits
 from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import Adagrad
@@ -141,6 +141,14 @@ def test_numbers_of_a_rule_with_which_the_limit_could_overflow(rule, options):
     with pytest.raises(AffluxError, match="could overflow: make Server's max_abs or the rule's numbers smaller"):
         server.push(client=99, version=0, update=vector(0, dtype))
     assert (server.version, server.arrivals_waiting) == (0, rule.buffer_size - 1)
+
+
+def test_a_step_without_a_bound_is_an_error():
+    class New:
+        """A step that no branch of `check_step` names."""
+
+    with pytest.raises(AssertionError, match="New"):
+        Limits.of("float32", None, None).check_step(fedbuff(), New(), 1.0, [0.5])
 
 
 class Grows:

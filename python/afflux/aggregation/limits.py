@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import assert_never
 
 import numpy as np
 
@@ -60,12 +61,16 @@ class Limits:
             AffluxError: params or a state could overflow within a million steps.
         """
         direction = 2 * self.of_direction(weights)  # twice: differences of models, and of cached rows
-        reach, squares = direction, 0.0
-        if isinstance(step, ops.Momentum):
+        squares = 0.0
+        if isinstance(step, ops.Sgd | ops.Assign):
+            reach = direction
+        elif isinstance(step, ops.Momentum):
             reach = direction / (1 - step.beta1)
         elif isinstance(step, ops.Adaptive):
             reach = direction / step.epsilon
             squares = direction * direction * (_STEPS if step.kind == "adagrad" else 1.0)
+        else:
+            assert_never(step)  # a new class of ops.Step needs its bound here
         if abs(lr) * reach * _STEPS <= self.largest and squares <= self.largest:
             return
         raise AffluxError(

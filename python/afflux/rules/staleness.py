@@ -1,6 +1,6 @@
 """Laws of staleness: the factor of an arrival, as a function of its staleness in server steps.
 
-On the exact path: + - * / sqrt and afflux.pow on single numbers (see rule.py).
+On the exact path: + - * / sqrt, and exp, log and pow of afflux.ops.exact, on single numbers (see rule.py).
 """
 
 from dataclasses import dataclass
