@@ -1,6 +1,5 @@
 // Stage 3 of a round: the server optimizers. A new one needs a line in the table here, its equation in the comment of
-// Step, and its formula in formula/step.hpp. Both drivers, the checks and the Python package are generated from the
-// table.
+// Step, and its formula in formula/step.hpp. Both drivers and the kinds that Python knows are generated from the table.
 #pragma once
 #include <cstdint>
 
