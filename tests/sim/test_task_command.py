@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
-from afflux.sim import Simulation, interrupts, parse_rule, read_audit_log
+from afflux.sim import ConfigError, Simulation, interrupts, parse_rule, read_audit_log
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
@@ -254,3 +254,26 @@ def test_lazy_clients_of_a_task(tmp_path):
     assert (log.header.num_clients, log.header.client_lr) == (200_000, 0.3)
     assert max(line.client for line in log.arrivals) > 10_000
     assert parse_rule("fedbuff:buffer_size=3") == log.spec()
+
+
+@pytest.mark.parametrize("text", ["helper{0} import count", "common{0} import count", "lib{0}.helper import count"])
+def test_values_of_an_earlier_module_with_the_same_name_are_refused(text, tmp_path):
+    """Also if the module beside the file imports it, and if it is in a folder; a number does not name its module."""
+    stem = f"_of_two_{text[:3]}"
+    text = text.format(stem)
+    for number, name in enumerate(("first", "second")):
+        folder = tmp_path / name
+        (folder / f"lib{stem}").mkdir(parents=True)
+        for module in (f"common{stem}", f"lib{stem}/helper"):
+            (folder / f"{module}.py").write_text(f"count = {number + 3}\n")
+        (folder / f"helper{stem}.py").write_text(f"from common{stem} import count\n")
+        if text.startswith("common") and name == "second":
+            (folder / f"helper{stem}2.py").write_text(f"from common{stem} import count\n")
+            text = f"helper{stem}2 import count"
+        (folder / "rules.py").write_text(
+            f"from {text}\nfrom afflux.rules import fedbuff\ndef mine():\n    return fedbuff(buffer_size=count)\n"
+        )
+    assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
+    with pytest.raises(ConfigError, match="not the one beside it: rename that one"):
+        parse_rule(f"{tmp_path}/second/rules.py:mine")
+    assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3

@@ -1,12 +1,12 @@
 """Finds the function of a rule by its name: a preset, or a function in a file of the user, which is executed."""
 
+import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from afflux.rules import RULES
@@ -77,15 +77,36 @@ def imports_beside(name: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _refuse_other_modules(module: ModuleType, path: Path) -> None:
-    """Raise ConfigError if the file has got an installed or earlier module in place of the one beside it."""
-    for value in list(vars(module).values()):
-        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        top = name.partition(".")[0] if isinstance(name, str) else ""
-        beside = [path.parent / f"{top}.py", path.parent / top / "__init__.py"]
-        found = getattr(sys.modules.get(top), "__file__", None)
-        if top and found and any(one.is_file() for one in beside) and Path(found).resolve() not in beside:
-            raise ConfigError(f"{path} imports {top}, but gets {found}, not the one beside it: rename that one")
+def _refuse_other_modules(path: Path) -> None:
+    """Raise ConfigError if a file has got an installed or earlier module in place of the one beside it.
+
+    The imports are read from the text: a value such as `from helper import SCALE` does not name its module.
+    """
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        file = waiting.pop()
+        seen.add(file)
+        for name in _imported(file):
+            place = path.parent / name.replace(".", "/")
+            beside = [one for one in (place.with_name(f"{place.name}.py"), place / "__init__.py") if one.is_file()]
+            found = getattr(sys.modules.get(name), "__file__", None)
+            if not beside or found is None:
+                continue
+            if Path(found).resolve() not in beside:
+                raise ConfigError(f"{file} imports {name}, but gets {found}, not the one beside it: rename that one")
+            waiting += [one for one in beside if one not in seen]
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the names of modules that a file may import, also in functions; packages that hold them included."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    parts = [name.split(".") for name in names]
+    return {".".join(one[:count]) for one in parts for count in range(1, len(one) + 1)}
 
 
 def _module(path: Path, what: str) -> object:
@@ -103,7 +124,7 @@ def _module(path: Path, what: str) -> object:
     try:
         with imports_beside(str(path)):
             spec.loader.exec_module(module)
-        _refuse_other_modules(module, path)
+        _refuse_other_modules(path)
     except Exception as error:
         del sys.modules[key]
         if isinstance(error, ConfigError):
