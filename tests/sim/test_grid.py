@@ -168,6 +168,7 @@ def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
         (["--grid", "mu=.1"], "grid"),
         (["--target", "0.5"], "settings"),
         (["--seeds", "2,6"], "seeds"),
+        (["--seeds", "5,2"], "seeds"),  # the first one is that of the grid
         (["--rules", "fedbuff"], "rules"),
         (["--buffer-size", "5"], "rules"),
     ):
@@ -189,6 +190,34 @@ def test_more_rules_and_seeds_continue_a_grid(made, tmp_path):
     assert {(seed, part) for seed, rule, part, _ in made if rule.startswith("fedbuff")} == {(5, "test")}
     assert invoke(tmp_path / "straight").exit_code == 0
     assert (out / "grid.md").read_bytes() == (tmp_path / "straight" / "grid.md").read_bytes()
+
+
+def test_a_command_that_fails_does_not_stop_the_next_one(made, tmp_path):
+    """Its values are not those of the page."""
+    out = tmp_path / "out"
+    one = ["compare", "--rules", "fedbuff", "--out", str(out), *SETTINGS.split(), "--grid"]
+    assert CliRunner().invoke(app, [*one, "client_lr=1e37"]).exit_code == 2
+    for values, code in ((".1", 0), (".1,-1", 2), (".1", 0), (".1,.3", 0)):
+        result = CliRunner().invoke(app, [*one, f"client_lr={values}"])
+        assert result.exit_code == code, result.output
+    assert "command with other grid" in CliRunner().invoke(app, [*one, "client_lr=.1"]).stderr
+
+
+def test_an_accuracy_that_is_no_number(made, tmp_path):
+    """On the validation part the setting is not the best; on the test part it is null."""
+
+    def evaluate(model):
+        return float("nan"), 1.0
+
+    data = [(own_tasks.X[k::6], own_tasks.Y[k::6]) for k in range(6)]
+    task = Task(own_tasks.linear, data, evaluate, tuning=own_tasks.TEST)
+    config = SimConfig(task="python:own", num_clients=6, concurrency=3, arrivals=6, eval_every=3)
+    tune(Simulation.of(config, ["fedasync"], [0, 1], task=task), {"client_lr": [0.1]}, out=tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "grid.json").read_text())
+    assert (content["best"][0]["test"], content["best"][0]["accuracies"]) == (None, [None, None])
+    task = replace(task, evaluate=own_tasks.TEST, tuning=evaluate)
+    with pytest.raises(ConfigError, match="fedasync: no setting of the grid has an accuracy"):
+        tune(Simulation.of(config, ["fedasync"], task=task), {"client_lr": [0.1]})
 
 
 def test_the_curves_are_drawn(tmp_path):

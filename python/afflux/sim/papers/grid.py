@@ -195,23 +195,24 @@ def grid_page(results: TuningResults) -> Page:
         "part": "validation",
         "tuning_seed": results.seeds[0],
         "seeds": list(results.seeds),
-        "grid": [
-            {"rule": trial.rule, **trial.chosen, "accuracy": None if isnan(trial.accuracy) else trial.accuracy}
-            for trial in results.trials
-        ],
+        "grid": [{"rule": trial.rule, **trial.chosen, "accuracy": _number(trial.accuracy)} for trial in results.trials],
         "best": [
             {
                 "rule": one.trial.rule,
                 **one.trial.chosen,
                 "label": one.trial.label,
                 "validation": one.trial.accuracy,
-                "test": None if one.test is None else one.test._asdict(),
-                "accuracies": one.accuracies,
+                "test": None if one.test is None or isnan(one.test.mean) else one.test._asdict(),
+                "accuracies": [None if accuracy is None else _number(accuracy) for accuracy in one.accuracies],
             }
             for one in results.best
         ],
     }
     return Page("grid", str(results), content, partial(draw_grid, results))
+
+
+def _number(value: float) -> float | None:
+    return None if isnan(value) else value  # JSON has no NaN
 
 
 def draw_grid(results: TuningResults, path: Path) -> None:
@@ -240,7 +241,7 @@ def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int
         "command": "grid",
         "rules": [{"label": spec.label, "options": spec.plain_options()} for spec in specs],
         "grid": {axis.name: list(axis.values) for axis in axes},
-        "seeds": list(seeds),
+        "seeds": {"tuning": seeds[0], "test": list(seeds)},
         "settings": settings,
     }
 
@@ -253,7 +254,9 @@ def _best(index: int, spec: RuleSpec, grid: Sequence[Point], trials: Sequence[Tr
     """Return the place of the rule's setting with the largest accuracy; of equal ones, the first."""
     ended = [at for at, point in enumerate(grid) if point.rule == index and not isnan(trials[at].accuracy)]
     if not ended:
-        raise ConfigError(f"{spec.label}: the clients diverged with every setting of the grid")
+        diverged = all(not trials[at].evaluations for at, point in enumerate(grid) if point.rule == index)
+        what = "the clients diverged with every setting of the grid"
+        raise ConfigError(f"{spec.label}: {what if diverged else 'no setting of the grid has an accuracy'}")
     return max(ended, key=lambda at: (trials[at].accuracy, -at))
 
 

@@ -31,7 +31,7 @@ class Page:
     """Writes a figure to the given path."""
 
 
-#: File of a folder with the arguments of the command that has made it.
+#: File of a folder with the arguments of the command that has made its page.
 COMMAND = "command.json"
 
 Measure = Callable[[Sequence[Job]], list[Outcome]]
@@ -133,20 +133,19 @@ def publish(
     else:
         folder = run_folder.create_run_folder(out)
     try:
-        (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
         options: dict[str, Any] = {"processes": processes, "at_most": at_most, "workers": workers}
         page = make(partial(measure, folder=folder, task=task, progress=progress, **options))
+        # With the page, not before: a command that fails or is interrupted must not stop the next one.
+        (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
         text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
         (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
         if page.draw is not None:
             page.draw(folder / f"{page.name}.png")
     except BaseException:
-        if not (folder / FILE).exists():
-            (folder / COMMAND).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
-        if folder.exists():
+        if (folder / FILE).exists():
             print(
                 f"the finished runs are in {folder}/; the same command with --out {folder} continues", file=sys.stderr
             )
