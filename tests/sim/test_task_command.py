@@ -168,6 +168,26 @@ def test_settings_that_the_task_does_not_take(command, given, message, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_task_of_a_function_may_read_settings_in_its_training(tmp_path):
+    """The task is made by the command, or by a program that gives it: its training then shows no settings."""
+    file = tmp_path / "inner.py"
+    file.write_text(
+        "import own_tasks\n"
+        "from dataclasses import replace\n"
+        "def inner(settings):\n"
+        "    def training(model, data, rng):\n"
+        "        return own_tasks.momentum(model, data, rng, client_lr=0.1, local_steps=settings.local_steps)\n"
+        "    return replace(own_tasks.lazy_task(12), training=training)\n"
+    )
+    settings = {"num_clients": 12, "concurrency": 4, "eval_every": 10, "arrivals": 20, "local_steps": 2}
+    config = SimConfig(task=f"{file}:inner", **settings)
+    (named,) = Simulation.of(config, "fedasync").run()
+    (given,) = Simulation.of(config, "fedasync", task=build_task(config)).run(out=tmp_path / "out")
+    assert given.digest == named.digest
+    recorded = json.loads((tmp_path / "out" / "config.json").read_text())["simulation"]
+    assert (recorded["local_steps"], "batch_size" in recorded) == (2, False)
+
+
 def test_a_number_of_clients_that_the_task_does_not_take(tmp_path):
     file = tmp_path / "fixed.py"
     file.write_text("import own_tasks\ndef fixed():\n    return own_tasks.own_task(12, alpha=1.0)\n")

@@ -120,13 +120,13 @@ class Simulation:
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
         refuse_ignored_settings(self.config, given, self.task, None)
-        self._set_runs([rules] if isinstance(rules, str | RuleSpec) else rules, seeds, paired)
+        self._set_runs(rules, seeds, paired)
 
     @classmethod
     def of(
         cls,
         config: SimConfig,
-        rules: Sequence[str | RuleSpec],
+        rules: str | RuleSpec | Sequence[str | RuleSpec],
         seeds: Sequence[int] = (0,),
         *,
         paired: bool = False,
@@ -140,7 +140,8 @@ class Simulation:
         simulation._set_runs(rules, seeds, paired)
         return simulation
 
-    def _set_runs(self, rules: Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool) -> None:
+    def _set_runs(self, rules: str | RuleSpec | Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool) -> None:
+        rules = [rules] if isinstance(rules, str | RuleSpec) else rules
         specs = [rule if isinstance(rule, RuleSpec) else parse_rule(_text_of(rule)) for rule in rules]
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, SimConfig
 from afflux.sim.workload.task import Task
 
 #: Settings that only the function of a task reads.
@@ -43,13 +43,17 @@ def settings_of_training(task: Task) -> list[str]:
     return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-def ignored_settings(task: Task, function: Callable[..., Any] | None) -> list[str]:
+def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any] | None) -> list[str]:
     """Return the settings that nothing reads in runs of this task.
 
     Args:
+        config: the settings; its task is python:NAME if `Simulation` made the task, whose training function then gets
+            no other settings than those that it takes.
         task: the task.
         function: the function that has returned the task; None: unknown, and taken to read all of its settings.
     """
+    if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
+        return []  # the training may read settings that it does not take, as a function inside the unknown one
     taken = {*settings_of_training(task), *(OF_FUNCTION if function is None else settings_of_function(function))}
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
@@ -57,15 +61,16 @@ def ignored_settings(task: Task, function: Callable[..., Any] | None) -> list[st
 def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | None) -> dict[str, Any]:
     """Return the settings that runs of this task read, with their values, for config.json.
 
-    A function that takes `settings` may read any of them: those that it alone reads are left out if they have their
-    defaults.
+    A function that takes `settings`, or an unknown one, may read any of them: those that it alone reads are left out if
+    they have their defaults.
     """
     content = asdict(config)
     if config.task == IMAGES:
         return content
-    left_out = {"data", "model", *ignored_settings(task, function)} - {"num_clients"}
+    left_out = {"data", "model", *ignored_settings(config, task, function)} - {"num_clients"}
     if function is None or "settings" in inspect.signature(function).parameters:
-        left_out |= set(OF_FUNCTION) - {"num_clients", *config.changed(), *settings_of_training(task)}
+        perhaps = {*OF_FUNCTION, *(OF_TRAINING if function is None and task.training is not None else ())}
+        left_out |= perhaps - {"num_clients", *config.changed(), *settings_of_training(task)}
     return {name: value for name, value in content.items() if name not in left_out}
 
 
@@ -80,7 +85,7 @@ def refuse_ignored_settings(
         task: the task.
         function: the function that has returned the task; None: unknown.
     """
-    ignored = ignored_settings(task, function)
+    ignored = ignored_settings(config, task, function)
     for name in given:
         if name not in ignored or (name == "num_clients" and task.count == config.num_clients):
             continue
