@@ -315,6 +315,10 @@ def test_results(tmp_path):
     assert str(unreached).split() == ["a", "b", "time", "-", "20000", "(1", "of", "2)"]
     assert len({len(line) for line in (head, *lines)}) == 1, "aligned"
     assert (results.summary() == dict(results.summary()), seeds) == (True, 2)
+    numbers["a"]["time"], numbers["b"]["time"] = SeedStatistics(9999.7, 99.6, 2), SeedStatistics(99.94, 9.96, 2)
+    rounded = Summary(numbers, {"a": 2, "b": 2})
+    rounded["more"] = {}  # a dict may grow
+    assert str(rounded).split() == ["a", "b", "more", "time", "10000", "±", "100", "99.94", "±", "10", "-"]
     (one,) = simulation(own_tasks.linear, arrivals=6).run().summary().values()
     assert "±" not in str(Summary({RULE: one}, {RULE: 1}))
     results.draw(tmp_path / "figure.png")

@@ -223,7 +223,9 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
         names = list(dict.fromkeys(name for row in self.values() for name in row))
         columns = [["", *names]]
         for label, row in self.items():
-            columns.append([label, *(_shown(row[name], self._runs[label]) for name in names)])
+            columns.append(
+                [label, *(_shown(row[name], self._runs.get(label)) if name in row else "-" for name in names)]
+            )
         widths = [max(map(len, column)) for column in columns]
         lines = (
             [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
@@ -232,15 +234,15 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def _shown(value: SeedStatistics, runs: int) -> str:
+def _shown(value: SeedStatistics, runs: int | None) -> str:
     if not value.seeds:
         return "-"
     text = _rounded(value.mean, 4) + (f" ± {_rounded(value.std, 2)}" if value.seeds > 1 else "")
-    return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
+    return text if runs in (None, value.seeds) else f"{text} ({value.seeds} of {runs})"
 
 
 def _rounded(number: float, digits: int) -> str:
-    return f"{number:.0f}" if abs(number) >= 10**digits else f"{number:.{digits}g}"
+    return f"{number:.0f}" if abs(number) >= 10**digits - 0.5 else f"{number:.{digits}g}"  # no 1e+02 for 99.7
 
 
 def summarise(results: Sequence[RunResult], target: float) -> Summary:
