@@ -1,6 +1,7 @@
 """Grids: which settings are tried, on which examples, which one is best, and that a stopped grid goes on."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -218,6 +219,14 @@ def test_an_accuracy_that_is_no_number(made, tmp_path):
     task = replace(task, evaluate=own_tasks.TEST, tuning=evaluate)
     with pytest.raises(ConfigError, match="fedasync: no setting of the grid has an accuracy"):
         tune(Simulation.of(config, ["fedasync"], task=task), {"client_lr": [0.1]})
+
+
+def test_one_value_is_no_sequence():
+    simulation = Simulation.of(CONFIG, "fedbuff:buffer_size=4")
+    for name, value, shown in (("client_lr", 0.1, "0.1"), ("staleness", "none", "'none'")):
+        message = re.escape(f"grid {name}: {shown} is no sequence of values, such as [{shown}]")
+        with pytest.raises(ConfigError, match=message):
+            tune(simulation, {name: value})
 
 
 def test_the_curves_are_drawn(tmp_path):

@@ -1,11 +1,12 @@
 """`tune`: a grid of settings of a simulation, as `afflux compare --grid`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.grid import TuningResults, command, grid_page, parse_grid, run_grid
 from afflux.sim.papers.publishing import Measure, Page, measure, publish
@@ -46,6 +47,9 @@ def tune(
     """
     if any(job.followers for job in simulation.jobs):
         raise ConfigError("a grid makes runs of its own: the simulation must not have paired=True")
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"grid {name}: {brief(values)} is no sequence of values, such as [{brief(values)}]")
     axes = parse_grid([f"{name}={','.join(map(format_option, values))}" for name, values in grid.items()])
     specs = list({job.spec.label: job.spec for job in simulation.jobs}.values())
     seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
