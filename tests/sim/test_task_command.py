@@ -297,3 +297,14 @@ def test_values_of_an_earlier_module_with_the_same_name_are_refused(text, tmp_pa
     with pytest.raises(ConfigError, match="not the one beside it: rename that one"):
         parse_rule(f"{tmp_path}/second/rules.py:mine")
     assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
+
+
+def test_a_module_beside_a_file_may_be_a_link(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "linked_helper.py").write_text("count = 4\n")
+    (tmp_path / "linked_helper.py").symlink_to(tmp_path / "shared" / "linked_helper.py")
+    (tmp_path / "rules.py").write_text(
+        "from linked_helper import count\nfrom afflux.rules import fedbuff\n"
+        "def mine():\n    return fedbuff(buffer_size=count)\n"
+    )
+    assert parse_rule(f"{tmp_path}/rules.py:mine").build().buffer_size == 4

@@ -92,7 +92,7 @@ def _refuse_other_modules(path: Path) -> None:
             found = getattr(sys.modules.get(name), "__file__", None)
             if not beside or found is None:
                 continue
-            if Path(found).resolve() not in beside:
+            if Path(found).resolve() not in [one.resolve() for one in beside]:  # either may be a link
                 raise ConfigError(f"{file} imports {name}, but gets {found}, not the one beside it: rename that one")
             waiting += [one for one in beside if one not in seen]
 
