@@ -308,3 +308,19 @@ def test_a_module_beside_a_file_may_be_a_link(tmp_path):
         "def mine():\n    return fedbuff(buffer_size=count)\n"
     )
     assert parse_rule(f"{tmp_path}/rules.py:mine").build().buffer_size == 4
+
+
+def test_options_of_own_rules_by_their_annotations(tmp_path):
+    """A text is given as it is; without an annotation, the message names what is missing."""
+    (tmp_path / "rules.py").write_text(
+        "from afflux.rules import fedbuff\n"
+        "def mine(lrs: str = '', lr=1.0, more: list = ()):\n"
+        "    return fedbuff(buffer_size=3, server_lr=float(lrs.split('+')[1]))\n"
+    )
+    spec = parse_rule(f"{tmp_path}/rules.py:mine:lrs=0.5+0.25")
+    assert spec.build().step.lr == 0.25
+    assert parse_rule(spec.text).options == spec.options
+    with pytest.raises(ConfigError, match=r"lr: '0\.5' cannot be read: the parameter has no annotation; int, float"):
+        parse_rule(f"{tmp_path}/rules.py:mine:lr=0.5")
+    with pytest.raises(ConfigError, match=r"more: '1' cannot be read: the parameter has the annotation <class 'list'>"):
+        parse_rule(f"{tmp_path}/rules.py:mine:more=1")

@@ -85,7 +85,7 @@ def delay_law(text: str) -> DelayLaw:
 
 
 def _value(text: str, annotation: Any) -> Any:
-    return text if annotation is str else option_value(text, annotation)
+    return option_value(text, annotation)
 
 
 def options(name: str) -> tuple[str, ...]:

@@ -136,11 +136,18 @@ def option_value(text: str, annotation: Any) -> Any:
     named = {format_option(choice): choice for choice in literal_choices(annotation)}
     if text in named:
         return named[text]
+    if annotation is str:
+        return text
     if StalenessLaw in (annotation, *get_args(annotation)):
         return _law(text)
     for number in (int, float):
         if number is annotation or number in get_args(annotation):
             return number(text)
+    if not named:
+        kind = "no annotation" if annotation is inspect.Parameter.empty else f"the annotation {annotation}"
+        raise ValueError(
+            f"{text!r} cannot be read: the parameter has {kind}; int, float, str, bool or a Literal can be"
+        )
     raise ValueError(f"{text!r} is not one of {', '.join(named)}")
 
 

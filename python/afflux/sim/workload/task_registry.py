@@ -90,8 +90,7 @@ def _options(config: SimConfig, name: str, function: Callable[..., Any], assignm
             raise ConfigError(f"task {config.task}: {assignment!r} is not option=value")
         known(f"option of {name}:", option, [own for own in taken if own != "settings"])
         try:
-            annotation = taken[option].annotation
-            options[option] = value if annotation is str else option_value(value, annotation)
+            options[option] = option_value(value, taken[option].annotation)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"task {config.task}: {option}: {error}") from None
     return options
