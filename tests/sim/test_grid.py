@@ -229,6 +229,25 @@ def test_one_value_is_no_sequence():
             tune(simulation, {name: value})
 
 
+def test_runs_that_end_before_the_first_arrival(tmp_path):
+    """The initial params reach the target."""
+    ends = [*SETTINGS.split(), "--stop-at-target", "--target", "0.01", "--rules", "fedbuff"]
+    for number, more in enumerate(([], ["--grid", "client_lr=.1"])):
+        result = CliRunner().invoke(app, ["compare", *ends, *more, "--out", str(tmp_path / str(number))])
+        assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "1" / "grid.json").read_text())["grid"][0]["accuracy"] > 0
+    found = run(parse_rule("fedbuff"), 0, replace(CONFIG, stop_at_target=True, target=0.01))
+    assert (len(found.staleness), found.max_staleness) == (0, 0)
+    assert np.isnan(found.mean_staleness)
+
+
+def test_a_grid_of_the_validation_part_is_refused(made, tmp_path):
+    """The page says that the best settings were run on the test part."""
+    result = invoke(tmp_path / "out", "--part", "validation")
+    assert (result.exit_code, made, (tmp_path / "out").exists()) == (2, [], False)
+    assert "part is validation, but a grid runs each rule's best setting on the test part" in result.stderr
+
+
 def test_the_curves_are_drawn(tmp_path):
     assert invoke(tmp_path / "out").exit_code == 0
     picture = (tmp_path / "out" / "grid.png").read_bytes()

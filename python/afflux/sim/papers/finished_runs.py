@@ -41,7 +41,8 @@ class Outcome(NamedTuple):
 
     def late_accuracy(self, share: float = 0.25) -> float:
         """Return the mean accuracy of the evaluations in the last `share` of the arrivals: less noise."""
-        late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * self.evaluations[-1].arrivals]
+        last = self.evaluations[-1].arrivals
+        late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * last or not last]
         return sum(late) / len(late)
 
 

@@ -175,6 +175,8 @@ def run_grid(
     Raises:
         ConfigError: an impossible grid; no setting of a rule ends; or the task has no validation part.
     """
+    if config.part != "test":
+        raise ConfigError(f"part is {config.part}, but a grid runs each rule's best setting on the test part")
     grid = points(specs, axes, config)
     tried = [replace(point.config, part="validation") for point in grid]
     tuning = measure([Job(p.spec, seeds[0], (), own, True) for p, own in zip(grid, tried, strict=True)])

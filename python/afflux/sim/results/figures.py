@@ -122,7 +122,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
         staleness = np.concatenate([run.staleness for run in runs])
         counts, _ = np.histogram(staleness, bins=edges)
         place = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
-        axes.bar(place, counts / len(staleness), width, color=colour, label=label)
+        axes.bar(place, counts / max(len(staleness), 1), width, color=colour, label=label)
     style_axes(axes)
     axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(names)), names)

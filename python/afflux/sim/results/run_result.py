@@ -94,12 +94,12 @@ class RunResult:
     @property
     def max_staleness(self) -> int:
         """Largest staleness of all arrivals."""
-        return int(self.staleness.max())
+        return int(self.staleness.max(initial=0))
 
     @property
     def mean_staleness(self) -> float:
         """Mean over arrivals (CA2FL's average)."""
-        return float(self.staleness.mean())
+        return float(self.staleness.mean()) if len(self.staleness) else math.nan
 
     @property
     def mean_max_staleness(self) -> float:
