@@ -77,15 +77,11 @@ def delay_law(text: str) -> DelayLaw:
         raise ConfigError(f"delays {text}: needs {', '.join(f'{option}=...' for option in absent)}")
     hints = get_type_hints(family.law)
     try:
-        values = {option: _value(value, hints[option]) for option, value in given.items()}
+        values = {option: option_value(value, hints[option]) for option, value in given.items()}
         law: DelayLaw = family.law(**{**family.preset, **values})
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"delays {text}: {error}") from None
     return law
-
-
-def _value(text: str, annotation: Any) -> Any:
-    return option_value(text, annotation)
 
 
 def options(name: str) -> tuple[str, ...]:
