@@ -58,7 +58,7 @@ def test_from_the_command_line(small, tmp_path, rng):
     arguments = ["codecs", "--updates", f"mine={tmp_path / 'kept.npy'}", "--seed", "3", "--out"]
     results = [CliRunner().invoke(app, [*arguments, str(folder)]) for folder in (out, again)]
     assert [result.exit_code for result in results] == [0, 0], results[0].output
-    assert sorted(path.name for path in out.iterdir()) == ["codecs.json", "codecs.md", "codecs.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["codecs.json", "codecs.md", "codecs.png", "command.json"]
     assert (out / "codecs.json").read_bytes() == (again / "codecs.json").read_bytes()
     content = json.loads((out / "codecs.json").read_text())
     assert codec_errors.page_markdown(content) == (out / "codecs.md").read_text()

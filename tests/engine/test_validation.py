@@ -114,19 +114,19 @@ def test_what_is_no_such_dtype(value):
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), float("inf"), -3, np.uint8(7), 0])
 def test_spellings_of_a_loss(value):
-    found = loss_of("push", value)
+    found = loss_of("push", 7, value)
     assert (found, type(found)) == (float(value), float)
 
 
 def test_an_unknown_loss_is_nan():
     for value in (None, float("nan"), np.float32("nan")):
-        assert np.isnan(loss_of("push", value))
+        assert np.isnan(loss_of("push", 7, value))
 
 
 @pytest.mark.parametrize("value", ["0.5", True, np.True_, 10**400, 1j, [0.5]], ids=lambda value: str(value)[:9])
 def test_what_is_no_loss(value):
-    with pytest.raises(AffluxError, match=r"^\[push\] loss is .*, must be a number, or None if unknown$"):
-        loss_of("push", value)
+    with pytest.raises(AffluxError, match=r"^\[push\] client 7's loss is .*, must be a number, or None if unknown$"):
+        loss_of("push", 7, value)
 
 
 @pytest.mark.parametrize(
