@@ -222,7 +222,7 @@ class FastPush {
     if (!PyTuple_CheckExact(pushed.ptr()) || PyTuple_GET_SIZE(pushed.ptr()) != kFacts)
       throw py::type_error("[FastPush] pushed is no tuple of the facts of an arrival");
     PyObject* const* const facts = &PyTuple_GET_ITEM(pushed.ptr(), 0);
-    py::object number, newest, late;
+    py::object number, newest, late, tasks, decision;
     std::int64_t makes = 0;
     {
       const py::object monitor = names->monitor.of(aggregator);
@@ -238,12 +238,15 @@ class FastPush {
       if (staleness < 0 || (max_staleness_ && staleness > *max_staleness_) || !is_none(now[kPasses]) ||
           filled + 1 >= count(names->buffer_size.of(now[kRule])) || !is_new(admission, now[kRows], facts[kClient]))
         return py::none();
-      const py::object tasks = names->tasks.of(aggregator);
-      if (!is_none(task) && !is_set(names->is_open.call(tasks, task))) return py::none();
+      if (!is_none(task)) {
+        tasks = names->tasks.of(aggregator);
+        if (!is_set(names->is_open.call(tasks, task))) return py::none();
+      }
       number = now[kNumber];
       late = integer(staleness);
-      const py::object decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                                              {names->joined, late, number, py::none(), py::none()});
+      if (!is_none(ticket))
+        decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
+                               {names->joined, late, number, py::none(), py::none()});
       record(admission, now, facts, filled, late, task);
       // Before any other call: an exception of a signal handler must find that the arrival has joined.
       if (!is_none(ticket)) names->decision.set(ticket, decision);

@@ -18,7 +18,7 @@ from afflux.rules import fedavg
 from afflux.server.server import Server
 
 D, QUICK_D, SMALL = 2_500_000, 20_000, 650
-LAPS = 20  #: rounds in a sample of a short model: one alone is shorter than the start-up after a rest
+LAPS = 20  #: rounds in a sample of a small model; one alone measures how caches fill with its code
 ARRAYS = 20  #: arrays of a model
 Model = dict[str, Any]
 
