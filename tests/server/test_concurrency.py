@@ -276,6 +276,52 @@ def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp
         assert again.version == 1
 
 
+@pytest.mark.parametrize("call", ["push", "flush"])
+def test_a_close_just_before_the_round_is_published(call, tmp_path):
+    """The closing thread publishes it; the call that has made it returns what it did."""
+    server = Server(fedbuff(buffer_size=1 if call == "push" else 2), vector(0.0), store=tmp_path / "store")
+    monitor = server._aggregator._monitor
+    run = monitor._run
+
+    def closed_after(job):
+        run(job)
+        closing, _ = start(lambda: server.close(checkpoint=False))
+        closing.join(20)
+        assert server._aggregator.closed
+
+    if call == "flush":
+        server.push(client=1, update=vector(), version=0)
+    monitor._run = closed_after
+    report = server.flush() if call == "flush" else server.push(client=1, update=vector(), version=0).report
+    assert report.version == 1
+    with Server.open(tmp_path / "store") as again:
+        assert again.version == 1
+
+
+def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
+    """The push whose round began the pass returns; the rounds that are left wait in the store."""
+    server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=3, store=tmp_path / "store")
+    for client in (0, 0, 1, 1):
+        server.push(client=client, gradient=vector(), version=server.version)
+    monitor = server._aggregator._monitor
+    run = monitor._run
+
+    def closed_after(job):
+        run(job)
+        if job.report.version == 4:
+            closing, _ = start(lambda: server.close(checkpoint=False))
+            closing.join(20)
+
+    monitor._run = closed_after
+    pushing, receipt = start(lambda: server.push(client=2, gradient=vector(), version=server.version))
+    pushing.join(20)
+    assert not pushing.is_alive()
+    assert (receipt[0].report.version, [report.version for report in receipt[0].more]) == (3, [4])
+    with Server.open(tmp_path / "store") as again:
+        assert again.version == 4
+        assert again.push(client=2, gradient=vector(), version=3).version == 6
+
+
 def test_rounds_that_a_pass_begins_with_keep_no_versions():
     """A pass whose clients had all pushed before it began: one round after the other, each of one arrival."""
     server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=20, max_versions=4)

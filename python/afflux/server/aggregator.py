@@ -193,7 +193,7 @@ class Aggregator:
             decision = completed = None  # the round holds versions of params
             if self.admission.state.passes is not None:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
-                    self._monitor.wait_for(lambda: self._begin_overdue(begun) or None)
+                    self._monitor.wait_for(lambda: self._overdue_begun(begun))
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
         skipped = report is not None and not report.stepped
         step = makes if status in ("joined", "replaced") and not skipped else None
@@ -204,9 +204,9 @@ class Aggregator:
     def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
         """Return the decision after its round is published (or skipped) and its term is added; None before."""
         admission, decision = self.admission, ticket.decision
-        if self.closed or self.failure:
-            self._check_open("push")
         if decision is None:
+            if self.closed or self.failure:
+                self._check_open("push")
             if admission.state.passes is not None and not self._begin_overdue(begun):
                 return None
             client_id, version, *_ = pushed
@@ -234,8 +234,22 @@ class Aggregator:
             if task is not None:
                 self.tasks.close(task)
         _, _, _, term, completed = decision
-        made = (completed is None or admission.state.round is not completed) and (term is None or self._left(term))
+        made = self._has_ended("push", completed) and (term is None or self._left(term))
+        if not made:
+            self._check_open("push")
         return decision if made else None
+
+    def _has_ended(self, op: str, decided: Round | None) -> bool:
+        """Return whether a round was made, if there is one; the server may have been closed just after it.
+
+        Raises:
+            StoreError: the server was closed before it was made.
+            AffluxError: its step, or an earlier one, has written a value that is not finite.
+        """
+        waits = decided is not None and self.admission.state.round is decided
+        if waits or (decided is not None and decided.unsound):
+            self._check_open(op)
+        return not waits
 
     def _left(self, term: Term) -> bool:
         """Return whether a push may return before its term is added.
@@ -277,8 +291,8 @@ class Aggregator:
 
         def attempt() -> tuple[Report | None] | None:
             nonlocal prepared
-            self._check_open("flush")
             if prepared is None:
+                self._check_open("flush")
                 self.admission.discard_leftovers()
                 self.check_storage()
                 # Waiting terms are added with those of the round.
@@ -292,7 +306,7 @@ class Aggregator:
                     return not_now
                 prepared = self._prepared("flush", waiting)
                 self.admission.cut("flush", prepared)
-            return None if self.admission.state.round is prepared else (prepared.report,)
+            return (prepared.report,) if self._has_ended("flush", prepared) else None
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
@@ -342,6 +356,11 @@ class Aggregator:
             begun.append(prepared.report)
         making = self.admission.state.round
         return not (begun and making is not None and making.report is begun[-1])
+
+    def _overdue_begun(self, begun: list[Report]) -> bool | None:
+        """Return True after those rounds; None while one of them must be made. A closed server begins none."""
+        self._check_open("push")
+        return self._begin_overdue(begun) or None
 
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """Return the round of these arrivals; an error changes nothing."""
