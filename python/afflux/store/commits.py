@@ -30,8 +30,8 @@ class Transaction:
     meta: Mapping[str, Any]
     buffers: bytes | None
     notes: str | None
-    vectors: Mapping[str, Place]  #: all
-    arrivals: Sequence[StoredArrival]  #: all
+    vectors: Mapping[str, Place]  #: all vectors
+    arrivals: Sequence[StoredArrival]  #: all arrivals
     rows: Mapping[ClientId, Place]  #: the new rows and the moved rows
     lists: Mapping[str, ListUpdate]  #: by table: passed, log, tasks
     delete_rows: bool = False  #: whether all other rows are deleted
@@ -47,17 +47,17 @@ class _Tables(NamedTuple):
 
 
 class Commits:
-    """Writes commits through one connection. No other code may write through this connection."""
+    """The writer of commits through one connection. No other code may write through this connection."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._tables: _Tables | None = None  # None: not known, before the first commit and after one that failed
+        self._tables: _Tables | None = None  # None: unknown, as before the first commit and after a failed one
 
     def write(self, transaction: Transaction, facts: Mapping[str, Any] | None) -> None:
-        """Writes a transaction completely, or not at all. `facts` are all facts, or None if they do not change.
+        """Write a transaction completely, or not at all. `facts` are all facts, or None if they do not change.
 
         Raises:
-            sqlite3.Error: it cannot be written; nothing has changed.
+            sqlite3.Error: the transaction cannot be written; nothing has changed.
         """
         before, self._tables = self._tables, None
         connection = self._connection
@@ -74,7 +74,7 @@ class Commits:
         self._tables = tables
 
     def _fill(self, transaction: Transaction, facts: Mapping[str, Any] | None, before: _Tables | None) -> _Tables:
-        """Executes the statements of a transaction, without those that would change nothing."""
+        """Execute the statements of a transaction, without those that would change nothing."""
         run = self._connection.executemany
         meta = json.dumps(transaction.meta)
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
@@ -110,7 +110,7 @@ class Commits:
         return _Tables(names, len(arrivals), ends)
 
     def _write_lists(self, lists: Mapping[str, ListUpdate], before: _Tables | None) -> dict[str, int]:
-        """Writes the new entries; returns the new end of each list."""
+        """Write the new entries; return the new end of each list."""
         ends = {} if before is None else dict(before.ends)
         for table, (start, entries) in lists.items():
             if before is None or start < before.ends[table]:

@@ -1,4 +1,4 @@
-"""Makes new stores."""
+"""Creation of new stores."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def create_store(
     durability: Durability,
     commit_every: int | None,
 ) -> None:
-    """Makes a store in a new folder, for a server with these facts and options.
+    """Make a store in a new folder, for a server with these facts and options.
 
     Raises:
         StoreError: the folder is not empty, or cannot be written.
@@ -70,8 +70,9 @@ def create_store(
 
 @contextmanager
 def removed_if_it_fails(path: Path) -> Iterator[None]:
-    """If the block raises, removes a folder, and those above it, if they did not exist before the block and are
-    empty.
+    """Remove a folder if the block raises.
+
+    Remove also the folders above it. A folder stays if it existed before the block, or is not empty.
     """
     new: list[Path] = []
     with suppress(OSError):
@@ -88,7 +89,7 @@ def removed_if_it_fails(path: Path) -> Iterator[None]:
 
 
 def remove_contents(path: Path) -> None:
-    """Removes all files of a new store except its lock, which the caller holds; ignores errors."""
+    """Remove all files of a new store except its lock, which the caller holds; ignore errors."""
     with suppress(OSError):
         for file in path.iterdir():
             if file.is_dir() and not file.is_symlink():
@@ -98,7 +99,7 @@ def remove_contents(path: Path) -> None:
 
 
 def _refuse_contents(path: Path) -> None:
-    """Refuses a folder that contains anything except the lock of a failed attempt."""
+    """Raise StoreError if the folder contains anything except the lock of a failed attempt."""
     if not any(file.name != LOCK for file in path.iterdir()):
         return
     if (path / INDEX).exists():

@@ -18,8 +18,9 @@ from afflux.store.vectors import SweepChecksums, VectorSlots
 
 
 class RowTable(NamedTuple):
-    """The rows that have changed since the last commit, and their slots; the other rows are in the index. A table is
-    never changed, but replaced.
+    """The rows that have changed since the last commit, and their slots; the other rows are in the index.
+
+    A table is immutable: a new table replaces it.
     """
 
     clients: int  #: clients that have a row
@@ -27,10 +28,10 @@ class RowTable(NamedTuple):
     free: tuple[int, ...]  #: unused slots below `high`
     sum: Row  #: on a GPU the sum on the GPU, which is updated in place
     changed: dict[ClientId, tuple[int, int]]  #: rank among the clients (-1: as in the index), slot
-    retired: tuple[int, ...] = ()  #: slots that only the last commit refers to
+    retired: tuple[int, ...] = ()  #: slots to which only the last commit refers
 
     def after_commit(self) -> "RowTable":
-        """The same rows after their commit."""
+        """Return the table after its commit: the same rows, none of them changed."""
         return self._replace(free=(*self.free, *self.retired), changed={}, retired=())
 
 
@@ -42,7 +43,7 @@ class NewDiskRows(NewRows):
 
 
 class DiskCache(RowCache):
-    """Rows in slots of a Zarr array; a round writes new ones to slots that no commit refers to.
+    """Rows in slots of a Zarr array. A round writes new rows to slots to which no commit refers.
 
     Between two commits a changed row has one slot, which later rounds update in place.
     """
@@ -90,12 +91,12 @@ class DiskCache(RowCache):
         """The clients that have a row, in the order of their first push."""
         table = self._table
         new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
-        # Without the rows whose round is not published yet; a client that was new until this commit is in both.
+        # Without the rows whose round is not published yet. A client that was new until this commit is in both.
         old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < table.clients}
         return [client_id for _, client_id in sorted((old | new).items())]
 
     def values(self) -> Iterator[Row]:
-        """All rows, encoded, in the order of `client_ids`."""
+        """Yield all rows, encoded, in the order of `client_ids`."""
         for client_id in self.client_ids:
             row = self._encoded(client_id)
             if row is not None:
@@ -117,7 +118,7 @@ class DiskCache(RowCache):
         return self._stored_row(client_id)
 
     def _stored_row(self, client_id: ClientId) -> Row | None:
-        """A client's row in its slot; its checksum is not verified."""
+        """Return a client's row in its slot, without a check of its checksum."""
         slot = self._slot(client_id)
         if slot is None:
             return None
@@ -125,7 +126,7 @@ class DiskCache(RowCache):
         return self._segments.array(slot)
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
-        """The place of a row that has not changed since the last commit."""
+        """Return the place of a row that has not changed since the last commit."""
         if client_id in self._table.changed:
             return None
         place = self._index.row(client_id)
@@ -135,7 +136,11 @@ class DiskCache(RowCache):
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
-        """Reads the row in parallel with the sweep that copies the vector, or makes the system start to read it."""
+        """Start to read a client's row, and return the read; None: there is nothing to read.
+
+        On the host, if the file is mapped, the row is read in parallel with the sweep that copies the vector. Otherwise
+        the system is asked to start reading it.
+        """
         place, check = self._committed_place(client_id, "push"), None
         if place is not None and self._segments.mapped and self.device is HOST:
             check = RowCheck(self._segments.array(place.slot), *self._blocks, place.crc, self._num_threads)
@@ -152,7 +157,7 @@ class DiskCache(RowCache):
         return RowRead(check, finish)
 
     def fetch(self, client_id: ClientId, place: Place | None, op: str = "push") -> None:
-        """Reads a client's row into memory before the round that replaces it, and verifies its checksum.
+        """Read a client's row into memory before the round that replaces it, and verify its checksum.
 
         Raises:
             StoreError: the row does not match its checksum, or cannot be read.
@@ -163,7 +168,7 @@ class DiskCache(RowCache):
             if row_crc(row, self.codec) == place.crc:
                 return
             before, place = place, self._committed_place(client_id, op)
-            if place == before:  # else a commit has moved the row in between
+            if place == before:  # else a commit has moved the row meanwhile
                 raise StoreError(
                     f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
                     f"not agree with its checksum; {self._segments.remedy}"
@@ -172,7 +177,7 @@ class DiskCache(RowCache):
     def _allocate(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], NewDiskRows]:
-        """As in memory; in addition, the new row gets another slot if the last commit refers to the old one."""
+        """Allocate as `RowCache` does. A new row also gets another slot if the last commit refers to the old slot."""
         table, segments = self._table, self._segments
         slots = {client_id: self._slot(client_id) for client_id in client_ids}
         old = {client_id: None if slot is None else segments.array(slot) for client_id, slot in slots.items()}
@@ -200,16 +205,16 @@ class DiskCache(RowCache):
         new.clients = count
         new.sum_out = None if total is table.sum else total
         new.slots = {client_id: changed[client_id][1] for client_id in new}
-        # A slot to which no commit refers becomes free at the end of this round, which reads it.
+        # A slot to which no commit refers becomes free only at the end of this round, because the round reads it.
         new.table = RowTable(count, high, (*free, *left), total, changed, tuple(retired))
         return old, new
 
     def populate(self, rows: NewDiskRows) -> None:
-        """Maps the pages that the sweep writes. The pushes have already read the pages that the sweep reads."""
+        """Map the pages that the sweep writes. The pushes have already read the pages that the sweep reads."""
         self._segments.populate(rows.slots.values(), write=True)
 
     def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums) -> None:
-        """Records the rows that a sweep has written, and their checksums. May be repeated."""
+        """Record the rows that a sweep has written, and their checksums. May be repeated."""
         segments = self._segments
         segments.check(rows.slots.values())
         for client_id, row in rows.items():
@@ -219,18 +224,18 @@ class DiskCache(RowCache):
             self._crcs[client_id] = row_crc(row, self.codec, self._num_threads) if crc is None else crc
 
     def changed_places(self, table: RowTable) -> dict[ClientId, Place]:
-        """The places that a commit of this table writes to the index."""
+        """Return the places that a commit of this table writes to the index."""
         return {
             client_id: Place(slot, self._crcs[client_id], rank) for client_id, (rank, slot) in table.changed.items()
         }
 
     @property
     def table(self) -> RowTable:
-        """The present table."""
+        """The current table."""
         return self._table
 
     def flush(self, table: RowTable) -> None:
-        """Waits until the changed rows are on the disk itself."""
+        """Wait until the changed rows are on the disk itself."""
         self._segments.flush(slot for _, slot in table.changed.values())
 
     def _commit_rows(self, rows: NewRows) -> None:
@@ -238,7 +243,7 @@ class DiskCache(RowCache):
         self.set_table(rows.table)
 
     def set_table(self, table: RowTable) -> None:
-        """Replaces the table."""
+        """Replace the table."""
         self._table = table
         if not table.changed:
             self._crcs = {}

@@ -28,21 +28,22 @@ class ListUpdate(NamedTuple):
 
 
 def arrival_entries(arrivals: Iterable[StoredArrival]) -> Iterator[tuple[Any, ...]]:
-    """The columns of the table of arrivals, for each of these."""
+    """Yield, for each of these arrivals, the columns of the table `arrivals`."""
     for number, (join, place, record, buffers) in enumerate(arrivals):
         slot, crc = (None, None) if place is None else (place.slot, place.crc)
         yield number, join, slot, crc, json.dumps(record), buffers
 
 
 def key_of(client_id: ClientId) -> int | str | bytes:
-    """The client id in SQLite. SQLite's ints are signed, so ints from 2**63 on are 8 bytes, most significant byte
-    first.
+    """Return the client id as SQLite stores it.
+
+    SQLite's ints are signed: an int from 2**63 on is stored as 8 bytes, most significant byte first.
     """
     return client_id.to_bytes(8, "big") if isinstance(client_id, int) and client_id >= 2**63 else client_id
 
 
 def record_of(text: str) -> list[Any]:
-    """The record of a stored arrival, see checkpoint.arrival_record.
+    """Return the record of a stored arrival, decoded and checked; see checkpoint.arrival_record.
 
     Raises:
         ValueError, msgspec.ValidationError: the record is invalid.
@@ -55,12 +56,12 @@ def record_of(text: str) -> list[Any]:
 
 
 def guarded_crc(client_id: ClientId, place: Place) -> bytes:
-    """A row's checksums in their stored form: followed by a checksum of the entry itself."""
+    """Return a row's checksums as they are stored: followed by a checksum of the entry itself."""
     return place.crc + crc_of(client_id, place.slot, place.crc).to_bytes(4, "little")
 
 
 def row_of(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
-    """A client, and the place of its row. If the entry is damaged, the place does not match any row."""
+    """Return a client, and the place of its row. If the entry is damaged, the place does not match any row."""
     client_id: ClientId = int.from_bytes(key, "big") if isinstance(key, bytes) and len(key) == 8 else key
     if not isinstance(client_id, int | str):
         raise ValueError(f"{key!r} is not a client's id")
@@ -72,17 +73,17 @@ def row_of(key: Any, slot: Any, crc: Any, rank: Any) -> tuple[ClientId, Place]:
 
 
 def fact_entries(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and JSON of each fact, and their checksum."""
+    """Return the name and JSON of each fact, and their checksum."""
     texts = {name: json.dumps(facts[name], default=np.generic.item) for name in sorted(facts)}
     return [*texts.items(), ("crc", str(crc_of(texts)))]
 
 
 def list_entry(number: int, entry: Any = None, text: str = "") -> str:
-    """An entry of a list, with its checksum in front."""
+    """Return an entry of a list, preceded by its checksum."""
     text = text or json.dumps(entry)
     return f"{crc_of(number, text):08x}{text}"
 
 
 def crc_of(*parts: Any) -> int:
-    """A checksum of plain values."""
+    """Return a checksum of plain values."""
     return zlib.crc32(repr(parts).encode("utf-8", "surrogatepass"))

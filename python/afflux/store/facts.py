@@ -1,7 +1,7 @@
 """The types and ranges of the facts in the index, which are checked before any fact is used.
 
-A checksum detects damage, but not forged values. So every value is decoded by these schemas, and compared with the
-other values.
+A checksum detects damage, but not forged values. So these schemas decode every value, and the values are compared with
+each other.
 """
 
 import json
@@ -24,7 +24,7 @@ Name = Annotated[str, Meta(pattern=NAME)]
 
 
 class _Facts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts; unknown facts are refused."""
+    """Facts. Decoding refuses unknown facts."""
 
 
 class ServerFacts(_Facts, frozen=True):
@@ -67,7 +67,7 @@ class Commits(_Facts, frozen=True):
 
 
 class RepairEntry(_Facts, frozen=True):
-    """A repair that has dropped something."""
+    """A repair after which the bits may differ."""
 
     version: Count
     joins: Count
@@ -124,16 +124,16 @@ ArrivalEntry = tuple[Count, Count, Count | None, bytes | None, str, bytes | None
 
 
 def decoded(value: Any, type_: Any) -> Any:
-    """A value of one of these types.
+    """Return a value decoded as this type.
 
     Raises:
-        ValueError: it has another type, or is out of range.
+        ValueError: the value has another type, or is out of range.
     """
     return convert(value, type_)
 
 
 def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
-    """All facts, from JSON, checked; as plain dicts and lists.
+    """Return all facts, decoded from JSON and checked, as plain dicts and lists.
 
     Raises:
         ValueError: a fact is missing, unknown, of a wrong type, out of range, or does not agree with another one.
@@ -147,7 +147,7 @@ def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_shapes(facts: StoreFacts) -> None:
-    """Compares the arrays with what a server of this kind needs: their names, dtypes and widths."""
+    """Compare the arrays with those that a server of this kind needs: their names, dtypes and widths."""
     server = facts.server
     codec = named(server.codec)
     needed = {"params": (server.dtype, server.d), "arrivals": (STORED[server.slot_dtype], server.d)}
@@ -167,7 +167,9 @@ def _check_shapes(facts: StoreFacts) -> None:
 
 
 def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) -> dict[str, Any]:
-    """The state's own facts, from JSON, checked against those of the store; `vectors` are the names of its vectors.
+    """Return the facts of the state, decoded from JSON and checked against those of the store.
+
+    `vectors` are the names of the state's vectors.
 
     Raises:
         ValueError: see `read_facts`.
@@ -192,7 +194,9 @@ def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) ->
 
 
 def check_entries(vectors: Sequence[VectorEntry], arrivals: Sequence[ArrivalEntry], facts: Mapping[str, Any]) -> None:
-    """Checks the entries of a commit: each array but rows and arrivals has a vector, params also older ones; no two
+    """Check the entries of a commit.
+
+    Each array has a vector, except rows, arrivals and a total that is empty. Params may also have older vectors. No two
     arrivals share a slot.
 
     Raises:

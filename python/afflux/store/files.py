@@ -1,4 +1,4 @@
-"""Opens files of an untrusted folder: only regular files, and never through a link."""
+"""Functions that open files of an untrusted folder: only regular files, and never through a link."""
 
 import errno
 import os
@@ -24,10 +24,10 @@ _KINDS = {
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """The descriptor of a regular file.
+    """Open a regular file, and return its descriptor.
 
     Raises:
-        OSError: it is a link or another kind of file, it has a second name and is opened for writing, or it cannot be
+        OSError: the file is a link or of another kind, has a second name and is opened for writing, or cannot be
             opened.
     """
     try:
@@ -48,13 +48,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def kind(status: os.stat_result) -> str:
-    """The kind of a file that is not a regular file with one name."""
+    """Return the kind of a file that is not a regular file with one name."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a hard link")
 
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """The descriptor of a regular file, for the duration of a block; see `open_regular`."""
+    """Yield the descriptor of a regular file, and close it after the block; see `open_regular`."""
     descriptor = open_regular(path, flags)
     try:
         yield descriptor
@@ -63,7 +63,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
         OSError: see `open_regular`; or the file has more than `most` bytes.
@@ -76,16 +76,19 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def new_file(path: Path) -> int:
-    """The descriptor of a new file, for writing. An existing entry with its name is removed first; no link is
-    followed.
+    """Make a new file for writing, and return its descriptor.
+
+    An existing entry with its name is removed first. No link is followed.
     """
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
 def irregular(folder: Path) -> list[str]:
-    """Describes the entries of a store's folder that are neither folders nor regular files with one name. A second name
-    may be outside the folder, and SQLite writes to a file beside the index even if it only reads.
+    """Describe the entries of a store's folder that are neither folders nor regular files with one name.
+
+    A file with a second name may also be outside the folder, and SQLite writes to a file beside the index even if
+    SQLite only reads.
 
     Raises:
         StoreError: a folder cannot be read.
@@ -111,10 +114,10 @@ def _irregular(folder: Path, depth: int) -> Iterator[str]:
 
 
 def refuse_irregular(folder: Path) -> None:
-    """Checks that a store's folder contains only regular files and folders; see `irregular`.
+    """Check that a store's folder contains only regular files and folders; see `irregular`.
 
     Raises:
-        StoreError: it has something else, through which the store would read or write elsewhere.
+        StoreError: the folder contains something else, through which the store would read or write elsewhere.
     """
     found = irregular(folder)
     if found:

@@ -1,5 +1,5 @@
 """The committed state in SQLite: the contents of the slots, checksums, and all values that are not arrays. A commit is
-one transaction. It writes only changes, whatever the number of clients.
+one transaction. It writes only changes; its cost does not grow with the number of clients.
 
 SQLite has no checksums. Here the facts have one; the state, its vectors and arrivals have one together; each entry of a
 list and each client's row has one. A client's row whose entry does not match its checksum counts as damaged.
@@ -52,15 +52,16 @@ class CommittedState:
 
 
 class Index:
-    """The file `index.sqlite` of a store. One thread at a time commits; any may read."""
+    """The file `index.sqlite` of a store. One thread at a time commits; any thread may read."""
 
     def __init__(self, path: Path, *, read_only: bool = False, alone: bool = False) -> None:
-        """Opens a file that `make` has made.
+        """Open a file that `make` has made.
 
         Args:
             path: the path of the file.
             read_only: refuse commits.
-            alone: no other process commits at the same time. Then no file is made beside the index, if it was closed.
+            alone: no other process commits at the same time. Then a read-only open makes no file beside an index that
+            was closed.
         """
         self.path = path
         self._inode = path.lstat().st_ino
@@ -82,7 +83,7 @@ class Index:
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 # Each of SQLite's own checkpoints syncs, which on ext4 waits for all other dirty pages.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
-            if not read_only:  # SQLite opens files that it cannot write: here it raises
+            if not read_only:  # SQLite opens also files that it cannot write: this statement raises for them
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
         self._reading = RLock()
@@ -92,16 +93,16 @@ class Index:
 
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
-        """A new file without a commit. The file gets its name when it is complete."""
+        """Make a new file without a commit. The file gets its name when it is complete."""
         make_file(path, fact_entries(facts))
 
     def sync_commits(self, power: bool) -> None:
-        """With `power`, later commits are on the disk itself when `commit` returns."""
+        """Set whether later commits are on the disk itself when `commit` returns: with `power`, they are."""
         with self._errors("open"):
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
 
     def facts(self) -> dict[str, Any]:
-        """The facts with which the store was made, and its settings."""
+        """Return the facts with which the store was made, and its settings."""
         from afflux.store.facts import read_facts  # msgspec: a server in memory does not need it
 
         with self._errors("read"):
@@ -114,7 +115,10 @@ class Index:
             return read_facts(texts)
 
     def committed(self, facts: Mapping[str, Any] | None = None) -> CommittedState | None:
-        """The last commit, checked against the facts, by default those in the file; None if there is no commit yet."""
+        """Return the last commit, checked against the facts; None if there is no commit yet.
+
+        By default, the facts are those in the file.
+        """
         from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, read_state
 
         facts = self.facts() if facts is None else facts
@@ -144,8 +148,10 @@ class Index:
             )
 
     def _entries(self, statement: str, type_: Any, *, numbered: bool) -> list[Any]:
-        """The entries of a table, of this type. The first column counts from 0 if `numbered`, else its values differ. A
-        damaged file may refer to one page many times, so reading stops at the first invalid entry.
+        """Return the entries of a table, as values of this type.
+
+        If `numbered`, the first column must count from 0, else its values must differ. Reading stops at the first
+        invalid entry, because a damaged file may refer to one page many times.
         """
         from afflux.store.facts import decoded
 
@@ -165,7 +171,7 @@ class Index:
             return int(self._read("PRAGMA data_version")[0][0])
 
     def row(self, client_id: ClientId) -> Place | None:
-        """The place of a client's row; None if the client has none."""
+        """Return the place of a client's row; None if the client has none."""
         if type(client_id) is not int and type(client_id) is not str:
             client_id = plain_id(client_id, "row")  # SQLite treats NumPy's integers as bytes
         generation, place = self._recent.generation, self._recent.get(client_id)
@@ -180,7 +186,7 @@ class Index:
         return place
 
     def refuse_other_count(self, count: int) -> None:
-        """Checks the number of clients that have a row; counting stops after `count` + 1.
+        """Check the number of clients that have a row; counting stops after `count` + 1.
 
         Raises:
             StoreError: the number differs.
@@ -191,7 +197,7 @@ class Index:
             raise self._damaged(f"it has {f'more than {count} rows' if found > count else f'{found} rows of {count}'}")
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
-        """All clients that have a row, in the order of their first push."""
+        """Yield all clients that have a row, in the order of their first push."""
         with self._errors("read"):
             found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
             for rank, entry in enumerate(found):
@@ -200,8 +206,9 @@ class Index:
                 yield row_of(*entry)
 
     def rows_by_slot(self) -> Iterator[tuple[ClientId, Place]]:
-        """All clients that have a row, in the order of the slots, which is the fastest to read. There must be no commit
-        during the iteration.
+        """Yield all clients that have a row, in the order of the slots, in which the rows are read fastest.
+
+        There must be no commit during the iteration.
         """
         with self._errors("read"):
             found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
@@ -209,7 +216,7 @@ class Index:
                 yield row_of(*entry)
 
     def commit(self, transaction: Transaction) -> None:
-        """Writes a transaction completely, or not at all."""
+        """Write a transaction completely, or not at all."""
         with self._errors("write"):
             facts = {**self.facts(), **transaction.facts} if transaction.facts else None
             before = self._recent.begin_commit(transaction.rows, others=transaction.delete_rows)
@@ -217,7 +224,7 @@ class Index:
             self._recent.end_commit(transaction.rows, before)
 
     def check(self) -> None:
-        """Refuses a file that has vanished or was replaced: commits to it would be lost."""
+        """Raise StoreError if the file has vanished or was replaced: commits to it would be lost."""
         try:
             same = os.stat(self._file).st_ino == self._inode
             os.stat(self._log)
@@ -227,7 +234,7 @@ class Index:
             raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
     def damage(self) -> list[str]:
-        """The problems that SQLite finds in the file."""
+        """Return the problems that SQLite finds in the file."""
         try:
             found = [str(line) for (line,) in self._read("PRAGMA integrity_check")]
         except sqlite3.Error as error:
@@ -235,7 +242,7 @@ class Index:
         return [] if found == ["ok"] else found
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         for connection in (self._reader, self._writer):
             connection.close()
         self._delete_temporary()
@@ -261,7 +268,7 @@ class Index:
 
     @contextmanager
     def _one_commit(self) -> Iterator[None]:
-        """All reads in the block read the same commit, even if another process commits."""
+        """Read the same commit in all reads of the block, even if another process commits."""
         with self._reading:
             try:
                 self._reader.execute("BEGIN")

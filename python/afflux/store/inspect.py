@@ -42,17 +42,17 @@ class Info:
     codec: str | None  #: the codec of the rows; None if the rule keeps none
     bits: int | None  #: bits of an element of a row, without scales
     bytes_per_client: int  #: bytes of a row
-    disk_bytes: Mapping[str, int]  #: of each array, allocated, and of the index
+    disk_bytes: Mapping[str, int]  #: bytes allocated for each array, and bytes of the index
     durability: str  #: of the last commit: process or power
-    commit_every: int | None  #: versions that this divides are committed; None: only checkpoints commit
-    repairs: tuple[Mapping[str, Any], ...]  #: repairs, with the versions from which on bits differ
-    in_use: bool  #: a process holds the store
-    problems: tuple[str, ...]  #: missing files, and files of a wrong size; `check` also reads their contents
+    commit_every: int | None  #: a version is committed if this number divides it; None: only checkpoints commit
+    repairs: tuple[Mapping[str, Any], ...]  #: repairs, each with the version after which the bits may differ
+    in_use: bool  #: whether a process has the store open for writing
+    problems: tuple[str, ...]  #: damaged metadata, missing files, files of a wrong size; `check` also reads contents
     notes: Any  #: of the last checkpoint
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """Facts about a store. Reads the index, and the sizes of all files. Works while the store is in use.
+    """Return facts about a store. Read the index, and the sizes of all files. Works while the store is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.
@@ -102,7 +102,7 @@ def info(path: "str | PathLike[str]") -> Info:
 
 @contextmanager
 def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
-    """A reader of a store, which a server may have open; and whether one has."""
+    """Yield a reader of a store that a server may have open, and whether a server has it open."""
     with ExitStack() as undo:
         try:
             store, in_use = undo.enter_context(locked_reader(path)), False
@@ -112,7 +112,7 @@ def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
 
 
 def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:
-    """Describes missing or truncated files that the last commit refers to."""
+    """Describe missing or truncated files that the last commit refers to."""
     for name, slot in store.committed.last_slots.items():
         lack = None if name in but else store.arrays[name].missing_slot(slot)
         if lack is not None:
@@ -122,22 +122,21 @@ def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:
 def export(
     path: "str | PathLike[str]", out: "str | PathLike[str]", clients: Sequence[ClientId] | None = None
 ) -> list[ClientId]:
-    """Writes clients' rows, decoded, to a file that NumPy reads without pickle; returns the clients.
+    """Write clients' rows, decoded, to a file that NumPy reads without pickle; return the clients.
 
     Args:
         path: the store's folder; nothing is written there.
         out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64, uint64 or text. If
-            no such array holds all the ids (as 7 and "7"), `clients_json` (n,) holds each id as JSON. An existing file
-            is replaced after all data are written.
+            no such array holds all the ids (for example 7 and "7"), `clients_json` (n,) holds each id as JSON. An
+            existing file is replaced after all data are written.
         clients: the clients, in the order of the output; None: all that have a row, in the order of their first push.
 
     Raises:
         StoreError: there is no store, it is in use or has no rows, a client has no row or a damaged one, or `out`
-            cannot be
-            written.
+            cannot be written.
         AffluxError: a client is neither an int in 64 bits nor a str.
 
-    Cost: the rows are read and written once; memory for one of them, and some for each client.
+    Cost: the rows are read and written once. Memory for one row, and some for each client.
 
     >>> from tempfile import TemporaryDirectory
     >>> from afflux import Server
@@ -168,7 +167,7 @@ def export(
 
 
 def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> int:
-    """Writes params of the last commit to a file that NumPy reads without pickle; returns their version.
+    """Write params of the last commit to a file that NumPy reads without pickle; return their version.
 
     Args:
         path: the store's folder; nothing is written there.
@@ -206,7 +205,7 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
 
 
 def _model(store: StoreReader, params: Row) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The names of the model's arrays, and the arrays; or the flat vector."""
+    """Yield the names of the model's arrays, and the arrays; without a layout, the flat vector."""
     layout = layout_of(store.path, store.server, store.committed.buffers)
     if layout is None:
         yield "params", params
@@ -228,7 +227,7 @@ def _checked_out(out: "str | PathLike[str]") -> Path:
 
 @contextmanager
 def _replaced(out: Path) -> Iterator[Path]:
-    """A temporary file for writing. It replaces `out` at the end of the block."""
+    """Yield a temporary file for writing. It replaces `out` at the end of the block."""
     new = out.with_name(out.name + ".new")
     try:
         try:
@@ -241,10 +240,12 @@ def _replaced(out: Path) -> Iterator[Path]:
 
 
 def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:
-    """The clients with these texts as ids: a number means the int, or the str if only the str has a row.
+    """Return the clients whose ids these texts name.
+
+    A text that is a number names the int, or the str if only the str has a row.
 
     Raises:
-        StoreError: there is no store, it is in use, or a number means two clients that have a row.
+        StoreError: there is no store, it is in use, or a number names two clients that have a row.
     """
     with locked_reader(path) as store:
         return [_named(store, text) for text in texts]
@@ -294,7 +295,7 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
 
 
 def _clients(ids: Sequence[ClientId]) -> tuple[str, npt.NDArray[Any]]:
-    """The ids as an array that represents them exactly, and the array's name."""
+    """Return an array that represents the ids exactly, after the name of the array."""
     for dtype in (np.int64, np.uint64, np.str_):
         with suppress(ValueError, OverflowError):
             values = np.array(ids, dtype)

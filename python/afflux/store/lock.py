@@ -23,7 +23,9 @@ class Lock:
     """A lock that one writer or several readers hold. The end of a process releases its lock."""
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
-        """`shared`: for reading, with other readers; else for writing, after a short wait for readers.
+        """Lock the folder, for reading if `shared`, else for writing.
+
+        Several readers may hold the lock at once. A writer waits for readers for `PATIENCE` seconds.
 
         Raises:
             StoreError: another process holds the lock.
@@ -63,11 +65,12 @@ class Lock:
             raise
 
     def _refuse_removed(self, folder: Path) -> None:
-        """Refuses a lock whose file was removed while this process waited for it: another process may lock the new
-        file.
+        """Check that the lock's file was not removed while this process waited for it.
+
+        Another process may lock the file that replaces it.
 
         Raises:
-            StoreError: it was removed.
+            StoreError: the file was removed or replaced.
         """
         try:
             status = (folder / LOCK).lstat()
@@ -82,13 +85,13 @@ class Lock:
         return _WRITERS.get(self._file) == os.getpid()
 
     def release(self) -> None:
-        """Releases the lock. A forked child only closes its descriptor, because the lock belongs to its parent."""
+        """Release the lock. A forked child only closes its descriptor, because the lock belongs to its parent."""
         if self._owner == os.getpid():
             import fcntl
 
             if not self._shared:
                 _WRITERS.pop(self._file, None)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # else a child that still runs would keep it
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # else a child that still runs would keep the lock
         self._owner = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -96,7 +99,7 @@ class Lock:
 
 
 def _holder(device: int, inode: int) -> str:
-    """The process that has locked a file, if the system shows it."""
+    """Describe the process that has locked a file, if the system shows it."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -109,7 +112,7 @@ def _holder(device: int, inode: int) -> str:
 
 
 def promises_space(folder: Path) -> bool:
-    """Whether the file system guarantees space for writes through a map of an allocated file."""
+    """Return whether the file system guarantees space for writes through a map of an allocated file."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         real, best, kind = str(folder.resolve()), "", ""

@@ -1,6 +1,6 @@
 """The arrays of a store: their shapes, and Zarr's metadata of them (`zarr.json`).
 
-zarr-python writes the metadata; when an array grows, its length is written here.
+zarr-python writes the metadata. This module writes the new length when an array grows.
 """
 
 import json
@@ -28,7 +28,7 @@ BACKUP = "only a backup of the folder restores it"
 
 @contextmanager
 def damage_as_store_error(path: Path) -> Iterator[None]:
-    """Converts exceptions that invalid facts raise in the block to a StoreError; an AffluxError is not changed."""
+    """Convert exceptions that invalid facts raise in the block to a StoreError. An AffluxError is not changed."""
     try:
         yield
     except AffluxError:
@@ -38,7 +38,7 @@ def damage_as_store_error(path: Path) -> Iterator[None]:
 
 
 def remedy(store: Path, array: str) -> str:
-    """The remedy in errors for damage to an array of a store."""
+    """Return the remedy in errors for damage to an array of a store."""
     if array == "rows":
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
@@ -51,17 +51,17 @@ def remedy(store: Path, array: str) -> str:
 
 
 INDEX = "index.sqlite"  #: in the store's folder
-NAME = r"^[\w.-]{1,100}\Z"  #: allowed names of a rule's vectors, which are parts of names of folders
+NAME = r"^[\w.-]{1,100}\Z"  #: allowed names of a rule's vectors: they are parts of folders' names
 METADATA = "zarr.json"  #: in the folder of each array, and in the store's folder
-#: The size of a segment: bytes, or a part of all bytes that may be needed, so that few files are open.
+#: The size of a segment: bytes, a part of all bytes that may be needed (so that few files are open), or slots.
 SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
-#: Slots of arrivals that count for the size of a segment: a forged size of the buffer cannot make it larger.
+#: The most slots of arrivals that count for the size of a segment, so that a forged buffer_size cannot enlarge it.
 MOST_WAITING = 1 << 16
 _LIMITS = SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS
 _AGAIN = ".again"  #: a folder in the store's folder, which exists while metadata are written again
 #: The largest size of a `zarr.json`, in bytes.
 _MOST_METADATA = 1 << 20
-#: The exceptions of reading damaged or forged JSON.
+#: The exceptions that reading damaged or forged JSON raises.
 DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError)
 _LINE, _PAGE, _HUGE_PAGE = 64, 4096, 2 << 20
 _DTYPES = ("float64", "float32", "float16", "uint16", "uint8")
@@ -69,10 +69,10 @@ _LARGE, _HUGE = 65536, 8 << 20  #: a slot of at least this many bytes begins on 
 
 
 def folder_of(path: "str | PathLike[str]") -> Path:
-    """Checks that a path is a store's folder.
+    """Check that a path is a store's folder.
 
     Raises:
-        StoreError: it is not; nothing was written there.
+        StoreError: the path is no store's folder; nothing was written there.
     """
     if not Path(path).is_dir():
         raise StoreError(f"[store] there is no folder {path}")
@@ -111,7 +111,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(dtype: str, size: int, slots: int) -> Shape:
-    """The shape for about `slots` slots of `size` elements.
+    """Return the shape for about `slots` slots of `size` elements.
+
+    A slot begins on a cache line, a large slot on a page, so that no page holds parts of two large slots.
 
     A slot begins on a cache line, a large slot on a page, so that no page holds parts of two slots.
     """
@@ -122,15 +124,16 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
 
 
 def slot_width(dtype: str, size: int) -> int:
-    """The number of elements from one slot to the next, for slots of `size` elements."""
+    """Return the number of elements from one slot to the next, for slots of `size` elements."""
     item = np.dtype(dtype).itemsize
     aligned = _HUGE_PAGE if size * item >= _HUGE else _PAGE if size * item >= _LARGE else _LINE
     return max(-(-size * item // aligned) * aligned, aligned) // item
 
 
 def is_sound(shape: Shape, slots: int) -> bool:
-    """Whether `shape_of` can return this shape for up to `slots` slots. A larger segment would be allocated as a
-    whole.
+    """Return whether segments of this shape are at most as large as those for `slots` slots.
+
+    A segment is allocated as a whole, so a forged larger shape could fill the disk.
     """
     segment, segments, most = _LIMITS
     largest = max(segment, shape.slot_bytes, slots * shape.slot_bytes // segments)
@@ -138,8 +141,10 @@ def is_sound(shape: Shape, slots: int) -> bool:
 
 
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """Makes the Zarr group and its arrays, which have no slots yet. zarr-python writes only metadata, and never rows:
-    it deletes a chunk when fill values are written, and it replaces a file that may be mapped.
+    """Make the Zarr group and its arrays, which have no slots yet.
+
+    zarr-python writes only metadata, and never rows: it deletes a chunk when fill values are written, and it replaces a
+    file that may be mapped.
     """
     import zarr  # this takes half a second, and is not needed to open a store
 
@@ -160,7 +165,7 @@ def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
 
 
 class LostMetadataError(StoreError):
-    """`zarr.json` is missing, damaged or wrong; the index holds its contents, so that it can be written again."""
+    """`zarr.json` is missing, damaged or wrong. The index holds its contents, so that `repair` can write it again."""
 
     def __init__(self, what: str, store: Path) -> None:
         super().__init__(f"[store] {what}; `afflux store repair {quote(str(store))}` writes it again")
@@ -168,7 +173,7 @@ class LostMetadataError(StoreError):
 
 
 def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
-    """Reads how many slots an array has; `last` is the last one that the index refers to.
+    """Return the number of slots of an array; `last` is the last slot that the index refers to.
 
     Raises:
         LostMetadataError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
@@ -197,7 +202,7 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
-    """Whether Zarr finds the slots with these metadata."""
+    """Return whether Zarr finds the slots through these metadata."""
     keys, endian = meta["chunk_key_encoding"], meta["codecs"][0].get("configuration", {}).get("endian", "little")
     return (
         (meta["zarr_format"], meta["node_type"], meta["chunk_grid"]["name"]) == (3, "array", "regular")
@@ -209,7 +214,7 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 
 
 def check_group(store: Path) -> None:
-    """Raises LostMetadataError if the metadata of the group are damaged."""
+    """Raise LostMetadataError if the metadata of the group are damaged."""
     try:
         if json.loads(read_bytes(store / METADATA, _MOST_METADATA))["node_type"] != "group":
             raise ValueError("not a group")
@@ -220,14 +225,17 @@ def check_group(store: Path) -> None:
 
 
 def write_slots(folder: Path, slots: int) -> None:
-    """Writes the new length of the array. Does not import zarr, because a push would have to wait for the import."""
+    """Write the new length of the array.
+
+    This does not import zarr, because a push would have to wait for the import.
+    """
     meta = json.loads(read_bytes(folder / METADATA, _MOST_METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, json.dumps(meta, indent=2))
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """Writes the metadata of these arrays, and of the group (""), as `make_arrays` does; changes nothing else.
+    """Write the metadata of these arrays, and of the group (""), as `make_arrays` does; change nothing else.
 
     Raises:
         StoreError: a file cannot be written; each file is as before, or complete.
@@ -260,7 +268,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk itself."""
+    """Wait until a file's bytes, or a folder's entries, are on the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -271,7 +279,7 @@ def sync(path: Path) -> None:
 def shapes_of(
     rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
 ) -> dict[str, Shape]:
-    """The shapes of a store's arrays, by name, for a server with these arguments."""
+    """Return the shapes of a store's arrays, by name, for a server with these arguments."""
     waiting = min(rule.buffer_size, MOST_WAITING)
     shapes = {
         "params": shape_of(dtype, d, 4),

@@ -1,4 +1,4 @@
-"""Reads a store without its rule, and without writing to it."""
+"""A reader of stores that does not need the rule, and does not write to the store."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,9 @@ from afflux.store.vectors import refuse_damage
 
 @contextmanager
 def locked_reader(path: "str | PathLike[str]", *, shared: bool = True) -> "Iterator[StoreReader]":
-    """A reader with a lock: no other process writes to the store at the same time; nor reads it, if not `shared`.
+    """Yield a reader with a lock.
+
+    No other process writes to the store at the same time. If not `shared`, no other process reads it either.
 
     Raises:
         StoreError: see `StoreReader`; or a server has the store open.
@@ -36,10 +38,12 @@ def locked_reader(path: "str | PathLike[str]", *, shared: bool = True) -> "Itera
 
 
 class StoreReader:
-    """Reads the last commit of a store."""
+    """A reader of the last commit of a store."""
 
     def __init__(self, path: Path, *, alone: bool) -> None:
-        """Opens the index and the arrays' metadata; `alone`: no other process writes at the same time.
+        """Open the index and the arrays' metadata.
+
+        With `alone`, no other process may write at the same time.
 
         Raises:
             StoreError: there is no store, or it has no commit, or it is damaged.
@@ -93,11 +97,11 @@ class StoreReader:
         return int(self.committed.meta["rows"][0]) if self.codec is not None else 0
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
-        """The clients that have a row, and the places of their rows, in the order of the slots."""
+        """Return the clients that have a row, and the places of their rows, in the order of the slots."""
         return self.index.rows_by_slot()
 
     def sound_row(self, place: Place) -> Row | None:
-        """The encoded row in a slot; None if it is missing, or does not match its checksum."""
+        """Return the encoded row in a slot; None if the row is missing, or does not match its checksum."""
         if self.codec is None or place.slot < 0:
             return None
         try:
@@ -107,7 +111,7 @@ class StoreReader:
         return row if row_crc(row, self.codec) == place.crc else None
 
     def params(self) -> Row:
-        """(d,) the params of the last commit.
+        """Return the params of the last commit, (d,).
 
         Raises:
             StoreError: they are missing, or do not match their checksum.
@@ -116,7 +120,7 @@ class StoreReader:
         return self.arrays["params"].array(self.committed.vectors["params"].slot)
 
     def decoded(self, row: Row) -> Row:
-        """(d,) float32 or float64."""
+        """Return a row, decoded: (d,) float32 or float64."""
         assert self.codec is not None
         return decoded(row, self.d, self.codec)
 

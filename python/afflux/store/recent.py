@@ -1,4 +1,4 @@
-"""A cache of the places of rows that were read or committed recently, so that a push need not query SQLite."""
+"""A cache of the places of rows that were read or committed recently. It spares most pushes a query to SQLite."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _ENTRY_BYTES = 300  #: bytes of an entry, without its checksums and the text of 
 class RecentPlaces:
     """The newest places by client; None for clients that have no row. The oldest entries are removed.
 
-    An entry agrees with the last commit. While a commit is written, its clients have no entry, and a place that a
-    thread has read before the end of the commit is not added after it. After an interrupt at any moment, entries may be
-    missing, but are never wrong.
+    An entry agrees with the last commit. While a commit is written, its clients have no entry. A place that a thread
+    has read before the end of a commit is not added after the commit. After an interrupt, entries may be missing, but
+    are never wrong.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -29,15 +29,15 @@ class RecentPlaces:
         self.generation = 0
 
     def get(self, client_id: ClientId) -> Place | Literal["unknown"] | None:
-        """The client's place; None: it has no row."""
+        """Return the client's place; None if the client has no row, "unknown" if there is no entry."""
         return self._places.get(client_id, "unknown")
 
     def add(self, client_id: ClientId, place: Place | None, generation: int) -> None:
-        """Adds a place that was read from the last commit, unless a commit has begun or ended since.
+        """Add a place that was read from the last commit, unless a commit has begun or ended since.
 
         Args:
             client_id: the client.
-            place: its place; None: it has no row.
+            place: its place; None if it has no row.
             generation: the value of `generation` before the place was read.
         """
         with self._lock:
@@ -45,7 +45,10 @@ class RecentPlaces:
                 self._put(client_id, place)
 
     def begin_commit(self, rows: Mapping[ClientId, Place], *, others: bool) -> dict[ClientId, Place | None]:
-        """Removes the places of these clients, with `others` those of all clients, until `end_commit`; returns them."""
+        """Remove the places of the clients of `rows` until `end_commit`, and return these places.
+
+        With `others`, remove the places of all clients.
+        """
         with self._lock:
             self.generation += 1 + self.generation % 2  # odd also after a commit that has failed
             before = {client_id: self._places[client_id] for client_id in rows if client_id in self._places}
@@ -54,12 +57,12 @@ class RecentPlaces:
         return before
 
     def end_commit(self, rows: Mapping[ClientId, Place], before: Mapping[ClientId, Place | None]) -> None:
-        """Adds the rows that are now committed; `before` is the result of `begin_commit`."""
+        """Add the rows that are now committed; `before` is the result of `begin_commit`."""
         with self._lock:
             for client_id, place in rows.items():
                 if place.rank >= 0:
                     self._put(client_id, place)
-                elif (old := before.get(client_id)) is not None:  # its rank stays
+                elif (old := before.get(client_id)) is not None:  # the rank does not change
                     self._put(client_id, Place(place.slot, place.crc, old.rank))
             self.generation += 1
 

@@ -35,14 +35,14 @@ class GrowingLists:
         self._written: dict[str, WrittenList] = {}
 
     def updates(self, state: ServerState, admission: Admission) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
-        """The updates that a commit of this state writes, and the argument of `set_committed` after it."""
+        """Return the updates that a commit of this state writes, and the argument of `set_committed` after it."""
         log = admission.growing_log
         lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
             "tasks": (admission.growing_task_events, log_record, state.task_events, 0)
         }
         if log is not None:
             lists["log"] = log, log_record, state.logged, 0
-        if state.passes is not None:  # a discard removes those in the buffer again
+        if state.passes is not None:  # a discard removes the clients in the buffer from this list again
             lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
         updates, written = dict[str, ListUpdate](), dict[str, WrittenList]()
         for name, (entries, record_of, count, open_) in lists.items():
@@ -53,12 +53,12 @@ class GrowingLists:
         return updates, written
 
     def set_committed(self, written: dict[str, WrittenList]) -> None:
-        """Records that these entries are committed."""
+        """Record that these entries are committed."""
         self._written = written
 
 
 def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> Layout | None:
-    """The layout of a server's params and of its model's `buffers`, from the server's facts.
+    """Return the layout of a server's params and of its model's `buffers`, from the server's facts.
 
     Raises:
         StoreError: the stored layout is invalid, or does not fit the facts.
@@ -82,7 +82,7 @@ def state_of(
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """A commit in the form of `Server.state_dict`, without rows. `slots` are the vectors of the arrivals."""
+    """Return a commit in the form of `Server.state_dict`, without rows. `slots` are the vectors of the arrivals."""
     lists, waiting = last.lists, last.arrivals
     meta = {
         **facts,
@@ -101,8 +101,9 @@ def state_of(
 
 
 class ArrivalSlots:
-    """The vectors of arrivals. Each is written once, to its own slot. The slot becomes free after the first commit
-    without the arrival.
+    """The vectors of arrivals. Each is written once, to its own slot.
+
+    The slot becomes free after the first commit without the arrival.
     """
 
     def __init__(self, segments: Segments, committed: Sequence[StoredArrival], num_threads: int) -> None:
@@ -113,7 +114,7 @@ class ArrivalSlots:
             refuse_damage(segments, place, num_threads)
 
     def write(self, waiting: Sequence[PendingArrival]) -> list[StoredArrival]:
-        """Writes the vectors that are not on disk yet; returns the entries of all these arrivals for a commit."""
+        """Write the vectors that are not on disk yet; return the entries of all these arrivals for a commit."""
         taken = {place.slot for place in self._places.values()}
         stored, new = [], dict(self._places)
         for w in waiting:
@@ -130,19 +131,19 @@ class ArrivalSlots:
         return stored
 
     def set_committed(self, stored: Sequence[StoredArrival]) -> None:
-        """Records that these arrivals are committed, and no others."""
+        """Record that these arrivals are committed, and no others."""
         self._places = {each.join: each.place for each in stored if each.place is not None}
 
     def check(self) -> None:
-        """Refuses files that have vanished or were cut off."""
+        """Raise StoreError if a file has vanished or was truncated."""
         self._segments.check(place.slot for place in self._places.values())
 
     def flush(self, stored: Sequence[StoredArrival]) -> None:
-        """Waits until these vectors are on the disk itself."""
+        """Wait until these vectors are on the disk itself."""
         self._segments.flush(each.place.slot for each in stored if each.place is not None)
 
     def stacked(self, stored: Sequence[StoredArrival]) -> np.ndarray:
-        """A copy (n, d) of the vectors of these arrivals, without those in a sum."""
+        """Return a copy of the vectors of these arrivals, (n, d), without those in a sum."""
         places = [each.place for each in stored if each.place is not None]
         out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
         for row, place in zip(out, places, strict=True):

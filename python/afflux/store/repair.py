@@ -1,4 +1,4 @@
-"""Checks a store, and repairs damaged rows: `afflux store check` and `repair`."""
+"""Checks of a store, and repairs of damaged rows: `afflux store check` and `repair`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +37,11 @@ class Health:
 
     clients: int  #: the number of rows that were read
     damaged: tuple[ClientId, ...]  #: clients whose row does not match its checksum, sorted
-    #: |sum - sum of the rows| / N relative to the largest norm; None: no rows, or damaged ones
+    #: |sum - sum of the rows| / N, relative to the largest norm; None: no rows, or damage
     sum_error: float | None
     problems: tuple[str, ...]  #: descriptions of the problems
     mendable: bool  #: whether `repair` can repair all of them
-    keeps_bits: bool  #: whether the repair drops nothing, so that later bits are the same as without the damage
+    keeps_bits: bool  #: whether rows, their sum and arrivals are sound: then later bits do not change
     arrivals: tuple[ClientId, ...] = ()  #: clients whose waiting arrival is lost, in the order of the joins
 
     @property
@@ -60,7 +60,7 @@ class Repair:
 
 
 class _Examination:
-    """Reads all of a store once, and collects its problems."""
+    """One reading of a whole store, and the problems found."""
 
     def __init__(self, store: StoreReader, progress: Progress) -> None:
         self._store = store
@@ -85,7 +85,7 @@ class _Examination:
             self._sum()
 
     def _vectors(self) -> Iterator[str]:
-        """Missing or truncated files; params and rule vectors that do not match their checksums."""
+        """Describe missing or truncated files, and params and rule vectors that do not match their checksums."""
         store = self._store
         yield from missing(store, but=("rows", "sum", "arrivals"))
         for name, place in store.committed.vectors.items():
@@ -94,7 +94,7 @@ class _Examination:
                 yield problem
 
     def _arrivals(self) -> Iterator[str]:
-        """Waiting arrivals whose vectors are missing, or do not match their checksums."""
+        """Describe waiting arrivals whose vectors are missing, or do not match their checksums."""
         for i, waiting in enumerate(self._store.committed.arrivals):
             problem = None if waiting.place is None else self._damage("arrivals", waiting.place)
             if problem is not None:
@@ -126,7 +126,7 @@ class _Examination:
             self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
 
     def _lost_rows(self) -> Iterator[str]:
-        """One line for all rows of a file that is missing or truncated, one for each other damaged row."""
+        """Yield a line for each file of rows that is missing or truncated, and one for each other damaged row."""
         segments, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
         each = segments.shape.per_segment
         flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.segment_problem(i)) is not None}
@@ -138,7 +138,10 @@ class _Examination:
                 yield f"client {client_id!r}'s row in {segments.folder} is damaged"
 
     def _added(self, place: Place) -> bool:
-        """Adds a row to the total; returns False if it is damaged. The row is freed before the next one is read."""
+        """Add a row to the total; return False if the row is damaged.
+
+        The row's memory is freed before the next row is read.
+        """
         row = self._store.sound_row(place)
         if row is None:
             return False
@@ -148,7 +151,7 @@ class _Examination:
         return True
 
     def _sum(self) -> None:
-        """Compares the stored sum with the sum of the rows."""
+        """Compare the stored sum with the sum of the rows."""
         store = self._store
         problem = self._damage("sum", store.committed.vectors["sum"])
         if problem is not None:
@@ -170,7 +173,7 @@ class _Examination:
         self._progress(self._done, max(self._all, self._done))
 
     def health(self) -> Health:
-        """The result of the examination."""
+        """Return the result of the examination."""
         lost = self._store.lost.values()
         return Health(
             clients=len(self.good) + len(self.bad),
@@ -186,14 +189,14 @@ class _Examination:
 
 
 def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
-    """Reads every byte of a store, and verifies all checksums, the index, and the sum of the rows.
+    """Read every byte of a store, and verify all checksums, the index, and the sum of the rows.
 
     Args:
         path: the store's folder; nothing is written.
         progress: called repeatedly with the number of bytes read, and of bytes to read.
 
     Raises:
-        StoreError: no store, in use, or so damaged that it cannot be opened.
+        StoreError: there is no store, it is in use, or it is so damaged that it cannot be opened.
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
@@ -207,12 +210,13 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 def repair(
     path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
 ) -> Repair | None:
-    """Drops damaged rows and waiting arrivals, and computes the sum again from the sound rows; returns None if all rows
-    and arrivals are sound.
+    """Drop damaged rows and waiting arrivals, and compute the sum again from the sound rows.
+
+    Return None if rows, their sum and arrivals are sound.
 
     Clients whose rows are dropped count as clients that have never pushed. Clients whose arrivals are dropped may push
-    again. Later bits then differ from those without the damage: the store records from which version on
-    (`info(path).repairs`). Segment files of a wrong size and Zarr's metadata are repaired even if nothing is lost.
+    again. Later bits then differ from those without the damage; `info(path).repairs` names the version after which they
+    may differ. Segment files of a wrong size and Zarr's metadata are repaired even if nothing is lost.
 
     Args:
         path: the store's folder.
@@ -220,10 +224,10 @@ def repair(
         agreed: the result of `check`; the repair is refused if it would lose more than this.
 
     Raises:
-        StoreError: there is no store, it is in use, more than rows, their sum and arrivals is damaged, or more than in
-            `agreed`; the store is unchanged.
+        StoreError: there is no store, it is in use, anything but rows, their sum, arrivals and metadata is damaged, or
+            more is lost than in `agreed`. The store is unchanged.
 
-    Cost: as `check`, and a transaction over all clients.
+    Cost: that of `check`, and a transaction over all clients.
     """
     try:
         refuse_irregular(folder_of(path))
@@ -253,7 +257,7 @@ def repair(
 
 
 def _refuse_more(found: Health, agreed: Health) -> None:
-    """Refuses a repair that would lose more than `agreed`."""
+    """Raise StoreError if a repair would lose more than `agreed`."""
     more = sorted({*found.damaged} - {*agreed.damaged}, key=client_order)
     if more:
         raise StoreError(
@@ -276,7 +280,7 @@ def _client(waiting: StoredArrival) -> ClientId:
 
 
 def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> None:
-    """Commits the sound parts, and a new sum of the rows if rows or the sum are damaged."""
+    """Commit the sound parts, and a new sum of the rows if rows or the sum are damaged."""
     last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
     rows: dict[ClientId, Place] = {}
     meta, kept = _without_arrivals(last, found.lost_arrivals)
@@ -316,14 +320,17 @@ def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> Non
 
 
 def _without_arrivals(last: CommittedState, lost: Sequence[int]) -> tuple[dict[str, Any], list[StoredArrival]]:
-    """The state's facts, and the waiting arrivals, without the arrivals at these indices."""
+    """Return the state's facts and the waiting arrivals, without the arrivals at these indices."""
     filled = last.meta["filled"]
     meta = {**last.meta, "filled": filled - sum(i < filled for i in lost)}
     return meta, [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
 
 
 def _passed(last: CommittedState, lost: Sequence[int]) -> list[Any]:
-    """The clients that have entered in this pass, those in the buffer last, without the lost ones in the buffer."""
+    """Return the clients that have entered in this pass, without the lost arrivals.
+
+    The clients in the buffer are the last ones of the list.
+    """
     passed, filled = last.lists["passed"], last.meta["filled"]
     before = len(passed) - filled
     return [*passed[:before], *(entry for i, entry in enumerate(passed[before:]) if i not in lost)]

@@ -1,4 +1,4 @@
-"""The tables of a store's index, and opening an untrusted file with SQLite."""
+"""The tables of a store's index, and functions that open an untrusted file with SQLite."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ _STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if sta
 
 
 def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
-    """Makes an index without a commit. The file gets its name when it is complete.
+    """Make an index without a commit. The file gets its name when it is complete.
 
     Raises:
-        StoreError: it cannot be made.
+        StoreError: the file cannot be made.
     """
     new = path.with_name(path.name + ".new")
     try:
@@ -51,21 +51,24 @@ def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to an index. Two threads never use it at once: the aggregator's mutex and the index ensure this."""
+    """Open a connection to an index.
+
+    The aggregator's mutex and the index ensure that two threads never use the connection at once.
+    """
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
-    # What SQLite's documentation recommends for files of unknown origin.
+    # SQLite's documentation recommends these settings for files of unknown origin.
     for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
 def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
-    """Checks that a file has afflux's tables, and no view, trigger or other table. Must be called before other reads.
+    """Check that a file has afflux's tables, and no view, trigger or other table. Call this before any other read.
 
     Raises:
-        StoreError: it has another schema.
+        StoreError: the file has another schema.
     """
     application, version = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
@@ -86,9 +89,12 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def refuse_rollback_journal(path: Path) -> None:
-    """Refuses a rollback journal beside an index, which is made with a write-ahead log and never has one.
+    """Raise StoreError if there is a rollback journal beside an index.
 
-    SQLite would apply the journal before any check of ours: write pages, or delete a file that the journal names.
+    An index has a write-ahead log, and never such a journal.
+
+    SQLite would apply the journal before any check of ours: it would write pages, or delete a file that the journal
+    names.
     """
     journal = path.with_name(f"{path.name}-journal")
     if journal.is_symlink() or journal.exists():

@@ -1,5 +1,6 @@
-"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots. A segment is allocated
-before any of its slots is used, and mapped.
+"""One Zarr array of fixed-size slots. Its chunks are segments: uncompressed files of many slots.
+
+A segment is allocated before any of its slots is used.
 """
 
 import mmap
@@ -28,7 +29,7 @@ class Place(NamedTuple):
 
     slot: int
     crc: bytes  #: CRC-32C of each block, uint32 little-endian
-    rank: int = 0  #: for a row, the number of clients that pushed before this one; -1: unchanged
+    rank: int = 0  #: for a row, the client's rank in the order of first pushes; -1: unchanged
 
 
 class _Mapped(NamedTuple):
@@ -41,14 +42,16 @@ class _Mapped(NamedTuple):
 class Segments:
     """The array in one folder. `size` elements of each slot are used. Slots are numbered from 0.
 
-    If `mapped`, `array` returns the mapped file itself. Else it returns a copy, which `write` writes to the file; this
-    is for file systems that do not guarantee space for writes through a map.
+    If `mapped`, `array` returns the mapped file itself. Else `array` returns a copy, and `write` writes it to the file:
+    for file systems that do not guarantee space for writes through a map.
     """
 
     def __init__(
         self, folder: Path, size: int, shape: Shape, *, mapped: bool, last: int = -1, lost: bool = False
     ) -> None:
-        """`last`: the last slot that the index refers to; `lost`: `zarr.json` is damaged, and is not read.
+        """Find the allocated segments.
+
+        `last` is the last slot that the index refers to. With `lost`, `zarr.json` is damaged, and is not read.
 
         Raises:
             LostMetadataError: `zarr.json` is missing or damaged, or has another shape.
@@ -93,23 +96,23 @@ class Segments:
         return self.folder / "c" / str(segment) / "0"
 
     def segment_problem(self, segment: int) -> str | None:
-        """Describes a segment file that is missing or too short; None if it is neither."""
+        """Describe a segment file that is missing or too short; return None if it is neither."""
         path, whole, size = self._path(segment), self.shape.segment_bytes, self._size(segment)
         if size < 0:
             return f"{path} is missing"
         return None if size >= whole else f"{path} is truncated: {size} of {whole} bytes"
 
     def oversized(self) -> dict[Path, str]:
-        """Describes the segment files that are too long."""
+        """Describe the segment files that are too long."""
         whole = self.shape.segment_bytes
         sizes = ((self._path(segment), self._size(segment)) for segment in range(self._count))
         return {path: f"{path} is too long: {size} of {whole} bytes" for path, size in sizes if size > whole}
 
     def truncate_oversized(self) -> None:
-        """Truncates segment files that are too long.
+        """Truncate segment files that are too long.
 
         Raises:
-            StoreError: one cannot be written.
+            StoreError: a file cannot be written.
         """
         for path in self.oversized():
             try:
@@ -120,7 +123,7 @@ class Segments:
                 raise StoreError(f"[store] cannot cut {path} to size: {error.strerror}") from None
 
     def _size(self, segment: int) -> int:
-        """Bytes of a regular file; -1 if it is missing."""
+        """Return the bytes of a regular file; -1 if it is missing."""
         try:
             status = self._path(segment).lstat()
         except OSError:
@@ -128,7 +131,7 @@ class Segments:
         return status.st_size if S_ISREG(status.st_mode) else -1
 
     def missing_slot(self, slot: int) -> str | None:
-        """Describes why a slot to which a commit refers is missing; None if it is not missing."""
+        """Describe why a slot to which a commit refers is missing; return None if it is not missing."""
         if slot < self.slots:
             return None
         segments = range(slot // self.shape.per_segment + 1)
@@ -136,7 +139,7 @@ class Segments:
         return next(problems, f"{self.folder / METADATA} has {self.slots} slots, and slot {slot} is in use")
 
     def reserve(self, slots: int) -> None:
-        """Allocates space for this many slots.
+        """Allocate space for this many slots.
 
         Raises:
             StoreError: the disk is full, or the folder cannot be written; the number of slots is as before.
@@ -159,7 +162,7 @@ class Segments:
             self._count += 1
 
     def array(self, slot: int) -> Row:
-        """The slot's elements, (size,)."""
+        """Return the slot's elements, (size,)."""
         if self.mapped:
             segment, place = divmod(slot, self._per_segment)
             mapped = self._maps.get(segment)
@@ -170,7 +173,7 @@ class Segments:
             with opened(path) as descriptor:
                 done, view = 0, out.view(np.uint8).data
                 while done < out.nbytes and (count := os.preadv(descriptor, [view[done:]], offset + done)):
-                    done += count  # 2 GiB at most
+                    done += count  # preadv reads 2 GiB at most
         except OSError as error:
             raise StoreError(f"[store] cannot read {path}: {error.strerror}") from None
         if done != out.nbytes:
@@ -178,11 +181,11 @@ class Segments:
         return out
 
     def empty(self, slot: int) -> Row:
-        """Uninitialized memory (size,), for `write` to this slot."""
+        """Return memory (size,) for `write` to this slot; its values are arbitrary."""
         return self.array(slot) if self.mapped else np.empty(self.size, self.shape.dtype)
 
     def write(self, slot: int, array: Row) -> None:
-        """Writes an array to a slot, unless the array is the slot's own memory."""
+        """Write an array to a slot, unless the array is the slot's own memory."""
         if self.mapped:
             own = self.array(slot)
             if address(own) != address(array):
@@ -201,7 +204,7 @@ class Segments:
             raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
 
     def prefetch(self, slot: int) -> None:
-        """Makes the system start to read a slot from disk."""
+        """Ask the system to start reading a slot from disk."""
         if self.mapped:
             prefetch(self.array(slot))
         elif hasattr(os, "posix_fadvise"):
@@ -212,8 +215,10 @@ class Segments:
                     os.posix_fadvise(descriptor, offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def populate(self, slots: Iterable[int], *, write: bool = False) -> None:
-        """Maps the pages of these slots, so that a failing disk raises an error here, and does not cause a signal
-        during a sweep. Pages for writing are mapped once; they stay mapped.
+        """Map the pages of these slots.
+
+        A failing disk then raises an error here, and does not cause a signal during a sweep. Pages for writing are
+        mapped once; they stay mapped.
         """
         for slot in slots if self.mapped and self.size else ():
             if write and slot in self._writable:
@@ -228,7 +233,7 @@ class Segments:
                 self._writable.add(slot)
 
     def check(self, slots: Iterable[int]) -> None:
-        """Refuses mapped segments whose files have vanished or were truncated."""
+        """Raise StoreError if the file of a mapped segment has vanished or was truncated."""
         per_segment, maps = self._per_segment, self._maps
         mapped = {slot // per_segment for slot in slots} & maps.keys()
         if mapped and first_changed([maps[segment].file for segment in mapped]) >= 0:
@@ -236,7 +241,7 @@ class Segments:
                 self._checked(segment)  # raises an error with the reason
 
     def flush(self, slots: Iterable[int]) -> None:
-        """Returns when these slots are on the disk itself."""
+        """Wait until these slots are on the disk itself."""
         for segment in sorted({slot // self.shape.per_segment for slot in slots}):
             try:
                 with opened(self._path(segment), os.O_RDWR) as descriptor:
@@ -245,7 +250,7 @@ class Segments:
                 raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
 
     def detach(self, slots: Iterable[int]) -> None:
-        """Makes the memory of these slots private, so that other processes cannot change it through the file."""
+        """Make the memory of these slots private, so that other processes cannot change it through the file."""
         for segment in {slot // self.shape.per_segment for slot in slots} & self._maps.keys():
             with suppress(StoreError):  # a truncated file cannot be read any more
                 self._checked(segment)
@@ -266,8 +271,8 @@ class Segments:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(descriptor, self.shape.segment_bytes)
                     if self.shape.huge and hasattr(mmap, "MADV_HUGEPAGE"):
-                        # After writeback each page faults again at its next write: a huge page makes one fault in the
-                        # place of 512.
+                        # After writeback, the next write to a page faults: one fault for a huge page, instead of
+                        # 512.
                         with suppress(OSError):
                             pages.madvise(mmap.MADV_HUGEPAGE)
                     # NumPy's views keep the map open.
@@ -290,7 +295,7 @@ class Segments:
 
 
 def open_arrays(path: Path, facts: Mapping[str, Any], last: Mapping[str, int], *, mapped: bool) -> dict[str, Segments]:
-    """The arrays of a store with these facts, by name; `last` are the last slots that the index refers to."""
+    """Return the arrays of a store with these facts, by name; `last` are the last slots that the index refers to."""
     d, codec = facts["server"]["d"], named(facts["server"]["codec"])
     sizes = {} if codec is None else {"rows": codec.row_size(d)}
     return {

@@ -61,7 +61,7 @@ class _Checkpoint(NamedTuple):
     retained_places: dict[int, Place]
     retained: Sequence[Pulled]
     asked: Sequence[int]
-    table: RowTable | None  #: the table that it commits
+    table: RowTable | None  #: the table that the checkpoint commits
 
 
 class Store:
@@ -79,12 +79,14 @@ class Store:
         *,
         new: bool = False,
     ) -> None:
-        """Opens what `create_store` has made, for a server on `device`: on the host its vectors are the slots of the
-        store, on a GPU copies of the last commit. The next commit stores durability and commit_every. If a `new` store
-        cannot be opened and has no commit, its contents are removed.
+        """Open the store that `create_store` has made, for a server on `device`.
+
+        On the host, the server's vectors are the slots of the store; on a GPU, they are copies of the last commit. The
+        next commit stores durability and commit_every. If a `new` store cannot be opened and has no commit, its
+        contents are removed.
 
         Raises:
-            StoreError: another process has the folder open, or it is damaged or of another format.
+            StoreError: another process has the folder open, or the store is damaged or of another format.
         """
         self.path = folder_of(path)
         self._num_threads = num_threads
@@ -132,14 +134,14 @@ class Store:
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._retained_places = dict(retained)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
-        #: the numbers of the versions that the caller has given as `keep`; the others are held for tasks
+        #: the numbers of the versions that the caller has given as `keep`; other retained versions are held for tasks
         self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
         self.host_versions: Versions | None = None  #: of a server on a GPU: copies of its versions, in slots of params
-        self._spare_draft: Draft | None = None  # the next one of these
+        self._spare_draft: Draft | None = None  # the next one of these copies
         self.notes = self.committed.notes if self.committed else None
         self._after_commit: Callable[[], None] = lambda: None  # of the last transaction that has begun
-        self._checkpoint: _Checkpoint | None = None  # that has not ended
+        self._checkpoint: _Checkpoint | None = None  # the checkpoint that has not ended
         self.rows = None if codec is None else self._rows(codec)
 
     def _rows(self, codec: Codec) -> DiskCache:
@@ -159,7 +161,7 @@ class Store:
         )
 
     def _on_device(self, name: str) -> Vector:
-        """A vector of the last commit, on the server's device."""
+        """Return a vector of the last commit, on the server's device."""
         vector = self._vectors.committed_vector(name)
         return vector if self.device is HOST else self.device.moved(vector)
 
@@ -175,7 +177,7 @@ class Store:
 
     @property
     def buffers(self) -> Float64 | None:
-        """The model's buffers at that version."""
+        """The model's buffers at the last commit when the store was opened."""
         own = self.committed.buffers if self.committed else None
         return None if own is None else np.frombuffer(own, np.float64)
 
@@ -185,7 +187,7 @@ class Store:
         return layout_of(self.path, self.facts, self.committed.buffers if self.committed else None)
 
     def resolve_rule(self, rule: Rule | None) -> Rule:
-        """The rule of the opened server: `rule`, or else that of the last commit.
+        """Return the rule of the opened server: `rule`, or else that of the last commit.
 
         Raises:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
@@ -195,8 +197,9 @@ class Store:
         return self._rule.resolve(rule)
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
-        """The spare slots of these rule vectors; for a server on a GPU the rule vectors themselves, updated in
-        place.
+        """Return the spare slots of these rule vectors.
+
+        For a server on a GPU, return the rule vectors themselves, which the sweep updates in place.
         """
         if self.host_versions is not None:
             self._spare_draft = self._spare_draft or self.host_versions.take()  # fails before the round is decided
@@ -204,12 +207,12 @@ class Store:
         return {name: self._vectors.output(f"rule_vector.{name}", vector) for name, vector in rule_vectors.items()}
 
     def next_durable_version(self, version: int) -> int | None:
-        """The first version from this one on that a round commits; None: only checkpoints commit."""
+        """Return the first version from this one on that a round commits; None: only checkpoints commit."""
         every = self.commit_every
         return None if every is None else -(-version // every) * every
 
     def check(self) -> None:
-        """Refuses files that have vanished or were cut off: reading them would end the process."""
+        """Raise StoreError if a file has vanished or was truncated: reading it would end the process."""
         self._end_checkpoint()
         self._index.check()
         self.params.check()
@@ -217,13 +220,13 @@ class Store:
         self._arrivals.check()
 
     def prepare_sweep(self, decided: Round) -> None:
-        """Maps the pages that the sweep of this round writes. May be repeated."""
+        """Map the pages that the sweep of this round writes. May be repeated."""
         self._vectors.populate()
         if self.rows is not None and isinstance(decided.rows, NewDiskRows):
             self.rows.populate(decided.rows)
 
     def save_round(self, swept: Round, admission: Admission) -> None:
-        """Records a round whose sweep has been made; commits it if its version is one to commit. May be repeated."""
+        """Record a round after its sweep; commit the round if `commit_every` divides its version. May be repeated."""
         if swept.saved:  # an interrupt came before its publication
             return
         new_rows = swept.rows if isinstance(swept.rows, NewDiskRows) else None
@@ -245,7 +248,7 @@ class Store:
     def checkpoint(
         self, admission: Admission, notes: str | None = None, keep: Sequence[Pulled] = (), asked: Sequence[int] = ()
     ) -> None:
-        """Commits all decisions, including the arrivals in the buffer. All decided rounds must be complete.
+        """Commit all decisions, including the arrivals in the buffer. All decided rounds must be complete.
 
         The store keeps the notes and the older versions in `keep` until the next checkpoint.
         """
@@ -267,7 +270,7 @@ class Store:
             self._end_checkpoint()
 
     def _in_slot(self, version: Pulled) -> Pulled:
-        """The version itself if its params are in a slot; for a version on a GPU a copy in a slot."""
+        """Return the version itself if its params are in a slot; for a version on a GPU, return a copy in a slot."""
         if self.host_versions is None or not on_gpu(version.params):
             return version
         draft, self._spare_draft = self._spare_draft or self.host_versions.take(), None
@@ -275,8 +278,10 @@ class Store:
         return Pulled(self.host_versions.finished(draft, version.version), version.version, version.buffers)
 
     def _end_checkpoint(self) -> None:
-        """Completes a checkpoint if its transaction was made, even if an interrupt came after it; else undoes it. May
-        be repeated.
+        """Complete a checkpoint if its transaction was made, even if an interrupt came after the transaction; else undo
+        it.
+
+        May be repeated.
         """
         begun = self._checkpoint
         if begun is None:
@@ -293,7 +298,7 @@ class Store:
     def _commit(
         self, state: ServerState, table: RowTable | None, admission: Admission, checksums: SweepChecksums = NO_CHECKSUMS
     ) -> None:
-        """Writes all data that are not in their slots yet, and makes the transaction."""
+        """Write all data that are not in their slots yet, and make the transaction."""
         newest = state.current.version
         now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
         own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
@@ -345,7 +350,7 @@ class Store:
         after_commit()
 
     def load(self, facts: Mapping[str, Any], admission: Admission) -> Saved:
-        """The last commit, checked for a server with these facts."""
+        """Return the last commit, checked for a server with these facts."""
         last = self.committed
         assert last is not None
         names = [name for name in self._arrays if name.startswith(("rule_vector.", "total"))]
@@ -361,7 +366,7 @@ class Store:
             raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
 
     def open_tasks(self) -> list[Opened]:
-        """The tasks that were open at the last commit.
+        """Return the tasks that were open at the last commit.
 
         Raises:
             StoreError: their entries are damaged.
@@ -372,7 +377,10 @@ class Store:
             raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
     def attach(self, state: ServerState, params: Row, retained: Sequence[Pulled]) -> ServerState:
-        """The state of a server that continues from the last commit; `params` and those of `retained` are slots."""
+        """Return the state of a server that continues from the last commit.
+
+        `params` and the params of the versions in `retained` are slots of the store.
+        """
         rule_vectors = {name: self._on_device(f"rule_vector.{name}") for name in state.rule_vectors}
         self._committed_params = [params]
         self.retained = retained
@@ -388,12 +396,12 @@ class Store:
         }
 
     def is_newest(self, version: int) -> bool:
-        """Whether a kept version is the newest one, and in its slot; for a server on a GPU it is in another slot."""
+        """Return whether a kept version is the newest one, in the same slot."""
         last = self.committed
         return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
 
     def close(self, versions: Versions | None = None) -> None:
-        """Closes all files and releases the lock. Versions that are still in use do not change."""
+        """Close all files and release the lock. Versions that are still in use do not change."""
         if versions is not None:
             versions = self.host_versions or versions
             self._committed_params, self.retained, self._spare_draft = [], [], None

@@ -1,4 +1,4 @@
-"""The rule of a store, which is kept as data."""
+"""The rule of a store, which is stored as its configuration."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger("afflux")
 
 
 def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Describes the options that differ between two configurations of a rule."""
+    """Describe the options that differ between two configurations of a rule."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys((*before, *now)):
             yield from _changes(before.get(name), now.get(name), f"{path}.{name}" if path else str(name))
@@ -40,7 +40,7 @@ class StoredRule:
         self.was_given = False  #: whether `resolve` was given a rule
 
     def resolve(self, rule: Rule | None) -> Rule:
-        """The rule of the opened server: `rule`, or else that of the last commit.
+        """Return the rule of the opened server: `rule`, or else that of the last commit.
 
         Raises:
             StoreError: the rule does not fit the store, or the stored one has a part that must be given.
@@ -71,7 +71,7 @@ class StoredRule:
         return rule
 
     def config(self, rule: Rule) -> dict[str, Any]:
-        """The configuration of a rule; it is made once for all commits with this rule."""
+        """Return the configuration of a rule, which is made once for all commits with this rule."""
         if self._newest is None or self._newest[0] is not rule:
             self._newest = rule, rule.to_config()
         return self._newest[1]

@@ -20,7 +20,7 @@ NO_CHECKSUMS: SweepChecksums = MappingProxyType({})
 
 
 def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums:
-    """The checksums that the sweep itself has computed, by address."""
+    """Return the checksums that the sweep itself has computed, by address."""
     out, total, rows, states, rule_vectors = checksums
     written: list[tuple[ops.Array | None, bytes]] = [(sweep.out, out)]
     if (cache := sweep.calibrate) is not None:
@@ -33,13 +33,13 @@ def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums
 
 
 def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) -> bytes:
-    """The CRC-32C of each superblock of a vector."""
+    """Return the CRC-32C of each superblock of a vector."""
     found = checksums.get(address(row))
     return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
 
 
 def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
-    """Describes the damage of the vector in a slot that a commit refers to; None if it is sound."""
+    """Describe the damage of the vector in a slot that a commit refers to; return None if the vector is sound."""
     problem = segments.missing_slot(place.slot)
     if problem is not None:
         return problem
@@ -51,10 +51,10 @@ def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
 
 
 def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
-    """Checks the vector in a slot to which a commit refers.
+    """Check the vector in a slot to which a commit refers.
 
     Raises:
-        StoreError: it is missing, or does not match its checksum.
+        StoreError: the vector is missing, or does not match its checksum.
     """
     found = damage(segments, place, num_threads)
     if found is not None:
@@ -76,15 +76,15 @@ class VectorSlots:
                 self.committed[name] = committed[name].slot
 
     def committed_vector(self, name: str) -> Row:
-        """The vector of the last commit; before the first commit, an empty slot."""
+        """Return the vector of the last commit; before the first commit, an empty slot."""
         return self._slots[name][self.committed.get(name, 0)]
 
     def output(self, name: str, now: Row) -> Row:
-        """The vector into which a sweep may write the new values of `now`; it may be `now` itself."""
+        """Return the vector into which a sweep may write the new values of `now`; it may be `now` itself."""
         return self._slots[name][self._target(name, now)]
 
     def _target(self, name: str, now: Row) -> int:
-        """The slot of `now` if it is not the committed one, else the other slot."""
+        """Return the slot of `now` if it is not the committed one, else the other slot."""
         committed = self.committed.get(name)
         own = next((slot for slot, row in self._slots[name].items() if row is now), None)
         return (
@@ -94,7 +94,10 @@ class VectorSlots:
         )
 
     def write(self, name: str, now: Vector, checksums: SweepChecksums) -> Place:
-        """The place of `now` for a commit. Copies `now` to a slot if it is not in one, for example on a GPU."""
+        """Return the place of `now` for a commit.
+
+        `now` is copied to a slot if it is not in one, for example on a GPU.
+        """
         committed = self.committed.get(name)
         if committed is not None and self._slots[name][committed] is now:
             slot = committed
@@ -106,44 +109,44 @@ class VectorSlots:
         return Place(slot, crc(now, self._num_threads, checksums))
 
     def _downloaded(self, name: str, slot: int, now: Vector) -> Row:
-        """A slot with the values of a vector on a GPU."""
+        """Return a slot with the values of a vector on a GPU."""
         self._arrays[name].check([slot])
         self._arrays[name].populate([slot], write=True)
         bring(now, self._slots[name][slot])
         return self._slots[name][slot]
 
     def populate(self) -> None:
-        """Maps the pages that a sweep may write."""
+        """Map the pages that a sweep may write."""
         for name, slots in self._slots.items():
             self._arrays[name].populate(slots, write=True)
 
     def set_committed(self, places: Mapping[str, Place]) -> None:
-        """Records that these places are committed."""
+        """Record that these places are committed."""
         self.committed = {name: place.slot for name, place in places.items()}
 
     def flush(self, places: Mapping[str, Place]) -> None:
-        """Returns when these vectors are on the disk itself."""
+        """Wait until these vectors are on the disk itself."""
         for name, place in places.items():
             self._arrays[name].flush([place.slot])
 
     def check(self) -> None:
-        """Refuses files that have vanished or were cut off."""
+        """Raise StoreError if a file has vanished or was truncated."""
         for name, slots in self._slots.items():
             self._arrays[name].check(slots)
 
 
 class ParamsSlots:
-    """Allocates the slots of one array for a pool of versions, one by one."""
+    """The slots of one array, allocated one by one for a pool of versions."""
 
     def __init__(self, segments: Segments, committed: Iterable[int]) -> None:
-        """The slots in `committed`, each once, are allocated first, in this order."""
+        """Set the slots that are allocated first, in this order: those in `committed`, each once."""
         self._segments = segments
         self._committed = list(committed)
         self._slots: dict[int, int] = {}  # by the address of their memory
         self._rows: dict[int, Row] = {}
 
     def allocate(self) -> Row:
-        """Memory for one more version.
+        """Return memory for one more version.
 
         Raises:
             StoreError: the disk is full.
@@ -162,23 +165,23 @@ class ParamsSlots:
         return row
 
     def owns(self, params: Row) -> bool:
-        """Whether `allocate` has returned the memory of this version."""
+        """Return whether `allocate` has returned the memory of this version."""
         return address(params) in self._slots
 
     def write(self, params: Row) -> int:
-        """Writes a version to its slot, if it is not there yet; returns the slot."""
+        """Write a version to its slot, if it is not there yet; return the slot."""
         slot = self._slots[address(params)]
         self._segments.write(slot, params)
         return slot
 
     def check(self) -> None:
-        """Refuses files that have vanished or were cut off."""
+        """Raise StoreError if a file has vanished or was truncated."""
         self._segments.check(self._rows)
 
     def detach(self, free: Iterable[int]) -> None:
-        """Makes versions that are still in use independent of the files. `free` is memory that is not in use."""
+        """Make versions that are still in use independent of the files. `free` is memory that is not in use."""
         self._segments.detach(self._slots[place] for place in self._slots.keys() - set(free))
 
     def flush(self, slots: Iterable[int]) -> None:
-        """Waits until these slots are on the disk itself."""
+        """Wait until these slots are on the disk itself."""
         self._segments.flush(slots)
