@@ -1,8 +1,9 @@
-"""`afflux bench --against OLD`: times two builds of afflux alternately in one process, on the same inputs.
+"""`afflux bench --against OLD`: a comparison of two builds of afflux, timed alternately in one process on the same
+inputs.
 
-Each build's engine is called by the Python package that belongs to it, its own rows of the benchmark included, because
-their conventions may differ. What both builds must share is the benchmark's vocabulary: `Row`, `Contender` and `Round`,
-and the fields of `Inputs`.
+The Python package of each build calls the build's engine and brings its own rows of the benchmark, because the
+conventions of the builds may differ. Both builds must share only the benchmark's vocabulary: `Row`, `Contender` and
+`Round`, and the fields of `Inputs`.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ CONFIDENCE = 0.95
 
 @dataclass
 class Pair:
-    """One contender, as each of the two builds has it."""
+    """One contender, in both builds."""
 
     old: Timed
     new: Timed
@@ -57,7 +58,7 @@ class Pair:
 def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the two values that enclose the median with probability CONFIDENCE; None if there are too few values.
 
-    The number of values below the median is binomial, whatever their distribution is.
+    The number of values below the median is binomial, for any distribution of the values.
     """
     n, ordered = len(values), sorted(values)
     below, tail = -1, 0.0
@@ -131,7 +132,7 @@ def outputs(timed: Timed, number: int) -> dict[str, str]:
 
 
 def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], repeats: int) -> list[dict[str, Any]]:
-    """Time all pairs of these rows in this case, row by row, so that only one row's vectors are in memory."""
+    """Time all pairs of these rows in this case, row by row, so that only the vectors of one row are in memory."""
     set_threads(case.threads)
     found, new = [], builds.own()
     with progress(case) as step:
@@ -143,8 +144,8 @@ def execute(case: Case, rows: list[Row], old: Build, old_rows: dict[str, Row], r
                 with old.active():
                     before = entrant(case, old_rows[row.name], old_by, shared)
                 after = entrant(case, row, new_by, shared)
-                # The same for both builds: after a rest, code that runs before a sample makes its first microseconds
-                # faster.
+                # The same for both builds: after a rest, code that runs before a sample makes the sample's first
+                # microseconds faster.
                 before.around, after.around = old.active, new.active
                 pairs.append(Pair(before, after))
             load = measure_all([[pair.old, pair.new] for pair in pairs], repeats, step)
@@ -230,7 +231,7 @@ def table(out: dict[str, Any]) -> Printed:
 
 
 def sentences(out: dict[str, Any]) -> list[str]:
-    """Return sentences that describe the two builds and state whether their results are the same."""
+    """Return sentences that describe the two builds, and that say whether their results are the same."""
     lines = table(out).lines
     different = [f"{line['name']} (d = {line['d']:_})" for line in lines if not line["same_bits"]]
     old = out["old"]

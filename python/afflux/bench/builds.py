@@ -1,13 +1,13 @@
-"""Loads a second build of afflux into this process: an extension and the Python package that calls it.
+"""A second build of afflux in this process: an extension and the Python package that calls it.
 
 The second build keeps the module names that its own imports ask for (`afflux.ops`), so its modules are in `sys.modules`
 only while its code runs. Two facts about pybind11 make this necessary:
 
-- It caches every loaded module by the name of its import spec, and returns the cached one for that name. A second
-  extension is therefore loaded as `afflux_other_1._engine`. The last part must stay `_engine`: it names the C function
+- pybind11 caches every loaded module by the name of its import spec, and returns the cached one for that name. So the
+  second extension is loaded as `afflux_other_1._engine`. The last part must stay `_engine`: it names the C function
   that Python calls.
-- It keeps classes and exceptions by the name of their C++ type, for all extensions of a process, unless they are
-  declared local to their extension. This build's are; an older build's need not be.
+- pybind11 keeps classes and exceptions by the name of their C++ type, for all extensions of a process, unless they are
+  declared local to their extension. Those of this build are local; those of an older build need not be.
 """
 
 import importlib
@@ -45,7 +45,7 @@ class Build:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """During the block, every `import` of afflux, also one inside a function, imports this build."""
+        """Let every `import` of afflux in the block, also one inside a function, import this build."""
         others = _taken_out()
         sys.modules.update(self.modules)
         try:
@@ -55,7 +55,7 @@ class Build:
             sys.modules.update(others)
 
     def module(self, name: str) -> Any:
-        """Return the module afflux.`name`; imports it if necessary."""
+        """Return the module afflux.`name`; import it if necessary."""
         with self.active():
             return importlib.import_module(f"afflux.{name}")
 
@@ -63,7 +63,7 @@ class Build:
 def find(path: Path) -> tuple[Path, Path]:
     """Find the extension and the package of a build.
 
-    An extension outside a package is called by the running package.
+    The running package calls an extension that is outside a package.
 
     Args:
         path: the extension, the package, a checkout, or a folder of installed packages.
@@ -81,14 +81,12 @@ def find(path: Path) -> tuple[Path, Path]:
 
 
 def own() -> Build:
-    """The running build, as a Build: so its modules can be removed and restored in the same way as those of the
-    other.
-    """
+    """Return the running build as a Build: its modules can then be removed and restored like those of the other."""
     return Build(Path(_engine.__file__), OWN_PACKAGE, {name: sys.modules[name] for name in _names()})
 
 
 def load(path: Path) -> Build:
-    """Load the build that `find` finds at `path`; raises NoBuild."""
+    """Load the build that `find` finds at `path`; raise NoBuild if there is none, or if it does not load."""
     engine, package = find(path)
     build = Build(engine, package, {})
     with build.active():

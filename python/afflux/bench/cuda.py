@@ -64,7 +64,7 @@ def here() -> Gpu:
 
 
 def events() -> Callable[[], float]:
-    """Start a timer on torch's stream; the result stops it and returns the seconds."""
+    """Start a timer on torch's stream; return a function that stops the timer and returns the seconds."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
 
@@ -125,7 +125,7 @@ def same_bits(row: Row, case: Case, place: Gpu) -> bool:
 
 
 def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[str]) -> list[Timed]:
-    """Return the contenders of this row, ready to be timed; adds those of other libraries that fail to `failed`."""
+    """Return the contenders of this row, ready to be timed; add those of other libraries that fail to `failed`."""
     found = []
     small = replace(case, d=min(case.d, CHECKED))
     few = inputs.make(small, 1, shared.place)

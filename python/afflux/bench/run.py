@@ -1,4 +1,4 @@
-"""Times the engine's operations and torch's, with their bytes, the machine's limit, and the errors."""
+"""A whole run: the engine's operations and torch's, timed, with their bytes, the machine's limit, and the errors."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -22,7 +22,7 @@ from afflux.bench.spec.optional_torch import set_threads
 from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import Traffic
 
-#: (the work that starts, its number of steps); without a number: one step of the work is done
+#: (the work that starts, its number of steps); without a number, one step of the work is done
 Step = Callable[..., None]
 
 

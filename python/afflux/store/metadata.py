@@ -114,8 +114,6 @@ def shape_of(dtype: str, size: int, slots: int) -> Shape:
     """Return the shape for about `slots` slots of `size` elements.
 
     A slot begins on a cache line, a large slot on a page, so that no page holds parts of two large slots.
-
-    A slot begins on a cache line, a large slot on a page, so that no page holds parts of two slots.
     """
     width = slot_width(dtype, size)
     stride = width * np.dtype(dtype).itemsize

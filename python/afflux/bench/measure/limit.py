@@ -22,7 +22,7 @@ def mix(traffic: Traffic) -> set[object]:
 def comparable(probe: Timed, traffic: Traffic) -> bool:
     """Return whether the probe only reads, or reads and writes as this operation does.
 
-    Another mix is other traffic: for example, a probe in place avoids the hidden read of memory that is written.
+    The speeds of other mixes differ: for example, a probe in place avoids the hidden read of memory that is written.
     """
     return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
 
@@ -47,7 +47,7 @@ def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed
 
 
 def of_kinds(probes: Iterable[Timed]) -> dict[str, float]:
-    """Return the fastest probe of each kind of traffic."""
+    """Return the highest bandwidth of the probes of each kind of traffic."""
     best: dict[str, float] = {}
     for probe in probes:
         sort = kind(probe.traffic)

@@ -1,4 +1,4 @@
-"""The native probes, `native_probes.cpp`. They are compiled at the first use, and the result is kept for later runs."""
+"""The native probes, `native_probes.cpp`. They are compiled at the first use; the library is kept for later runs."""
 
 import ctypes
 import functools
@@ -93,7 +93,7 @@ def folder() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the probes for this source, compiler and CPU; raises MissingCompiler."""
+    """Load the probes for this source, compiler and CPU; raise MissingCompiler if they cannot be compiled."""
     command = [*compiler(), *FLAGS]
     made_of = (SOURCE.read_text(), command, output([*compiler(), "--version"]), machine.cpu_model())
     path = folder() / f"probes-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"

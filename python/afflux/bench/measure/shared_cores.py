@@ -1,7 +1,7 @@
-"""Detects shared cores: another program, also of another virtual machine, may run on a core's other hardware thread.
+"""Detection of shared cores.
 
-Additions in registers then take up to twice as long, and so does work that computing limits. The speed of memory hardly
-changes.
+Another program, also of another virtual machine, may run on a core's other hardware thread. Additions in registers then
+take up to twice as long, and so does other work whose limit is arithmetic. The speed of memory hardly changes.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from afflux.bench.measure import native_probes
 
 #: Rounds of twelve additions in one sample: about 50 us.
 ROUNDS = 40_000
-#: The ratio of the median to the best time from which the results mention it.
+#: The results mention shared cores from this ratio of the median to the best time on.
 SHARED = 1.15
 
 
@@ -26,7 +26,7 @@ def _additions() -> Callable[[int], float] | None:
 
 @dataclass
 class AdditionTimer:
-    """Times additions between the samples of a run, if there are native probes."""
+    """A timer of additions, which run between the samples of a run if there are native probes."""
 
     seconds: list[float] = field(default_factory=list)
     additions: Callable[[int], float] | None = field(default_factory=_additions)

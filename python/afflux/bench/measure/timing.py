@@ -102,7 +102,7 @@ def measure_groups(
 
 
 def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool = True) -> Timed:
-    """Return a contender, ready to be timed: it is made and checked, and has run on each set."""
+    """Return a contender, ready to be timed: it was made and checked, and has run on each set."""
     ready = by.make(shared)
     timed = Timed(
         by.name,
@@ -155,7 +155,8 @@ def sample(name: str, array: Vector, size: int) -> np.ndarray:
 def error(got: np.ndarray, exact: np.ndarray, terms: np.ndarray) -> dict[str, float]:
     """Return the largest error, absolute and in float32 ulps of the exact value, and the largest sum of |terms|.
 
-    The ulps of a result that cancels are small: a sum rounded once is within half an ulp even then.
+    If the terms cancel, the ulps of the result are small. A sum that is rounded once has an error of at most half an
+    ulp even then.
     """
     difference = np.abs(got.astype(np.float64) - exact)
     ulps = difference / np.spacing(np.abs(exact).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Writes the results of a run: JSON, Markdown and pictures, each to its own file or all into one folder."""
+"""Files of the results of a run: JSON, Markdown and pictures, each in a file of its own or all in one folder."""
 
 import gzip
 import json

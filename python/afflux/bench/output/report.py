@@ -14,7 +14,7 @@ from afflux.bench.spec.row import Row
 from afflux.bench.spec.streams import kind, spoken
 
 FORMAT = 4
-LEVEL = 0.99  #: contenders that take less than this share of afflux's time count as faster
+LEVEL = 0.99  #: contenders that take less than this share of afflux's time are listed as faster
 
 
 def summary(seconds: list[float]) -> dict[str, float]:

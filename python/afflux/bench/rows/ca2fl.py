@@ -104,7 +104,7 @@ def difference_sum(params: Tensor, updates: Tensor, rows: Tensor, h: Tensor, num
 
 
 def difference_best(inputs: Inputs) -> Formula:
-    """A contender of matrix-vector products on contiguous buffers, which allocates nothing."""
+    """Return the formula with matrix-vector products on contiguous buffers, which allocates nothing."""
     out = inputs.place.tensor(inputs.out)
     total, plus = torch.empty_like(out), out.new_ones(inputs.m)
     minus = -plus
@@ -122,7 +122,7 @@ def difference_best(inputs: Inputs) -> Formula:
 
 
 def cached(formula: Formula | None = None, *, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
-    """A contender with its own rows and h; without a formula, difference_best."""
+    """Return a contender with its own rows and h; without a formula, it uses difference_best."""
 
     def make(inputs: Inputs) -> Round:
         place, rows, h = inputs.place, inputs.last_rows(), inputs.place.empty(inputs.d)

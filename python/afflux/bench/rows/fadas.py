@@ -18,7 +18,7 @@ from afflux.bench.spec.row import Exact, Row, one_case
 from afflux.bench.spec.streams import Streams
 from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 
-#: The inputs of a round without the updates, and its outputs.
+#: The inputs of a round (without the updates) and its outputs.
 NAMES = ("params", "m", "v", "v_hat")
 
 
@@ -39,7 +39,7 @@ def named(arrays: Any) -> Arrays:
 
 
 def ready(inputs: Inputs, run: Callable[[int], object], params: Sequence[Any], states: list[Any]) -> Round:
-    """A round that reads params[k] and `states`, and whose run returns the new params and states."""
+    """Return a round that reads params[k] and `states`; `run` returns the new params and states."""
 
     def before(k: int) -> Arrays:
         return inputs.read(k, inputs.equal_weights) | named([params[k], *states])
@@ -88,7 +88,7 @@ def summed(params: Tensor, updates: list[Tensor], *states: Tensor, of: Any = tor
 def functional(
     formula: Formula, *, compiled: bool = False, convert: Conversion = as_tensor
 ) -> Callable[[Inputs], Round]:
-    """A contender that returns new params and states."""
+    """Return a contender that returns new params and states."""
 
     def make(inputs: Inputs) -> Round:
         call = torch.compile(formula, dynamic=False) if compiled else formula
@@ -134,7 +134,7 @@ def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
 
 
 def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
-    """A contender that overwrites its own params, states and direction, and allocates nothing.
+    """Return a contender that overwrites its own params, states and direction, and allocates nothing.
 
     `sign`: the sign with which direction and m are kept.
     """

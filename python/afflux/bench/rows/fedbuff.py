@@ -38,7 +38,7 @@ def as_rows(inputs: Inputs) -> list[list[Float32]]:
 
 
 def afflux_round(layout: Callable[[Inputs], list[list[Float32]]] = as_vectors) -> Callable[[Inputs], Round]:
-    """A contender on the M updates of each input set, in the memory that `layout` picks."""
+    """Return a contender on the M updates of each input set, in the memory that `layout` picks."""
 
     def make(inputs: Inputs) -> Round:
         passes = [
@@ -68,7 +68,7 @@ def one_expression(params: Tensor, updates: list[Tensor], weights: Tensor) -> Te
 
 
 def functional(formula: Formula, *, weighted: bool, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
-    """A contender that returns new params and keeps no state."""
+    """Return a contender that returns new params and keeps no state."""
 
     def make(inputs: Inputs) -> Round:
         weights, place = inputs.weights if weighted else inputs.equal_weights, inputs.place
@@ -96,7 +96,10 @@ def addmv(params: Tensor, updates: Tensor, weights: Tensor) -> None:
 
 
 def in_place(formula: Formula) -> Any:
-    """A contender that overwrites its own params, which moves no more bytes than a separate out."""
+    """Return a contender that overwrites its own params.
+
+    It moves no more bytes than a contender with a separate out.
+    """
 
     def make(inputs: Inputs) -> Round:
         place = inputs.place

@@ -60,7 +60,7 @@ def afflux_round(inputs: Inputs) -> Round:
 
 
 def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Inputs], Round]:
-    """A contender on a contiguous bfloat16 matrix (M, d), with its own params."""
+    """Return a contender on a contiguous bfloat16 matrix (M, d), with its own params."""
 
     def make(inputs: Inputs) -> Round:
         own = HOST.copied(inputs.params[0])

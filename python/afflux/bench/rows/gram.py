@@ -49,7 +49,7 @@ def afflux_round(inputs: Inputs) -> Round:
 
 
 def product(formula: Callable[[Any], Any], convert: Conversion = as_tensor) -> Callable[[Inputs], Round]:
-    """A contender on the updates as one matrix (M, d)."""
+    """Return a contender on the updates as one matrix (M, d)."""
 
     def make(inputs: Inputs) -> Round:
         blocks = [convert(inputs.place, block) for block in inputs.updates]

@@ -24,7 +24,10 @@ def afflux_round(inputs: Inputs) -> Round:
 
 
 def numpy_copy(inputs: Inputs) -> Round:
-    """A copy by NumPy, whose copies use one thread: each of our threads copies a part."""
+    """Return a contender that copies with NumPy.
+
+    A copy by NumPy uses one thread, so each of our threads copies a part.
+    """
     parts = threaded(inputs.num_threads, inputs.d)
 
     def copy(slot: Float32, vector: Float32) -> None:

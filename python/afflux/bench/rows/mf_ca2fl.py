@@ -74,7 +74,7 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
 
 
 class Coder:
-    """Encodes rows as float16, or as codes from 0 to `levels` with the least value and the step of each row."""
+    """A coder of rows: as float16, or as codes from 0 to `levels` with the least value and the step of each row."""
 
     of: Any = torch
 
@@ -137,7 +137,7 @@ def client_by_client(coder: Coder) -> Callable[..., Tensor]:
 def cached(
     made: Callable[[], Coder], *, compiled: bool = False, convert: Conversion = as_tensor
 ) -> Callable[[Inputs], Round]:
-    """A contender with its own coder, rows and h."""
+    """Return a contender with its own coder, rows and h."""
 
     def make(inputs: Inputs) -> Round:
         coder = made()

@@ -17,7 +17,10 @@ def applied(
     before: Callable[[int], Arrays],
     state: Callable[[], Arrays] = nothing_more,
 ) -> Round:
-    """A round that applies passes[k]; its outputs are `inputs.out` and, beside it, what was updated in place."""
+    """Return a round that applies passes[k].
+
+    Its outputs are `inputs.out`, and the arrays that were updated in place, from `state`.
+    """
 
     def run(k: int) -> object:
         ops.apply(passes[k], num_threads=inputs.num_threads)

@@ -23,7 +23,7 @@ FEW = 3  #: cases of a quick run
 
 
 def cold(asked: Asked, d: int, m: int) -> Case:
-    """Return a case with so many input sets that they exceed the caches, one after the other in each sample."""
+    """Return a case with so many input sets that they exceed the caches; each sample uses them one after the other."""
     laps = 2 if asked.quick else max(1, ceil(4 * machine.last_level() / moved(fedbuff.traffic(m), d)))
     return Case(d, m, asked.threads, sets=max(asked.sets, laps), laps=laps)
 
@@ -53,7 +53,7 @@ def server_traffic(m: int) -> Traffic:
 
 
 def server_round(inputs: Inputs) -> Round:
-    """A contender in which M of SEEN clients, spread over all N, push in turn; the M-th push makes the step."""
+    """Return a contender in which M of SEEN clients, spread over all N, push in turn; the M-th push makes the step."""
     server = Server(
         ca2fl_rule(buffer_size=inputs.m, server_lr=LR),
         inputs.params[0],

@@ -1,7 +1,7 @@
 """WKAFL: the inner products of gradients with their estimate, the weights, and the step that uses them.
 
-The weights depend on whole vectors. Their reference, `coefficients`, therefore reads whole vectors too: the paper's
-formulas in float64, without the Gram matrix.
+The weights depend on whole vectors, so their reference, `coefficients`, also reads whole vectors. It computes the
+paper's formulas in float64, without the Gram matrix.
 """
 
 from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def two_sweeps(inputs: Inputs) -> Round:
 
 
 def first_sweep(inputs: Inputs) -> Round:
-    """A contender that computes only the inner products."""
+    """Return a contender that computes only the inner products."""
     estimate, even = inputs.last_mean(), np.full(inputs.m, 1 / inputs.m)
 
     def run(k: int) -> ops.InnerProducts:
@@ -233,14 +233,14 @@ def in_cupy() -> Sweeps:
 
 @dataclass(frozen=True)
 class FromGram:
-    """Computes the result of ops.inner from all inner products of [estimate, g_1 .. g_M]."""
+    """The result of ops.inner, computed from all inner products of [estimate, g_1 .. g_M]."""
 
     gram: Float64
 
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
-        """See Arrivals.inner; own_weight is 0."""
+        """Return what Arrivals.inner returns; own_weight is 0."""
         count = len(self.gram) - 1
         moved = np.hstack([np.full((count, 1), shift), np.eye(count)])
         products = moved @ self.gram @ moved.T

@@ -39,7 +39,7 @@ class Host:
 
     @contextmanager
     def written(self, vector: Vector) -> Iterator[npt.NDArray[Any]]:
-        """Give a NumPy array whose values are copied to the vector at the end of the block."""
+        """Yield a NumPy array; at the end of the block, the vector gets its values."""
         yield vector
 
     def array(self, array: Vector) -> npt.NDArray[Any]:
@@ -58,7 +58,7 @@ class Host:
 
 
 class Gpu(Host):
-    """torch tensors on a GPU, of the device of those that `put` makes."""
+    """torch tensors on a GPU, on the device of the tensors that `put` makes."""
 
     def __init__(self, put: Callable[[npt.NDArray[Any]], Any]) -> None:
         self._put = put

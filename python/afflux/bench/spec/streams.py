@@ -18,7 +18,7 @@ class Streams:
         return ceil(d * self.times * (sum(self.reads) + sum(self.writes) + 2 * sum(self.in_place)))
 
     def written(self) -> float:
-        """The bytes per element that are written. Written memory must not be an input of any contender."""
+        """Return the bytes per element that are written. Written memory must not be an input of any contender."""
         return self.times * (sum(self.writes) + sum(self.in_place))
 
     def __str__(self) -> str:

@@ -39,7 +39,10 @@ def module(make: type[Any], tensors: Model) -> Any:
 
 
 def a_server(kind: Any, model: Any, clients: int, **facts: Any) -> Any:
-    """Return a server of FLGo with the attributes that `flgo.init` sets; its constructor needs a whole task."""
+    """Return a server of FLGo with the attributes that `flgo.init` sets.
+
+    The constructor of the server needs a whole task.
+    """
     server = kind.__new__(kind)
     shared = {"logger": SimpleNamespace(output=defaultdict(list)), "clock": SimpleNamespace(current_time=0)}
     own = {"model": model, "num_clients": clients, "clients_per_round": clients, "sample_option": "uniform"}
@@ -103,7 +106,7 @@ def by_fedbuff(inputs: Inputs) -> Round:
 
 
 def average(inputs: Inputs, params: Model) -> Any:
-    """Only the arithmetic of FLGo's servers, on tensors by name."""
+    """Return functions that do only the arithmetic of FLGo's servers, on tensors by name."""
     mean, weights = find("flgo.utils.fmodule")._modeldict_weighted_average, [1 / inputs.m] * inputs.m
     return list, lambda models: mean(models, weights)
 

@@ -50,14 +50,16 @@ def replies_in(inputs: Inputs) -> list[list[Any]]:
 def quiet() -> None:
     """Silence Flower's log lines about each step, which would be timed."""
     find("flwr.common.logger").FLOWER_LOGGER.setLevel("ERROR")
-    # Flower's own drivers set it before a ServerApp runs.
+    # Flower's own drivers set the task's identity before a ServerApp runs.
     identity = find("flwr.supercore.task_identity").TaskIdentity
     identity.run_id, identity.node_id, identity.task_id = 1, 1, 1
 
 
 def by_adapter(inputs: Inputs) -> Round:
-    """`AsyncStrategy` on replies: it pulls messages, reads their bytes in place, pushes them, records the step and its
-    metrics, and makes the next record.
+    """Return a contender that runs `AsyncStrategy` on replies.
+
+    It pulls messages, reads their bytes in place, pushes them, records the step and its metrics, and makes the next
+    record.
     """
     quiet()
     core, loops = find("afflux.integrations._core"), find("afflux.integrations._loop")
@@ -85,7 +87,7 @@ def by_adapter(inputs: Inputs) -> Round:
 
 
 def flowers_own(inputs: Inputs, params: Model) -> Any:
-    """Flower's `aggregate_arrayrecords`, whose result is the next record."""
+    """Return functions that call Flower's `aggregate_arrayrecords`, whose result is the next record."""
     contain, _ = flower(inputs, params)
     aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
 
@@ -96,7 +98,10 @@ def flowers_own(inputs: Inputs, params: Model) -> Any:
 
 
 def by_fedavg(inputs: Inputs) -> Round:
-    """Flower's FedAvg on the same messages: it checks that they fit together, and aggregates metrics, too."""
+    """Return a contender that runs Flower's FedAvg on the same messages.
+
+    FedAvg also checks that the messages fit together, and aggregates metrics.
+    """
     quiet()
     strategy, replies = find("flwr.serverapp.strategy").FedAvg(), replies_in(inputs)
 

@@ -35,7 +35,10 @@ def deltas_of(inputs: Inputs, k: int) -> Any:
 
 
 def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Callable[[Inputs], Round]:
-    """`AsyncServer` on results that NVFlare has received; afterwards the version can be sent."""
+    """Return a contender that runs `AsyncServer` on results that NVFlare has received.
+
+    After the round, the version can be sent.
+    """
 
     def make(inputs: Inputs) -> Round:
         core, calls = find("afflux.integrations._core"), find("afflux.integrations._nvflare_calls")
@@ -76,7 +79,10 @@ def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Calla
 
 
 def example(inputs: Inputs, params: Model) -> Any:
-    """The arithmetic of NVFlare's FedBuff example in Collab, with a copy of the model for the clients."""
+    """Return functions with the arithmetic of NVFlare's FedBuff example in Collab.
+
+    They also copy the model for the clients.
+    """
 
     def mean(models: list[Model]) -> Model:
         deltas = [{name: y.detach().cpu() - params[name] for name, y in model.items()} for model in models]
@@ -95,7 +101,10 @@ def example(inputs: Inputs, params: Model) -> Any:
 
 
 def helper(kind: Callable[[Model], Model]) -> Any:
-    """The mean that NVFlare's FedAvg adds up as results arrive: the mean of the models, which is the next model."""
+    """Return functions that compute the mean as NVFlare's FedAvg does: it adds up models as they arrive.
+
+    The mean of the models is the next model.
+    """
 
     def step(inputs: Inputs, params: Model) -> Any:
         aggregation = find("nvflare.app_common.aggregators.weighted_aggregation_helper").WeightedAggregationHelper()
@@ -120,7 +129,10 @@ def as_arrays(make: Callable[[Inputs], Round]) -> Callable[[Inputs], Round]:
 
 
 def edge(inputs: Inputs) -> Round:
-    """NVFlare's manager of models for devices. Its models consist of lists, as in JSON."""
+    """Return a contender that runs NVFlare's manager of models for devices.
+
+    Its models consist of lists, as in JSON.
+    """
     dxo, mud = find("nvflare.apis.dxo"), find("nvflare.edge.mud")
     context = find("nvflare.apis.fl_context").FLContext()
     manager = find("nvflare.edge.assessors.buff_model_manager").BuffModelManager(num_updates_for_model=inputs.m)
@@ -137,7 +149,7 @@ def edge(inputs: Inputs) -> Round:
         return [mud.ModelUpdate(1, diff.to_shareable(), {str(i): 0.0}) for i, diff in enumerate(diffs)]
 
     def contain(k: int) -> None:
-        """The manager keeps replies, so each round has its own."""
+        """Make replies for each round, because the manager keeps the replies that it gets."""
         replies[:] = [[replies_of(each) for _ in range(LAPS)] for each in range(len(ready))]
 
     contain(0)  # for the check of errors

@@ -42,12 +42,12 @@ def reference(before: Arrays) -> Exact:
     return adaptive_step([before[name] for name in NAMES], direction, size, (BETA1, BETA2), EPSILON)
 
 
-#: A function that makes a round, and one that returns the peer's states in the order of NAMES.
+#: A function that makes a round, and a function that returns the peer's states in the order of NAMES.
 Ready = tuple[Callable[[int], object], Callable[[], tuple[Any, ...]]]
 
 
 def stepping(make: Callable[[Inputs], Ready], *, models: bool = False, weighted: bool = True) -> Any:
-    """A contender that keeps its own states; `models`: its clients send models, not updates."""
+    """Return a contender that keeps its own states; with `models`, its clients send models, not updates."""
 
     def ready(inputs: Inputs) -> Round:
         run, states = make(inputs)
@@ -116,7 +116,7 @@ def fused(inputs: Inputs) -> Ready:
 
 
 def nvflare(inputs: Inputs) -> Ready:
-    """The step of NVFlare's FedOpt, without the workflow around it."""
+    """Return the step of NVFlare's FedOpt, without the workflow around it."""
     peer = NVFlare(inputs.d, inputs.m, tensors=True)
     prebuilt = [containers(peer, block, inputs.m) for block in inputs.updates]
     generator = find("nvflare.app_opt.pt.fedopt").PTFedOptModelShareableGenerator({"path": "torch.optim.Adam"})
@@ -150,7 +150,10 @@ class Reply:
 
 
 def flower(inputs: Inputs) -> Ready:
-    """Flower's strategy without the network. The result, a record, is unpacked as in the next round."""
+    """Return the step of Flower's strategy, without the network.
+
+    The result, a record, is unpacked as in the next round.
+    """
     peer = FlowerRecords(inputs.d, inputs.m)
     prebuilt = [[Reply(content) for content in containers(peer, block, inputs.m)] for block in inputs.updates]
     logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise it logs each round

@@ -174,8 +174,9 @@ class Fluke:
 
 
 class APPFL:
-    """APPFL's x + sum_i w_i (y_i - x), with its own x. With weights whose sum is 1 this is the mean of the y, which are
-    our vectors.
+    """The mean of APPFL, which computes x + sum_i w_i (y_i - x) with its own x.
+
+    If the sum of the weights is 1, the result is the mean of the y, and the y are our vectors.
 
     Each call returns a copy of x. With optimize_memory, its default, each call also collects the garbage of the whole
     process, which here includes the imports of all peers. `collecting=False` makes this collection do nothing.
@@ -209,7 +210,7 @@ class APPFL:
 
 @dataclass(frozen=True)
 class Peer:
-    """Describes a peer's mean; its modules are imported later."""
+    """A description of a peer's mean; the peer's modules are imported later."""
 
     name: str
     what: str
@@ -223,7 +224,7 @@ class Peer:
 APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
 APPFL_KEPT, APPFL_TEMPORARY = vector_bytes(lambda m: 4), vector_bytes(lambda m: 3)
 
-#: This peer's time is that of twelve walks over the whole heap, for any d, so it is timed in one row only, `peers`.
+#: This peer takes as long as twelve walks over the whole heap, for any d, so it is timed in one row only, `peers`.
 COLLECTING = Peer(
     "appfl, gc",
     "with optimize_memory, collecting garbage",

@@ -18,7 +18,7 @@ from afflux.rules import fedavg
 from afflux.server.server import Server
 
 D, QUICK_D, SMALL = 2_500_000, 20_000, 650
-LAPS = 20  #: rounds in a sample of a small model; one alone measures how caches fill with its code
+LAPS = 20  #: rounds in a sample of a small model; a single round would measure how the caches fill with its code
 ARRAYS = 20  #: arrays of a model
 Model = dict[str, Any]
 
@@ -97,7 +97,7 @@ def plain(inputs: Inputs, params: Model) -> Any:
 
 
 def pfl(inputs: Inputs, params: Model) -> Any:
-    """pfl: the statistics of a client are made from its model by one subtraction for each array."""
+    """Return the functions of pfl: one subtraction for each array makes a client's statistics from its model."""
     find("pfl.model.pytorch")
     statistics = find("pfl.stats").MappedVectorStatistics
     aggregator = find("pfl.aggregate.base").SumAggregator()
@@ -114,7 +114,10 @@ def pfl(inputs: Inputs, params: Model) -> Any:
 
 
 def flower(inputs: Inputs, params: Model) -> Any:
-    """Flower: records as they arrive from the network, with the bytes of an .npy file for each array."""
+    """Return the functions of Flower.
+
+    Records are as they arrive from the network, with the bytes of an .npy file for each array.
+    """
     app = find("flwr.app")
     aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
     metrics = app.MetricRecord({"num-examples": 1})
@@ -130,7 +133,10 @@ def flower(inputs: Inputs, params: Model) -> Any:
 
 
 def appfl(inputs: Inputs, params: Model) -> Any:
-    """APPFL's FedBuff, whose base is its current model; without the collections of garbage, which take seconds."""
+    """Return the functions of APPFL's FedBuff, whose base is its current model.
+
+    The collections of garbage, which take seconds, are left out.
+    """
     options = {"K": inputs.m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": False}
     config = find("omegaconf").OmegaConf.create(options)
     own = torch.nn.Module()

@@ -84,7 +84,7 @@ def afflux_mean(inputs: Inputs) -> Round:
 
 
 def torch_mean(inputs: Inputs) -> Round:
-    """The unweighted mean by torch."""
+    """Return the unweighted mean, computed by torch."""
     updates = [list(torch.from_numpy(block)) for block in inputs.updates]
 
     def before(k: int) -> Arrays:

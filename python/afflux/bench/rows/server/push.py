@@ -26,7 +26,10 @@ FEW, MANY = 64, 4096  #: pushes of a sample that is in the cache, and the most p
 
 
 def cases(asked: Asked) -> list[Case]:
-    """Return one case per d: M vectors fill 4 last-level caches; M is FEW if this takes more than MANY. One thread."""
+    """Return one case per d, with one thread.
+
+    M vectors fill 4 last-level caches; M is FEW if this would need more than MANY vectors.
+    """
 
     def pushes(d: int) -> int:
         cold = math.ceil(4 * machine.last_level() / (4 * d))
@@ -37,7 +40,10 @@ def cases(asked: Asked) -> list[Case]:
 
 
 def preparation(inputs: Inputs, run: Callable[[int], object], finish: Callable[[int], object]) -> Callable[[int], None]:
-    """Complete the round. Then the caches hold all vectors, or none if the vectors are larger than the last level."""
+    """Return a function that completes the round before a sample.
+
+    Afterwards the caches hold all vectors, or none if the vectors are larger than the last level.
+    """
     fits = 2 * inputs.updates[0].nbytes <= machine.last_level()
 
     def prepare(k: int) -> None:

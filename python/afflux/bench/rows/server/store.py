@@ -79,7 +79,7 @@ def held(d: int, m: int) -> int:
 
 
 def beside_memory(lines: list[Line]) -> None:
-    """Add the time on disk over the same in memory, or over a whole round in memory if the same was not timed."""
+    """Add the ratio of the time on disk to the time in memory; of a whole round in memory if the same was not timed."""
     medians = {line["name"]: line["median"] for line in lines}
     for line in lines:
         same = line["name"].replace("afflux", "in memory", 1)

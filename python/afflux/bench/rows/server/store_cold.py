@@ -41,7 +41,10 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
                 served[0].push(client=first + i, update=inputs.vectors[k][i % m], version=served[0].version)
 
         def prepare(k: int) -> None:
-            """Close and open the store, because a map keeps its pages. Pushes of other clients load its slots."""
+            """Close and open the store, because a map keeps its pages.
+
+            Pushes of other clients then load its slots.
+            """
             served.pop().close(checkpoint=False)
             gc.collect()
             for segment in path.glob("rows/c/*/0") if cold else ():
@@ -59,7 +62,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
 
 
 def plain_reading(inputs: Inputs) -> Round:
-    """A contender that reads one file of the size of M rows, from its beginning to its end."""
+    """Return a contender that reads one file of the size of M rows, from its beginning to its end."""
     folder = TemporaryDirectory(prefix="afflux-bench-")
     path, block = Path(folder.name, "rows"), bytearray(BLOCK)
     path.write_bytes(np.random.default_rng(0).bytes(inputs.m * CODEC.row_bytes(inputs.d)))

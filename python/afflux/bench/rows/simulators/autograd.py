@@ -1,4 +1,7 @@
-"""torch's autograd alone, on the same losses and gradients: no simulator that trains through autograd can be faster."""
+"""torch's autograd alone, on the same losses and gradients.
+
+No simulator that trains through autograd can be faster.
+"""
 
 from collections.abc import Callable
 
@@ -8,7 +11,7 @@ from afflux.bench.rows.simulators.workload import Run, Workload, data_of, flat, 
 
 
 def autograd_alone(work: Workload) -> Callable[[], Run]:
-    """Forward and backward passes over prepared batches: no optimizer, no order of batches, no server."""
+    """Return runs of forward and backward passes over prepared batches: no optimizer, no shuffling, no server."""
     module = seeded(work.make_model)
     batches = [
         [(x, y) for x, y in zip(*(part.split(work.batch_size) for part in data_of(client)), strict=True)]

@@ -35,10 +35,10 @@ def compute_loss(model: Any, batch: Any, device: Any) -> dict[str, Any]:
 
 
 def eval(model: Any, loader: Any, device: Any) -> dict[str, float]:
-    """Required by FLGo; nothing is evaluated."""
+    """Return no metrics; FLGo requires this function, and nothing is evaluated."""
     return {}
 
 
 def get_model() -> Any:
-    """Required by FLGo; the model is an argument of `flgo.init`."""
+    """Raise NotImplementedError: FLGo requires this function, but the model is an argument of `flgo.init`."""
     raise NotImplementedError

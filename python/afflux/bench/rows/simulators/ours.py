@@ -38,20 +38,20 @@ def ours(work: Workload, *, compile: bool = False) -> Callable[[], Run]:
 
 
 def ours_compiled(work: Workload) -> Callable[[], Run]:
-    """Return the same runs with compiled steps. The C++ compiler ran before; a run only traces the step."""
+    """Return the same runs with compiled steps. The C++ compiler has run before; a run only traces the step."""
     compile_step(work.make_model, work.batch_size)
     return ours(work, compile=True)
 
 
 @cache
 def compile_step(make_model: MakeModel, batch_size: int) -> None:
-    """Make a run, after which this process has the compiled step."""
+    """Make one run; afterwards this process has the compiled step."""
     with redirect_stderr(StringIO()):
         ours(Workload(make_model, 1, 1, 1, 1, batch_size), compile=True)()()
 
 
 def no_compiler() -> str | None:
-    """Return why steps cannot be compiled here; None: they can."""
+    """Return why steps cannot be compiled here; None if they can."""
     from afflux.sim.clients.compiled_training import require_compiler
     from afflux.sim.errors import ConfigError
 

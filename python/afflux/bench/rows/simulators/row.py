@@ -30,7 +30,10 @@ QUICK_UPDATES = CONCURRENCY + BUFFER
 
 
 def rounds_of(simulator: Simulator, make_model: MakeModel, *, trains: bool = True) -> Callable[[Inputs], Round]:
-    """Return a contender. Its error is that of one update, as simulators order the batches of a run differently."""
+    """Return a contender.
+
+    Its error is the error of one update, because simulators order the batches of a run differently.
+    """
 
     def make(inputs: Inputs) -> Round:
         new_run = simulator(Workload(make_model, inputs.m))

@@ -42,7 +42,7 @@ def logistic() -> Any:
 
 
 def cnn() -> Any:
-    """LeNet-5 with max pooling and ReLU."""
+    """Return LeNet-5 with max pooling and ReLU."""
     nn = torch.nn
     return nn.Sequential(
         *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
