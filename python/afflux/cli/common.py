@@ -126,7 +126,7 @@ def split_rules(rules: str) -> list[str]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read seeds separated by commas; raises ConfigError."""
+    """Read seeds separated by commas; raise ConfigError if they are not different whole numbers from 0 on."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

@@ -197,7 +197,7 @@ def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    """Return how the pushes ended, and what that means."""
+    """Return the number of pushes by outcome, with the meaning of each outcome."""
     decided, others = list[str](), list[str]()
     for name, count in counts.items():
         if count:
@@ -235,7 +235,7 @@ def _question(health: Health) -> str:
 
 
 def _some(lines: Iterable[str], whole: bool) -> list[str]:
-    """Return the first lines, and a line with the number of the others."""
+    """Return the first lines, and a line with the number of the omitted ones."""
     found = list(lines)
     more = [] if whole or len(found) <= MOST else [f"... and {len(found) - MOST:,} more (--all)"]
     return found if not more else found[:MOST] + more

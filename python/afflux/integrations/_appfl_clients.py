@@ -1,4 +1,7 @@
-"""Records which version each client of APPFL trains from, as far as it is known: APPFL's messages do not contain it."""
+"""The version that each client of APPFL trains from, as far as it is known.
+
+APPFL's messages do not contain the version.
+"""
 
 from dataclasses import dataclass
 from math import inf
@@ -31,9 +34,9 @@ class KnownClients:
         self._run, self._most = run, 2 * run.concurrency
         self._resumed = run.server.joins > 0  # clients may send models that they trained in an earlier run
         self._known: dict[str, Client] = {}  # by the key of the assignment, newest last
-        #: The version that was sent without an id (None: more than one version), and the time until which it counts.
+        #: The version that was sent without an id, and the time until which it counts. None: more than one version.
         self._first: tuple[Pulled | None, float] = (None, 0.0)
-        self._seen: set[str] = set()  # keys of clients that had an assignment, as long as `_first` may count
+        self._seen: set[str] = set()  # keys of clients that had an assignment, while `_first` may count
 
     def of(self, client: ClientId) -> Client:
         """Return the facts about this client.

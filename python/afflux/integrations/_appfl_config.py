@@ -43,7 +43,7 @@ def aggregation_of(config: Any) -> Aggregation:
     for name, why in _REFUSED.items():
         if given.pop(name, False) is not False:
             raise AffluxError(f"[appfl] {name}: {why}")
-    given.pop("optimize_memory", None)  # of APPFL's own aggregators
+    given.pop("optimize_memory", None)  # an option of APPFL's own aggregators
     settings, given = RunSettings.split(given, without=_NO_SETTINGS)
     num_clients = optional(count_of(1))("appfl", "num_clients", given.pop("num_clients", None))
     metrics = given.pop("metrics", METRICS)
@@ -51,7 +51,7 @@ def aggregation_of(config: Any) -> Aggregation:
         raise AffluxError(f"[appfl] metrics is {brief(metrics)}, must be a list of names")
     loss_key, model_configs = given.pop("loss_key", "val_loss"), given.pop("model_configs", None)
     weights = one_of(None, "equal", "sample_size")("appfl", "client_weights_mode", given.get("client_weights_mode"))
-    if given.get("dialect") != "appfl":  # which has an option of this name
+    if given.get("dialect") != "appfl":  # the dialect "appfl" has an option of this name
         given.pop("client_weights_mode", None)
     rule = rule_of("appfl", given.pop("rule", "fedbuff"), given, num_clients)
     cached = rule.calibrate.cached or rule.needs.passes

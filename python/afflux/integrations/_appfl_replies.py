@@ -1,4 +1,4 @@
-"""Reads the replies of APPFL's clients: a dict of arrays, and a dict of the trainer's report. Both are untrusted."""
+"""The replies of APPFL's clients: a dict of arrays, and a dict of the trainer's report. Both are untrusted."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ WEIGHT = ""
 class Last(NamedTuple):
     """Facts about a client's last model."""
 
-    #: Differs between models, unless a few elements and the reports agree. None: no model, or the trainer reports no
-    #: round, so that two trainings with the same result cannot be distinguished.
+    #: Two models have different marks, unless a few of their elements and their reports agree. None: no model, or a
+    #: report without a round, which cannot distinguish two trainings with the same result.
     mark: int | None
     round: int  #: number of the client's trainings, as APPFL's trainers count them; 1 if they do not
 
@@ -32,7 +32,7 @@ def id_of(client_id: object) -> ClientId | None:
 
 
 def last_of(model: Any, report: Mapping[str, Any]) -> Last:
-    """Return the facts about a client's model that are kept."""
+    """Return the facts to keep about a client's model."""
     number = as_int(report.get("round", 1))
     return Last(_mark_of(model, report) if "round" in report and number is not None else None, number or 0)
 
@@ -44,7 +44,7 @@ def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:
         some = [tuple(each[:: max(1, len(each) // 8)].tolist()) for each in flat]
         said = [(name, value) for name, value in report.items() if isinstance(value, int | float | str)]
         return hash((*some, *said))
-    except Exception:  # it is no model
+    except Exception:  # this is no model
         return None
 
 

@@ -14,7 +14,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
 
-#: A function from an address to the client's id; or, if each reply contains the id, the key under which it does.
+#: A function from an address to the client's id; or, if each reply contains the id, its key in the reply.
 ClientKey = Callable[[ClientId], ClientId] | str
 #: A client rests at most 2**10 times as long as after its first failure.
 _MOST_DOUBLINGS = 10
@@ -106,10 +106,12 @@ class Clients:
         return f"client_key={self._key!r}" if isinstance(self._key, str) else "a function of its address"
 
     def require_source(self, before: str | None) -> None:
-        """Check that replies name clients as before the resumption; `before` is None if the earlier source is unknown.
+        """Check that replies name clients by the same source as before the resumption.
+
+        `before` is None if the earlier source is unknown.
 
         Raises:
-            AffluxError: they do not, and the server's state contains clients.
+            AffluxError: the source differs, and the server's state contains clients.
         """
         if isinstance(self._key, str) and self.known and before not in (None, self.source):
             raise AffluxError(

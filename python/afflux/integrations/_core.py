@@ -2,8 +2,8 @@
 
 An adapter translates messages. To let a client train, it calls `assign`, sends the task's params, and calls `sent` with
 the key of the expected reply. It passes each reply to `receive` and each error to `fail`; `expire` ends the assignments
-that exceed the timeout. The content of a client's message never makes these calls raise. `receive` raises errors of the
-server itself: a lack of memory, or an error of the store.
+that exceed the timeout. These calls raise no error because of the content of a client's message. `receive` raises
+errors of the server itself: a lack of memory, or an error of the store.
 
 Adapters with a loop use _loop.py. An adapter whose framework calls it uses `TrainingRun` directly.
 """
@@ -43,11 +43,11 @@ class Trained(msgspec.Struct, frozen=True):
     arrays: Arrays  #: the arrays of the model, by name
     num_examples: Any = None  #: as for `Server.push`; None: unknown
     loss: Any = None  #: anything but a finite number counts as unknown
-    client_lr: Any = None  #: None: that of the settings
-    local_steps: Any = None  #: None: that of the settings
+    client_lr: Any = None  #: None: the learning rate of the settings
+    local_steps: Any = None  #: None: the number of the settings
     metrics: Metrics | None = None  #: kept until the next step, if the reply joins
-    client: Any = None  #: the client's id, if replies contain it (client_key is a str)
-    delta: bool = False  #: whether `arrays` is the difference from the model that was sent, with buffers
+    client: Any = None  #: the client's id, if replies contain it (then client_key is a str)
+    delta: bool = False  #: whether `arrays` is the difference from the model that was sent, including the buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class TrainingRun:
             trained = read()
             said = self._arguments(assigned, base, trained)
             metrics, readable = trained.metrics, True
-        except Exception as error:  # bytes that are no array, a record that lacks one, MemoryError for a made-up header
+        except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             said = {"task": task, "model": Unreadable(error)}
         receipt = self.server.push(**said)
         self.report = receipt.report or self.report
@@ -210,7 +210,7 @@ class TrainingRun:
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
-        """Return the arguments of the push of a reply; raises an error for an invalid reply."""
+        """Return the arguments of the push of a reply; raise an error if the reply is invalid."""
         task = assigned.task
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:

@@ -1,4 +1,4 @@
-"""Reads FLGo's options for the adapter: the rule, and options without a meaning here."""
+"""FLGo's options for the adapter: the rule, and options without a meaning here."""
 
 from collections.abc import Mapping
 from typing import Any

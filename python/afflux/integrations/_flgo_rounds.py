@@ -81,7 +81,7 @@ class StoredRounds(AsyncServer):
         self.learning_rate = notes.learning_rate
         for client in self.clients:
             client.set_learning_rate(self.learning_rate)
-        for number in range(notes.begun + 1, version + 2):  # after steps that were stored later
+        for number in range(notes.begun + 1, version + 2):  # some steps may have been stored after the notes
             self.global_lr_scheduler(number)
         logger.info(f"Goes on after round {version} at time {clock.current_time:g}")
         return not (notes.round < version and logger.check_if_log(version, self.eval_interval))

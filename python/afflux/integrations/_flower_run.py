@@ -23,14 +23,14 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-#: The fields of a `Result` that a checkpoint keeps, and the number of steps, so that its cost stays constant.
+#: The fields of a `Result` that a checkpoint keeps, and for how many steps: its cost then stays constant.
 _History = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
 _STEPS_KEPT = 1000
 _Notes = dict[_History, dict[int, dict[str, int | float | list[int | float]]]]
 #: The most steps whose evaluations by nodes run at the same time.
 _MOST_STEPS = 100
-#: The least number of seconds that the end of a run waits for evaluations; or 3 times the duration of its slowest
-#: reply, because a node may have to train and then to evaluate two versions.
+#: At its end, a run waits for evaluations for at least this number of seconds, or for 3 times the duration of its
+#: slowest reply: a node may have to train, and then to evaluate two versions.
 _LEAST_WAIT = 10.0
 
 
@@ -112,7 +112,7 @@ class FlowerTransport(Transport):
     # Training
 
     def _trained(self, message: Message) -> Trained:
-        strategy, records = self.strategy, list(message.content.values())  # its lists by kind take 10 us each
+        strategy, records = self.strategy, list(message.content.values())  # the lists by kind take 10 us each
         arrays = [record for record in records if isinstance(record, ArrayRecord)]
         metrics = [record for record in records if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) > 1:

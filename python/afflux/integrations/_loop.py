@@ -77,7 +77,7 @@ class Transport(ABC):
 
 
 class Loop:
-    """Gives tasks to clients and pushes their replies.
+    """The loop that sends tasks to clients and pushes their replies.
 
     A context manager: it always closes the store at the end, after a last checkpoint if possible.
 
@@ -180,7 +180,7 @@ class Loop:
             self.training.clients.require_some_of_use()
         if not came:
             self.training.poll()
-        self._note_step(last)  # also of a step that `flush_after` has made beside these replies
+        self._note_step(last)  # also a step that `flush_after` has made
         if not came:
             self.transport.wait(self.training.settings.poll_interval)
 

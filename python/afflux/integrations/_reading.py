@@ -1,4 +1,4 @@
-"""Prepares a client's message so that reading it in the server's `push` raises no error that looks like a server error.
+"""Clients' messages, prepared for the server's `push`: an error while reading them never looks like a server error.
 
 Also reads the numbers that clients report.
 """
@@ -71,11 +71,11 @@ def means_of(reports: Iterable[Mapping[str, Any]], weight: str | None = None) ->
 
 
 class Unreadable(Mapping[str, Any]):
-    """Replaces the model of a reply that cannot be read, so that the server counts the error and keeps the reason."""
+    """A replacement for the model of a reply that cannot be read: the server counts the error and keeps the reason."""
 
     def __init__(self, error: Exception) -> None:
-        # The layout does not change an AffluxError. Never a MemoryError or an OSError, which `push` treats as errors of
-        # the server.
+        # This is an AffluxError, because the layout passes it on unchanged. It is never a MemoryError or an OSError,
+        # because `push` treats these as errors of the server.
         kind = type(error).__name__
         try:
             self._reason = str(error) if isinstance(error, ValueError) else f"{kind}: {error}"

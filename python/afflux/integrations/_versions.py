@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class VersionArrays:
-    """Makes the arrays of a version, by name, in the library and the dtypes of the model.
+    """The maker of a version's arrays, by name, in the library and the dtypes of the model.
 
     Args:
         arrays: the initial model: arrays by name, or a torch module.
@@ -88,7 +88,7 @@ class VersionArrays:
 
 
 class OncePerVersion(Generic[T]):
-    """Caches a message that is made from a version, for all clients that get this version one after the other."""
+    """A cache of one message that is made from a version, for all clients that get this version one after the other."""
 
     def __init__(self, make: Callable[[Pulled], T]) -> None:
         self._make = make

@@ -133,7 +133,7 @@ class AffluxAggregator(BaseAggregator):
             if known.last is not None and base is not None and own.mark is not None and own.mark == known.last.mark:
                 return self._of_no_use(client, "the model has come before", base)
             if known.last is not None and own.round < known.last.round:
-                self.run.cancel(key)  # the client has restarted, from the version that was sent without an id
+                self.run.cancel(key)  # it has restarted; its model is from the version sent without an id
             self._clients.claim_first(client, own.round)
             read = partial(trained_of, local_model, kwargs, known.size, self._chosen, self._unsaved)
             receipt = self.run.receive(key, read)

@@ -35,7 +35,7 @@ ParamsType = Literal["FULL", "DIFF"]
 
 
 class AsyncServer(FLComponent):
-    """Lets `concurrency` clients train at the same time, and makes a new version of every M replies.
+    """A server that lets `concurrency` clients train at the same time, and makes a new version of every M replies.
 
     A subclass defines `initial_model`, and perhaps `evaluate`. Its module is sent to the server with the job, whose
     configuration is JSON: arguments are plain data.
