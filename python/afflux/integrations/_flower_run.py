@@ -29,8 +29,8 @@ _STEPS_KEPT = 1000
 _Notes = dict[_History, dict[int, dict[str, int | float | list[int | float]]]]
 #: The most steps whose evaluations by nodes run at the same time.
 _MOST_STEPS = 100
-#: At its end, a run waits for evaluations for at least this number of seconds, or for 3 times the duration of its
-#: slowest reply: a node may have to train, and then to evaluate two versions.
+#: At its end, a run waits for evaluations this number of seconds, or 3 times the duration of its slowest reply if that
+#: is longer, but not longer than the timeout: a node may have to train, and then to evaluate two versions.
 _LEAST_WAIT = 10.0
 
 

@@ -1,4 +1,4 @@
-"""Deferred Ctrl-C: it raises between two steps of the work, not in the middle of an import, a write or a start."""
+"""Deferred Ctrl-C: it raises between two steps of the work, and not in the middle of an import, a write or a start."""
 
 import signal
 import threading
@@ -18,7 +18,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def deferred(then: Callable[[int, FrameType | None], object] | signal.Handlers | None = None) -> Iterator[None]:
-    """Record Ctrl-C in the block; `raise_if_pending`, or else the end of the block, raises KeyboardInterrupt for it.
+    """Record Ctrl-C in the block.
+
+    `raise_if_pending`, or else the end of the block, raises KeyboardInterrupt for a recorded Ctrl-C.
 
     A second Ctrl-C, a second or more after the first, raises at once: it stops work that no longer calls
     `raise_if_pending`. The block has no effect in other threads than the main one, inside another such block, or if
@@ -43,9 +45,11 @@ def deferred(then: Callable[[int, FrameType | None], object] | signal.Handlers |
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C in the block, but raise Terminated: batch systems send it seconds before SIGKILL.
+    """Handle SIGTERM like Ctrl-C in the block, but raise Terminated.
 
-    In a block of `deferred` SIGTERM is recorded as Ctrl-C is; elsewhere it raises at once. The block has no effect in
+    Batch systems send SIGTERM seconds before SIGKILL.
+
+    In a block of `deferred`, SIGTERM is recorded like Ctrl-C; elsewhere it raises at once. The block has no effect in
     other threads than the main one, or if SIGTERM is ignored or handled by the caller.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -67,7 +71,7 @@ def raise_if_pending() -> None:
 
 
 def _take_pending() -> type[KeyboardInterrupt] | None:
-    """Return the exception of the recorded signal, if there is one, and forget it."""
+    """Return and clear the exception of the recorded signal; None if there is none."""
     global _pressed_at, _kind
     pending = None if _pressed_at is None else _kind
     _pressed_at, _kind = None, KeyboardInterrupt
@@ -76,7 +80,7 @@ def _take_pending() -> type[KeyboardInterrupt] | None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     global _kind
-    if signal.getsignal(signal.SIGINT) is not _record:  # outside of `deferred` no code checks for it
+    if signal.getsignal(signal.SIGINT) is not _record:  # outside of `deferred`, no code checks for the signal
         raise Terminated
     _kind = Terminated
     _record(number, frame)

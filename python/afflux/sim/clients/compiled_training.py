@@ -2,7 +2,8 @@
 
 The step is traced once for each shape of batches (`make_fx`), compiled by the C++ compiler of the machine, and called
 without Python code of the module. Each process compiles for itself: the same source, compiler and processor give the
-same code, and so the same bits. They are not those of `loss.backward()`, because sums are made in another order.
+same code, and so the same bits. These bits differ from those of `loss.backward()`, because the code adds in another
+order.
 """
 
 import os
@@ -134,8 +135,8 @@ class CompiledStep:
             raise ConfigError(f"the clients' step cannot be compiled: {_first_lines(error)}") from error
 
     def _trace(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> torch.fx.GraphModule:
-        """Return the graph of a step; raises ConfigError if it changes the module's buffers."""
-        from torch.fx.experimental.proxy_tensor import make_fx  # takes a while, and only this setting needs it
+        """Return the graph of a step; raise ConfigError if it changes the module's buffers."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # slow; only this setting needs it
 
         copies = [tensor.clone() for tensor in inputs]
         first = len(copies) - len(self._constant) - structure.num_leaves
@@ -181,7 +182,10 @@ class CompiledStep:
 
 
 def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-    """Return the native code of a graph; a graph that this process has compiled before is not compiled again."""
+    """Return the native code of a graph.
+
+    A graph that this process has compiled before is not compiled again.
+    """
     key = _digest(graph, inputs)
     if key not in _kept:
         shape = " and ".join(str(tuple(tensor.shape)) for tensor in inputs[-2:])

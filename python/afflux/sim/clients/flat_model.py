@@ -16,7 +16,7 @@ from afflux.sim.workload.task import positional_parameters
 
 @contextmanager
 def reproducible_torch() -> Iterator[None]:
-    """Run torch on one thread in the block, and put its random numbers back after it.
+    """Run torch on one thread in the block, and restore torch's random state after the block.
 
     The bits of a sum may depend on the number of threads.
     """
@@ -50,7 +50,7 @@ class FlatModel:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        """Bind the module's parameters; raises ConfigError for one that is not float32 on the CPU."""
+        """Bind the module's parameters; raise ConfigError if one is not float32 on the CPU."""
         self.module = module
         named = dict(module.named_parameters())
         for name, parameter in named.items():
@@ -104,7 +104,7 @@ class FlatModel:
         self.gradient.zero_()
 
     def check_bound(self) -> None:
-        """Raise ConfigError if a training function has put another tensor in the place of a parameter."""
+        """Raise ConfigError if a training function has replaced a parameter by another tensor."""
         for name, parameter, place, _ in self._bound:
             if parameter.data_ptr() != place:
                 raise ConfigError(f"the training function replaced parameter {name}: it must change it in place")

@@ -29,7 +29,7 @@ class ModelBroadcast:
     """The models that clients may still start from, and SCAFFOLD's control variates if it is the client optimizer."""
 
     def __init__(self, server: Server, config: SimConfig, num_clients: int, seed: int) -> None:
-        """Make an empty broadcast; older models are held for the protocol of rounds only."""
+        """Make an empty broadcast; it holds older models only for the protocol of rounds."""
         self._server = server
         self._client_lr = config.client_lr
         #: Each model with the server's control variate and the number of arrivals when the model was the newest.
@@ -67,7 +67,7 @@ class ModelBroadcast:
         return SentModel(client, model, self._controls.shift(client, control), after)
 
     def record_result(self, sent: SentModel, trained: TrainingResult) -> None:
-        """Update the client's control variate, after its push; and the server's, if the server has stepped."""
+        """Update the client's control variate after its push; update the server's if the server has stepped."""
         if self._controls is None or sent.shift is None:
             return
         gradient = trained.update / np.float32(-self._client_lr * trained.steps)

@@ -19,15 +19,15 @@ GradientTerm: TypeAlias = Callable[["Tensor", "Tensor"], object]
 
 
 def weight_decay_term(weight: float) -> GradientTerm:
-    """Weight decay: gradient += weight * y."""
+    """Return the term of weight decay: gradient += weight * y."""
     return lambda gradient, local: gradient.add_(local, alpha=weight)
 
 
 def proximal_term(mu: float, pulled: "Tensor") -> GradientTerm:
-    """FedProx's mu and FedAsync's rho: gradient += mu * (y - pulled)."""
+    """Return the proximal term, FedProx's mu or FedAsync's rho: gradient += mu * (y - pulled)."""
     return lambda gradient, local: gradient.add_(local - pulled, alpha=mu)
 
 
 def shift_term(shift: "Tensor") -> GradientTerm:
-    """SCAFFOLD: gradient += shift, which is c - c_i."""
+    """Return SCAFFOLD's term: gradient += shift, which is c - c_i."""
     return lambda gradient, local: gradient.add_(shift)

@@ -61,8 +61,8 @@ def schedule_events(
         selection: stream for the choice of clients.
         times: stream for the running times.
         refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
-            CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K with all P clients at once: no
-            other client is idle, so that the new model goes to the K clients that finished.
+            CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K, with all P clients training at
+            once: only the K clients that finished are idle, so they get the new model.
 
     Yields:
         Dispatches and arrivals, `Dispatch` before the `Arrival` with the same sequence number.

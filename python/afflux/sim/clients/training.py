@@ -64,7 +64,7 @@ class LocalPlan(NamedTuple):
 
 
 class Trainer:
-    """Trains all clients on one module, and evaluates models."""
+    """The training of all clients on one module, and the evaluation of models."""
 
     def __init__(self, model: FlatModel, data: Sequence[Any], task: Task, config: SimConfig) -> None:
         """Make a trainer.
@@ -152,7 +152,7 @@ class Trainer:
     def _steps_by_autograd(
         self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
-        """Make the steps; yield the mean loss before each one, and the size of its batch."""
+        """Make the steps; yield the mean loss before each step, and the size of its batch."""
         terms = self.gradient_terms(pulled, shift)
         for batch in plan.batches:
             yield self._step(*take(data, batch), terms), len(batch)
@@ -160,7 +160,7 @@ class Trainer:
     def _compiled_steps(
         self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
-        """Make the steps, by compiled code where a batch is full."""
+        """Make the steps, by compiled code if a batch is full."""
         assert self._compiled is not None
         terms, start = self.gradient_terms(pulled, shift), torch.tensor(pulled)
         while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
@@ -186,7 +186,7 @@ class Trainer:
         return loss
 
     def plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
-        """Draw the number of local steps, and then, whenever the next one is needed, their batches.
+        """Draw the number of local steps; then draw the batches of each step when the step needs them.
 
         Raises:
             ConfigError: the data have no examples that can be counted.
@@ -261,7 +261,7 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
     """Return `function` with the settings that it takes as keyword-only parameters.
 
     Raises:
-        ConfigError: it takes one that is no setting, and has no default.
+        ConfigError: it takes a parameter that is no setting, and has no default.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -276,7 +276,7 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
 
 
 def _checked(found: Any) -> tuple[float, int, int]:
-    """Check the result of a training function, and return it: loss, steps, examples."""
+    """Check the result of a training function, and return loss, steps and examples."""
     try:
         loss, steps, examples = found
         loss, steps, examples = float(loss), int(steps), int(examples)
@@ -299,7 +299,7 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
 
 def _rows(tree: Any, index: torch.Tensor) -> Any:
     if isinstance(tree, torch.Tensor):
-        # index_select takes a third of the time, but does not keep another memory format.
+        # index_select takes a third of the time, but it does not keep another memory format.
         return tree.index_select(0, index) if tree.is_contiguous() else tree[index]
     if isinstance(tree, Mapping):
         return {name: _rows(array, index) for name, array in tree.items()}
@@ -309,7 +309,7 @@ def _rows(tree: Any, index: torch.Tensor) -> Any:
 
 
 def single_precision(tree: Any) -> Any:
-    """Return examples of float64, which NumPy and scikit-learn give, in float32, the precision of the params."""
+    """Return examples of float64, as NumPy and scikit-learn give them, in float32, the precision of the params."""
     if isinstance(tree, torch.Tensor):
         return tree.float() if tree.dtype == torch.float64 else tree
     if isinstance(tree, Mapping):

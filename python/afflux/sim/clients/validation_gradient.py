@@ -15,7 +15,7 @@ def needs_validation_gradient(rule: Rule) -> bool:
 
 
 class ValidationGradient:
-    """Sets the server's validation vector to the mean gradient over a few examples, and refreshes it.
+    """The server's validation vector: the mean gradient over a few examples, which is refreshed during the run.
 
     The examples are drawn without replacement from the validation data; for images, from the whole training part.
     Clients may hold these examples, too; the shards of the clients do not depend on them.

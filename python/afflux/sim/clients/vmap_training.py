@@ -36,11 +36,11 @@ class _Local(NamedTuple):
 
 
 class VmapTrainer:
-    """Trains groups of clients: the same batches, losses and optimizers as `Trainer`, but not the same bits.
+    """A trainer of groups of clients, with the same batches, losses and optimizers as `Trainer`, but not the same bits.
 
-    A step of the group is one call of `torch.func.vmap` for each shape that its batches have: one, while the batches
-    are full. The group takes 4 d bytes of each client three times, for params, pulled params and gradients, beside
-    what the model needs for all batches of one step.
+    A step of the group is one call of `torch.func.vmap` for each shape of its batches: a single call, while all batches
+    are full. The group needs 12 d bytes for each client (params, pulled params and gradients), and the memory of the
+    model for all batches of one step.
     """
 
     def __init__(self, model: FlatModel, trainer: Trainer, device: torch.device) -> None:
@@ -158,8 +158,9 @@ class VmapTrainer:
         return torch.from_numpy(np.stack(vectors)).to(self._device)
 
     def _buffers(self, starts: Sequence[Start]) -> dict[str, torch.Tensor]:
-        """Return each buffer of the module, for each client: the pulled values for those of the layout, else the
-        module's.
+        """Return each buffer of the module, for each client.
+
+        Buffers of the layout have the pulled values; all others have the values of the module.
         """
         buffers = {name: tensor.expand(len(starts), *tensor.shape).clone() for name, tensor in self._fixed.items()}
         pulled = [start.buffers for start in starts if start.buffers is not None]
@@ -192,7 +193,7 @@ class VmapTrainer:
 
 
 def _alike(locals_: list[_Local], step: int) -> list[list[int]]:
-    """Return the clients that make this step, together with those whose batches have the same shapes."""
+    """Return the clients that make this step, in groups whose batches have the same shapes."""
     groups: dict[Any, list[int]] = {}
     for member, local in enumerate(locals_):
         if step < local.plan.steps:

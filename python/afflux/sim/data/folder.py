@@ -1,4 +1,4 @@
-"""Finds the files of a data set in the user's folder. Several layouts are possible; the first that exists is used."""
+"""The files of a data set in the user's folder. Several layouts are possible; the first that exists is used."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Layout(Generic[Data]):
         return folder + (names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}")
 
     def find(self, data_dir: Path) -> list[Path] | None:
-        """Return the paths of the files; None if none of them exists. Raises ConfigError if only some exist."""
+        """Return the paths of the files; None if none of them exists. Raise ConfigError if only some exist."""
         for folder in self.folders:
             paths = [_existing(data_dir / folder, file) for file in self.files]
             if all(paths):

@@ -24,7 +24,9 @@ def _two_convolutions(
 
 
 def afl_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """Anarchic FL, Table 1: 5x5 convolutions of 32 and 64 channels, linear layers of 512 and 128 units.
+    """Return the CNN of Anarchic FL, Table 1.
+
+    It has 5x5 convolutions of 32 and 64 channels, and linear layers of 512 and 128 units.
 
     The table's 1024 inputs of the first linear layer belong to images of 28x28 pixels; CIFAR-10's 32x32 give 1600.
     """
@@ -32,10 +34,10 @@ def afl_cnn(shape: Shape, num_classes: int) -> nn.Module:
 
 
 def ca2fl_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """CA2FL's small network: padded 3x3 convolutions of 32 channels, linear layers of 256 and 64 units."""
+    """Return CA2FL's small CNN: padded 3x3 convolutions of 32 channels, linear layers of 256 and 64 units."""
     return _two_convolutions("ca2fl-cnn", shape, num_classes, 3, 1, (32, 32), [256, 64])
 
 
 def fadas_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """Wang and Ji's network (2022), also in the code of FADAS's authors: AFL's layers with padded convolutions."""
+    """Return Wang and Ji's CNN (2022), also in the code of FADAS's authors: AFL's layers, padded convolutions."""
     return _two_convolutions("fadas-cnn", shape, num_classes, 5, 2, (32, 64), [512, 128])

@@ -8,12 +8,12 @@ from afflux.sim.models.shapes import Shape
 
 
 def logistic_regression(shape: Shape, num_classes: int) -> nn.Module:
-    """Multinomial logistic regression on all values of an example."""
+    """Return multinomial logistic regression on all values of an example."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
 
 
 def perceptron(shape: Shape, num_classes: int) -> nn.Module:
-    """Two hidden layers of 200 units: the 2NN of McMahan et al. (2017)."""
+    """Return a network with two hidden layers of 200 units: the 2NN of McMahan et al. (2017)."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(shape), 200),

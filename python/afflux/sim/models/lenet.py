@@ -7,7 +7,9 @@ from afflux.sim.models.shapes import Shape, image_shape
 
 
 def lenet5(shape: Shape, num_classes: int) -> nn.Module:
-    """Two 5x5 convolutions (6 and 16 channels), each with a 2x2 pool, and linear layers of 120 and 84 units.
+    """Return LeNet-5.
+
+    It has two 5x5 convolutions (6 and 16 channels), each with a 2x2 pool, and linear layers of 120 and 84 units.
 
     Images of 28x28 pixels are padded to 32x32, as LeCun et al. did with MNIST.
     """

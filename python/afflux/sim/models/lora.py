@@ -102,7 +102,7 @@ def _module(model: "nn.Module", names: Sequence[str]) -> "nn.Module":
     from torch import Tensor, nn
 
     class Logits(nn.Module):
-        """Takes the inputs as one tensor (n, inputs, length), and returns the scores of the classes."""
+        """A classifier that takes one tensor (n, inputs, length) of inputs, and returns the scores of the classes."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -66,7 +66,7 @@ def build_model(name: str, shape: Shape, num_classes: int, seed: int | np.random
 
 
 def new_module(name: str, shape: Shape, num_classes: int) -> "nn.Module":
-    """Return a model with torch's own initial values; raises ConfigError as `build_model`."""
+    """Return a model with torch's own initial values; raise ConfigError as `build_model` does."""
     known("model", name, MODELS)
     entry = MODELS[name]
     module: nn.Module = getattr(import_module(f"afflux.sim.models.{entry.module}"), entry.function)(shape, num_classes)

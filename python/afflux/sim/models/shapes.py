@@ -9,7 +9,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def image_shape(model: str, shape: Shape, least: int) -> tuple[int, int, int]:
-    """Return channels, height and width; raises ConfigError unless it is an image of `least` pixels in each direction.
+    """Return channels, height and width; raise ConfigError unless each side of the image has `least` pixels or more.
 
     Args:
         model: name, for the error.

@@ -7,7 +7,10 @@ from afflux.sim.models.shapes import Shape, image_shape
 
 
 def wkafl_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """Two 5x5 convolutions (32 and 64 channels), each with a 2x2 pool, and a layer of 512 units (section 6.1.1)."""
+    """Return WKAFL's CNN (section 6.1.1).
+
+    It has two 5x5 convolutions (32 and 64 channels), each with a 2x2 pool, and a layer of 512 units.
+    """
     channels, height, width = image_shape("wkafl-cnn", shape, 16)
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
@@ -26,7 +29,7 @@ def wkafl_cnn(shape: Shape, num_classes: int) -> nn.Module:
 
 
 def wkafl_celeba(shape: Shape, num_classes: int) -> nn.Module:
-    """One 4x4 convolution (10 channels) with a 2x2 pool, and a layer of 100 units.
+    """Return WKAFL's CNN for CelebA: one 4x4 convolution (10 channels) with a 2x2 pool, and a layer of 100 units.
 
     The paper's "dense layer with 16000 units" is this layer: it has 16000 inputs for images of 84x84 pixels.
     """

@@ -75,7 +75,7 @@ class Cell(NamedTuple):
 
 
 def make_jobs(workers: str, steps: int, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
-    """Return the runs, seed by seed, row by row; raises ConfigError if the table has no such row."""
+    """Return the runs, seed by seed, row by row; raise ConfigError if the table has no such row."""
     if (workers, steps) not in PAPER:
         known = ", ".join(f"{m} with {c}" for m, c in PAPER)
         raise ConfigError(f"the table has no row {workers} with {steps} steps; it has {known}")

@@ -37,7 +37,7 @@ class CodecErrors(NamedTuple):
 
 
 def random_vectors(seed: int) -> dict[str, np.ndarray]:
-    """Vectors (DRAWS, SIZE) float32 by law: normal, Laplace, and normal where one element in a hundred is not 0."""
+    """Return vectors (DRAWS, SIZE) float32 by law: normal, Laplace, and normal with about 1 % of elements not 0."""
     rng = np.random.Generator(np.random.PCG64(seed))
     shape = (DRAWS, SIZE)
     vectors = {

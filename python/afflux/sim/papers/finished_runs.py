@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
         return max(one.accuracy for one in self.evaluations)
 
     def late_accuracy(self, share: float = 0.25) -> float:
-        """Return the mean accuracy of the evaluations in the last `share` of the arrivals: less noise."""
+        """Return the mean accuracy of the evaluations in the last `share` of the arrivals, which is less noisy."""
         last = self.evaluations[-1].arrivals
         late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * last or not last]
         return sum(late) / len(late)
@@ -66,7 +66,7 @@ class FinishedRuns(dict[int, list[RunResult]]):
 
 
 def load_outcomes(path: Path, jobs: Sequence[Job]) -> dict[int, Outcome]:
-    """Return the outcomes of the finished jobs, by index; a line that was cut off is no finished job.
+    """Return the outcomes of the finished jobs, by index; a line that was cut off does not count.
 
     Raises:
         ConfigError: the file holds something else.

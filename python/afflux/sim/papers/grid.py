@@ -78,7 +78,7 @@ def points(specs: Sequence[RuleSpec], axes: Sequence[Axis], config: SimConfig) -
 
 
 def _target(spec: RuleSpec, axis: Axis) -> str | None:
-    """Return the option of the rule, "" for a setting, or None if the axis is of other rules."""
+    """Return the axis's option of this rule, "" for a setting, or None if the axis belongs to other rules."""
     if axis.name in SETTINGS:
         return ""
     rule, dot, option = axis.name.rpartition(".")
@@ -236,7 +236,7 @@ def _setting(trial: Trial) -> str:
 
 
 def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
-    """Return what the page of a grid depends on, but for the folder of the data; for `publish`."""
+    """Return all that the page of a grid depends on, except the folder of the data; for `publish`."""
     settings = config.recorded()
     settings.pop("data_dir", None)
     return {
@@ -253,7 +253,7 @@ def _score(outcome: Outcome) -> float:
 
 
 def _best(index: int, spec: RuleSpec, grid: Sequence[Point], trials: Sequence[Trial]) -> int:
-    """Return the place of the rule's setting with the largest accuracy; of equal ones, the first."""
+    """Return the index of the rule's trial with the largest accuracy; of equal ones, the first."""
     ended = [at for at, point in enumerate(grid) if point.rule == index and not isnan(trials[at].accuracy)]
     if not ended:
         diverged = all(not trials[at].evaluations for at, point in enumerate(grid) if point.rule == index)

@@ -50,7 +50,7 @@ class CodecResult(NamedTuple):
 
 
 def make_jobs(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
-    """Return the runs, seed by seed; raises ConfigError for a data set that is not in `SETTINGS`."""
+    """Return the runs, seed by seed; raise ConfigError for a data set that is not in `SETTINGS`."""
     if data not in SETTINGS:
         raise ConfigError(f"data is {data!r}; MF-CA2FL is run on {', '.join(SETTINGS)}")
     model, arrivals, every = SETTINGS[data]

@@ -154,12 +154,12 @@ def publish(
 
 
 def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the new page would lack results of the folder's page, which it overwrites.
+    """Raise ConfigError if the new page would lack results of the folder's page, which the new page overwrites.
 
     A command with more rules, values or seeds continues the earlier one.
     """
     path = folder / COMMAND
-    if not path.exists():  # of a version that did not write it
+    if not path.exists():  # the folder is of a version that did not write it
         return
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -175,7 +175,7 @@ def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
 
 
 def _extends(new: Any, old: Any) -> bool:
-    """Return whether `new` is `old`, but for lists that may hold more."""
+    """Return whether `new` equals `old`, except for lists: those of `new` may hold more."""
     if isinstance(new, dict) and isinstance(old, dict):
         return new.keys() == old.keys() and all(_extends(new[name], old[name]) for name in old)
     if isinstance(new, list) and isinstance(old, list):

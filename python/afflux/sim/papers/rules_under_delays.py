@@ -1,6 +1,6 @@
 """Every preset under FADAS's mild and large delays, on one task, with the clients of `SimConfig`'s defaults.
 
-The options are in `TUNED`, and are the same for both delays. The learning rates were picked from two to five values
+The options in `TUNED` are the same for both delays. The learning rates were picked from two to five values
 by the mean accuracy under both delays after 400 arrivals on the digits, with seed 9, which no table uses; the rest are
 the presets' defaults. That is a coarse and uneven search; some of the best values lie at an edge of the values tried.
 The table shows how rules behave; it is no ranking.
@@ -64,7 +64,7 @@ class RuleResult(NamedTuple):
 
 
 def make_jobs(data: str, seeds: Sequence[int], data_dir: str | None = None) -> list[Job]:
-    """Return the runs, seed by seed; raises ConfigError for a data set that is not in `SETTINGS`."""
+    """Return the runs, seed by seed; raise ConfigError for a data set that is not in `SETTINGS`."""
     if data not in SETTINGS:
         raise ConfigError(f"data is {data!r}; the rules are compared on {', '.join(SETTINGS)}")
     model, arrivals = SETTINGS[data]

@@ -88,7 +88,7 @@ class Header(_Line, frozen=True, tag="header"):
         return config if task is None else replace(config, task=task)
 
     def settings(self, path: Path) -> SimConfig:
-        """Return the settings, to read them; raises ConfigError if this afflux does not have them."""
+        """Return the settings, to read them; raise ConfigError if this afflux does not have them."""
         try:
             unknown = self.config.keys() - {field.name for field in fields(SimConfig)}
             if unknown:
@@ -191,11 +191,11 @@ class AuditLog:
         return self.header.sim_config(self.path, task)
 
     def spec(self) -> RuleSpec:
-        """Return the rule with its options; raises ConfigError if this afflux does not have them."""
+        """Return the rule with its options; raise ConfigError if this afflux does not have them."""
         return self.header.rule_spec(self.path)
 
     def updates(self) -> np.ndarray:
-        """Return the complete kept updates, (n, d) float32, mapped; raises ConfigError if the run kept none."""
+        """Return the complete kept updates, (n, d) float32, mapped; raise ConfigError if the run kept none."""
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
@@ -207,7 +207,7 @@ def _function(name: str) -> str:
 
 
 class AuditOutput(NamedTuple):
-    """Where a run writes its audit log, and whether it writes the updates too."""
+    """The output of a run: where the audit log is written, and whether the updates are written too."""
 
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
@@ -232,7 +232,7 @@ def encode_json(value: Any, indent: int = 0) -> bytes:
 
 
 class AuditLogWriter:
-    """Writes a log, each line at once, so that an interrupted run leaves whole lines."""
+    """A writer of a log. It writes each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
         """Create the file `path`, which must not exist yet, and write the header; with `size`, continue the file.
@@ -273,7 +273,7 @@ class AuditLogWriter:
         self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine.__struct_fields__}))
 
     def __enter__(self) -> "AuditLogWriter":
-        """See contextlib."""
+        """Return the writer, for `with`."""
         return self
 
     def __exit__(

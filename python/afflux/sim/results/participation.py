@@ -32,9 +32,9 @@ def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
 def participation(clients: np.ndarray, num_clients: int) -> Participation:
     """Return the participation of a run's clients; arguments as in `arrivals_per_client`.
 
-    The minimum, median and maximum are what papers on client selection print beside the number of clients that took
-    part; the Gini coefficient, G = sum_i (2 i - n - 1) c_i / (n sum_i c_i) with the counts c_1 <= ... <= c_n, is their
-    usual single number for how unequal participation is.
+    Papers on client selection print the minimum, median and maximum, beside the number of clients that took part. Their
+    usual single number for unequal participation is the Gini coefficient G = sum_i (2 i - n - 1) c_i / (n sum_i c_i),
+    with the counts c_1 <= ... <= c_n.
     """
     counts = arrivals_per_client(clients, num_clients)
     total, n = int(counts.sum()), len(counts)

@@ -20,7 +20,7 @@ LINE_SECONDS = 60.0
 
 
 class TimeLeft:
-    """Estimates the seconds until a run ends, from its pace since `now`, when the share `done` was finished."""
+    """An estimate of the seconds until a run ends, from its pace since `now`, when the share `done` was finished."""
 
     def __init__(self, now: float, done: float) -> None:
         self._began, self._done_before = now, done
@@ -136,7 +136,10 @@ class _Lines:
 
 
 def _is_news(run: RunProgress, earlier: RunProgress | None) -> bool:
-    """Return whether the run has progressed; a run in another process is polled, and may not have begun."""
+    """Return whether the run has progressed.
+
+    A run in another process is polled, and may not have begun.
+    """
     if earlier is None:
         return run.arrivals > 0
     return run.arrivals > earlier.arrivals or run.finished > earlier.finished

@@ -38,7 +38,7 @@ class SimulationResults(Sequence[RunResult]):
         return self._runs[index]
 
     def of(self, rule: str, seed: int) -> RunResult:
-        """Return the run of the rule with this label and seed; raises KeyError if there is none."""
+        """Return the run of the rule with this label and seed; raise KeyError if there is none."""
         for run in self._runs:
             if (run.spec.label, run.seed) == (rule, seed):
                 return run

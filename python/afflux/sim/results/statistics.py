@@ -14,7 +14,10 @@ LEVEL = 0.95  #: level of confidence intervals
 
 
 class TargetStatistics(NamedTuple):
-    """When a rule's runs first reached a target: arrivals, rounds and virtual time, over the seeds that reached it."""
+    """The first time at which a rule's runs reached a target: arrivals, rounds and virtual time.
+
+    The statistics are over the seeds that reached the target.
+    """
 
     rule: str
     target: float
@@ -62,9 +65,9 @@ def paired_differences(
 ) -> list[PairedDifference]:
     """Compare the rules two by two on the seeds that they share.
 
-    With one seed all rules see the same clients, delays and batches, so the differences vary less than the numbers. The
-    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences. Each interval holds with
-    probability `level` for itself; nothing is corrected for the number of pairs.
+    For one seed, all rules see the same clients, delays and batches, so the differences vary less than the numbers. The
+    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences. Each interval by itself
+    holds with probability `level`; there is no correction for the number of pairs.
 
     Args:
         results: one for each rule and seed.

@@ -18,14 +18,14 @@ def require_tensorboard() -> None:
 
 
 class TensorBoardWriter:
-    """Writes the scalars of one run; the step of each is the number of arrivals.
+    """A writer of the scalars of one run; the step of each scalar is the number of arrivals.
 
     Rounds are written with the next evaluation, as the mean of each number of `Report.metrics` over the rounds since
     the one before: a run may have a round for each arrival.
     """
 
     def __init__(self, folder: Path, arrivals: int = 0) -> None:
-        """Write into `folder`, which must not be that of another run.
+        """Open event files in `folder`, which must not hold those of another run.
 
         Args:
             folder: is created.
@@ -45,7 +45,7 @@ class TensorBoardWriter:
         self._rounds += 1
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation, and the rounds since the one before."""
+        """Write an evaluation, and the rounds since the previous one."""
         step = evaluation.arrivals
         for name in ("accuracy", "loss"):
             self._writer.add_scalar(f"test/{name}", getattr(evaluation, name), step)
@@ -58,7 +58,7 @@ class TensorBoardWriter:
         self._writer.flush()
 
     def __enter__(self) -> "TensorBoardWriter":
-        """See contextlib."""
+        """Return the writer, for `with`."""
         return self
 
     def __exit__(

@@ -12,7 +12,10 @@ from afflux.store.files import opened
 
 
 class UpdatesFile:
-    """Appends rows (d,) to a .npy file. The header counts a row only when it is written, so np.load always works."""
+    """A .npy file to which rows (d,) are appended.
+
+    The header counts a row only after its write, so np.load always works.
+    """
 
     def __init__(self, path: Path, d: int, count: int = 0) -> None:
         """Create the file `path`, which must not exist yet; with `count`, continue an existing file after `count`
@@ -46,7 +49,7 @@ class UpdatesFile:
         return header.getvalue()
 
     def __enter__(self) -> "UpdatesFile":
-        """See contextlib."""
+        """Return the file, for `with`."""
         return self
 
     def __exit__(
@@ -72,7 +75,7 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 def read_updates(path: Path, d: int) -> np.ndarray:
-    """Map the complete rows of `path`, (n, d) float32, read-only; of a truncated file, fewer rows than its header says.
+    """Map the complete rows of `path`, (n, d) float32, read-only: of a truncated file, fewer rows than its header says.
 
     Raises:
         ConfigError: there is no such file, or it does not hold float32 updates of length d.

@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 
 def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
-    """Return all jobs, seed by seed; `paired`: one job per seed, in which the first rule is the leader."""
+    """Return all jobs, seed by seed. With `paired`, each seed has one job, in which the first rule is the leader."""
     if paired:
         return [Job(specs[0], seed, tuple(specs[1:])) for seed in seeds]
     return [Job(spec, seed) for seed in seeds for spec in specs]
@@ -64,7 +64,10 @@ def available_cpus() -> int:
 
 
 def default_processes(workers: int | Vmap) -> int:
-    """Return the number of simultaneous runs: so many that all of their workers have a CPU, or one on a device."""
+    """Return the number of simultaneous runs.
+
+    All workers of these runs have a CPU; on a device there is one run at a time.
+    """
     return max(1, available_cpus() // workers) if isinstance(workers, int) else 1
 
 
@@ -189,7 +192,7 @@ def _start_worker(shared: Any, task: bytes, workers: int | Vmap) -> None:
 
 def _exit_when_stopped() -> None:
     # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
-    # But not while a result is sent: the parent would wait for the rest of it.
+    # A worker does not exit while it sends a result: the parent would wait for the rest of the result.
     while not _shared[-1]:
         time.sleep(POLL_SECONDS)
     with _outside_jobs:

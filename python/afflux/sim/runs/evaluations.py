@@ -53,7 +53,9 @@ class Evaluations:
         return _known(*self._setup.trainer.evaluate(model.params, buffers))
 
     def ended(self, wait: bool) -> Iterator[Evaluation]:
-        """Yield the evaluations that have ended since the last call, in their order; `wait`: all that were started.
+        """Yield the evaluations that have ended since the last call, in their order.
+
+        With `wait`, wait for all evaluations that were started.
 
         Raises:
             ConfigError: as `Trainer.evaluate`.

@@ -219,7 +219,7 @@ class Simulation:
         return SimulationResults(results, self.config)
 
     def num_parameters(self) -> int:
-        """Return d, the number of trained parameters of the model."""
+        """Return the number of trained parameters of the model, d."""
         from afflux.sim.clients.flat_model import FlatModel, make_module
         from afflux.sim.workload.task_registry import build_task
 

@@ -10,7 +10,7 @@ from afflux.sim.workload.task import Task
 
 
 def pickled(task: Task | None) -> bytes:
-    """Return the task for other processes of this program; raises ConfigError if it cannot be sent there."""
+    """Return the task for other processes of this program; raise ConfigError if the task cannot be sent there."""
     try:
         return pickle.dumps(task)
     except Exception as error:
@@ -21,7 +21,10 @@ def pickled(task: Task | None) -> bytes:
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Block Ctrl-C while processes are started: it signals all, and only the parent, without their mask, handles it."""
+    """Block Ctrl-C while processes are started.
+
+    Ctrl-C signals all processes. The new ones inherit the mask, so only the parent handles the signal.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

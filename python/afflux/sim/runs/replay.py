@@ -24,7 +24,7 @@ from afflux.sim.workload.task import Task
 
 
 def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
-    """Return the arrivals whose updates are in the file of updates; raises ConfigError if no updates were kept."""
+    """Return the arrivals whose updates are in the file of updates; raise ConfigError if no updates were kept."""
     rows = len(log.updates())
     for number, line in enumerate(log.arrivals):
         if line.update is None or line.update >= rows:
@@ -78,7 +78,7 @@ def replay(
         One result for each of `specs`.
 
     Raises:
-        ConfigError: data or initial params are not those of the log.
+        ConfigError: data or initial params are not those of the log, or the model has buffers.
     """
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, log.header.seed, task)

@@ -57,7 +57,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: RunHistory
 
     def check(self) -> None:
-        """Compare the parts with each other; raises ValueError."""
+        """Compare the parts with each other; raise ValueError if they do not agree."""
         stream, history = self.stream, self.history
         config = self.header.settings(Path(self.audit))
         if set(self.server) != set(COUNTS):
@@ -92,7 +92,7 @@ class InterruptedRun:
     def of(
         cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, task: str | None = None
     ) -> "InterruptedRun":
-        """Read the last checkpoint in a store; writes nothing.
+        """Read the last checkpoint in a store; write nothing.
 
         Args:
             path: the store.
@@ -167,7 +167,7 @@ class InterruptedRun:
         return self.arrivals == config.arrivals or rounds or reached
 
     def check_run_folder(self) -> None:
-        """Raise ConfigError if the run folder holds files of anything but this run: they would be overwritten."""
+        """Raise ConfigError if the run folder holds files of anything but this run: the run would overwrite them."""
         folder = self.output.folder.parent
         if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
@@ -211,7 +211,7 @@ class InterruptedRun:
             raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
 
     def read_arrays(self) -> dict[str, np.ndarray]:
-        """Read `TrainingStream.state_arrays`; raises StoreError if their file is damaged."""
+        """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""
         if self.arrays is None:
             return {}
         try:
@@ -227,7 +227,7 @@ class InterruptedRun:
 
 
 class RunCheckpoints:
-    """Saves a run between two events: at intervals, and on Ctrl-C."""
+    """The checkpoints of a run, saved between two events: at intervals, and on Ctrl-C."""
 
     def __init__(
         self,

@@ -99,7 +99,10 @@ class SimulationSetup:
 
     @property
     def most_at_once(self) -> int:
-        """The largest number of clients that train at the same time; a rule that waits for a cohort may have more."""
+        """The largest number of clients that train at the same time.
+
+        A rule that waits for a cohort may have more.
+        """
         return min(self.config.concurrency, len(self.clients))
 
     def check_rule(self, rule: Rule) -> None:

@@ -124,7 +124,11 @@ class SimulatedServer:
         self._pulled: dict[int, Pulled] = {}
 
     def restore_models(self, models: dict[int, Pulled], pulled: dict[int, Pulled]) -> None:
-        """Continue with models that may still be pulled, by the arrivals before them, and pulled ones, by dispatch."""
+        """Continue with these models.
+
+        `models` may still be pulled, and are named by the number of arrivals before them. `pulled` are named by their
+        dispatch.
+        """
         self._models, self._pulled = models, pulled
 
     def evaluate_in(self, workers: Workers | VmapGroups | None) -> None:
@@ -145,7 +149,7 @@ class SimulatedServer:
         """Hold the version that the client of this dispatch pulls."""
         models = self._models
         models[len(self.history.staleness)] = self.server.pull()
-        while (first := next(iter(models))) < event.oldest:  # the oldest come first
+        while (first := next(iter(models))) < event.oldest:  # the oldest models come first
             del models[first]
         self._pulled[event.sequence] = models[event.after]
 
@@ -271,7 +275,7 @@ class SimulatedServer:
         self.add_evaluations(wait=self._setup.config.stop_at_target)
 
     def add_evaluations(self, wait: bool = True) -> None:
-        """Add the evaluations that have ended to the history; `wait`: all that were started."""
+        """Add the evaluations that have ended to the history. With `wait`, wait for all that were started."""
         for evaluation in self._evaluations.ended(wait):
             self.history.evaluations.append(evaluation)
             if self.metrics is not None:

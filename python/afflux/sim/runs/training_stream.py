@@ -83,7 +83,10 @@ class TrainingStream:
         return bool(limit) and isinstance(event, Arrival) and event.time > limit
 
     def _schedule(self) -> Iterator[Dispatch | Arrival]:
-        """Return the remaining events. Those before are drawn again: they depend on the seed alone, not on models."""
+        """Return the remaining events.
+
+        The earlier events are drawn again, because they depend on the seed alone, and not on models.
+        """
         events = self._setup.schedule(self._leader.spec)
         training: dict[int, int] = {}
         for event in islice(events, self._events):
@@ -97,7 +100,7 @@ class TrainingStream:
         return events
 
     def state(self) -> dict[str, Any]:
-        """Return the state, but for `state_arrays`, in types that JSON has; params are named by their version."""
+        """Return the state, except `state_arrays`, in types that JSON has; params are named by their version."""
         training = [
             (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
         ]
@@ -115,7 +118,7 @@ class TrainingStream:
         return arrays | {"shifts": np.stack(shifts)} if shifts else arrays
 
     def older_versions(self) -> list[Pulled]:
-        """Return the versions of params that the state names, but for the newest one."""
+        """Return the versions of params that the state names, except the newest one."""
         models = [sent.model for sent in self._training.values()]
         models += [model for model, _, _ in self._broadcast.models]
         held = {model.version: model for model in models if model.version != self._leader.server.version}

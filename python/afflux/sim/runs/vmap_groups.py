@@ -28,7 +28,7 @@ class Vmap:
     """A device of torch: cuda, cuda:1, cpu, ..."""
 
     def __post_init__(self) -> None:
-        """Check the values; raises ConfigError."""
+        """Raise ConfigError if a value is invalid."""
         if self.clients < 1:
             raise ConfigError(f"clients of Vmap is {self.clients}, must be at least 1")
         try:
@@ -38,7 +38,7 @@ class Vmap:
 
 
 class VmapGroups:
-    """`submit` at a dispatch, `take` at its arrival, `release` when it was handled, as `Workers` has them."""
+    """Trainings of one run in groups: `submit` at a dispatch, `take` at its arrival, `release` when handled."""
 
     def __init__(self, vmap: Vmap, setup: SimulationSetup) -> None:
         """Make the groups of one run.

@@ -64,9 +64,7 @@ class _Worker:
         return cast("Task | None", pickle.loads(self._content))
 
     def answer(self, told: Any) -> Any:
-        """Run a job and send its result; or begin another run with a new configuration and seed, which sends
-        nothing.
-        """
+        """Run a job and return its result; or begin another run with a new configuration and seed, and return None."""
         if len(told) == 2:
             config, seed = told
             self._trainer = SimulationSetup.of(config, seed, self._task).trainer

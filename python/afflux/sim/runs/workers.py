@@ -1,9 +1,9 @@
 """Processes that train and evaluate for a run, in parallel with the process of its server, with the same bits.
 
-A training depends on the pulled params, the client and the number of its dispatch alone, all of which are known when it
-is dispatched. Those whose results are needed first are trained first. A worker makes the task and the clients' data
-once. Params go to it, and updates come back, through shared memory; through pipes go only numbers. An evaluation is
-made at once, by a worker that then has no training behind it.
+A training depends only on the pulled params, the client and the number of its dispatch, which are all known at the
+dispatch. The trainings whose results are needed first are made first. A worker makes the task and the clients' data
+once. Shared memory carries params to the worker, and updates back; pipes carry only small messages. Evaluations go
+before trainings, and a worker gets no training after an evaluation in its queue.
 """
 
 import multiprocessing
@@ -26,10 +26,10 @@ from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.runs.worker_process import work
 from afflux.sim.workload.task import Task
 
-#: The number of trainings in a worker's queue: when it has finished one, the next one is already there.
+#: The number of trainings in a worker's queue: when the worker has finished one, the next one is already there.
 QUEUE = 2
-#: Results that wait beside those of `QUEUE`: as many as train at once, if they fit into so many bytes, but at least so
-#: many of each worker.
+#: Results that wait beside those of `QUEUE`: as many as train at once if they fit into so many bytes, but at least
+#: so many for each worker.
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
 #: Seconds between two checks for Ctrl-C while the process waits for a result.
 POLL_SECONDS = 1.0
@@ -42,8 +42,8 @@ class WorkerError(AffluxError):
 class Workers:
     """A pool of workers for one run: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
 
-    `evaluate` at any time. A thread takes results and gives the next trainings, so that workers train on while the
-    server makes a step or stores.
+    `evaluate` may be called at any time. A thread receives results and sends the next trainings, so that workers train
+    while the server makes a step or writes its store.
     """
 
     def __init__(self, count: int, setup: SimulationSetup, task: Task | None) -> None:
@@ -90,21 +90,21 @@ class Workers:
     def _reset(self) -> None:
         shape = self._shape
         self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
-        self._versions: dict[int, list[int]] = {}  # by version: its place, trainings that need it; by evaluation
-        self._known: dict[int, SentModel] = {}  # not given to a worker
-        self._first: list[tuple[float, int]] = []  # of these: a heap of finish and sequence
+        self._versions: dict[int, list[int]] = {}  # [place, jobs that need it], by version or evaluation
+        self._known: dict[int, SentModel] = {}  # trainings not given to a worker
+        self._first: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
         self._given: dict[int, tuple[WorkerJob, int]] = {}  # to a worker: by sequence, with the key in `_versions`
         self._done: dict[int, tuple[int, TrainingResult]] = {}
         self._taken: dict[int, int] = {}
         # Evaluations have the sequences -1, -2, ...
         self._evaluated = 0
-        self._models: deque[tuple[int, Pulled]] = deque()  # not given to a worker
-        self._found: dict[int, Future[tuple[float, float]]] = {}  # not ended
+        self._models: deque[tuple[int, Pulled]] = deque()  # evaluations not given to a worker
+        self._found: dict[int, Future[tuple[float, float]]] = {}  # evaluations that have not ended
 
     def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
-        """Begin another run; False if these workers cannot serve it, and must be closed.
+        """Begin another run; return False if these workers cannot serve it, and must be closed.
 
-        Waits for the trainings of the last run that workers have been given.
+        The call waits for the trainings of the last run that workers have been given.
         """
         if self._shape != _shape_of(setup, len(self._processes)) or self._content != pickled(task):
             return False
@@ -129,9 +129,10 @@ class Workers:
             self._assign()
 
     def take(self, sequence: int) -> TrainingResult | None:
-        """Wait for the result of a training; None if no worker has room for it: train it here.
+        """Wait for the result of a training, and return it.
 
-        Its arrays are valid until `release`.
+        Return None if no place for the result is free: then the caller must train. The result's arrays are valid until
+        `release`.
 
         Raises:
             WorkerError: a worker has failed.
@@ -158,7 +159,7 @@ class Workers:
     def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
         """Return an object that will hold the accuracy and loss of a model.
 
-        Waits if two models for each worker have not been evaluated yet.
+        The call waits if two models for each worker have not been evaluated yet.
 
         Raises:
             WorkerError: a worker has failed.
@@ -176,7 +177,7 @@ class Workers:
         return found
 
     def _wait(self) -> None:
-        """Wait for a result; raises the exception that has ended the receiving thread."""
+        """Wait for a result; raise the exception that has ended the receiving thread."""
         if self._error is not None:
             raise self._error
         self._changed.wait(POLL_SECONDS)
@@ -219,7 +220,10 @@ class Workers:
                 return
 
     def _with_room(self) -> int | None:
-        """Return the worker with the fewest jobs, if it has room for one; a job after an evaluation would wait."""
+        """Return the worker with the fewest jobs, if it has room for one.
+
+        A worker whose last job is an evaluation gets no other job, because that job would wait.
+        """
         free = [worker for worker, queue in enumerate(self._queues) if not queue or queue[-1] >= 0]
         worker = min(free, key=lambda worker: len(self._queues[worker]), default=None)
         return None if worker is None or len(self._queues[worker]) >= QUEUE else worker
@@ -288,7 +292,7 @@ class Workers:
 def _end(processes: list[Any], pipes: list[Any], thread: threading.Thread) -> None:
     for process in processes:
         process.kill()
-    if thread.ident is not None:  # it ends when the first pipe has
+    if thread.ident is not None:  # the thread ends when the first pipe has ended
         thread.join()
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.close()

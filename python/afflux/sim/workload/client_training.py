@@ -22,7 +22,7 @@ def sgd(
     steps_law: str = "constant",
     examples: str = "data",
 ) -> ClientTraining:
-    """Mini-batch SGD on the mean loss.
+    """Return training by mini-batch SGD on the mean loss.
 
     The data of a client are a pair (x, y) of arrays or torch tensors, or a torch Dataset of such pairs. x may also be a
     tuple or a dict of arrays: the arguments of the model.
@@ -53,7 +53,10 @@ def fedprox(
     steps_law: str = "constant",
     examples: str = "data",
 ) -> ClientTraining:
-    """SGD with the proximal term mu |y - x|^2 / 2, x the pulled model (FedProx, FedAsync). Arguments as for `sgd`."""
+    """Return training by SGD with the proximal term mu |y - x|^2 / 2, x the pulled model (FedProx, FedAsync).
+
+    Arguments as for `sgd`.
+    """
     return _training("fedprox", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, mu=mu)
 
 
@@ -68,7 +71,10 @@ def scaffold(
     steps_law: str = "constant",
     examples: str = "data",
 ) -> ClientTraining:
-    """SGD with SCAFFOLD's control variates, which the server stores in `control_codec`. Arguments as for `sgd`."""
+    """Return training by SGD with SCAFFOLD's control variates, which the server stores in `control_codec`.
+
+    Arguments as for `sgd`.
+    """
     shared = (lr, steps, epochs, batch_size, weight_decay, steps_law, examples)
     return _training("scaffold", *shared, control_codec=control_codec)
 

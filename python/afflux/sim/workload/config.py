@@ -140,7 +140,7 @@ class SimConfig:
     target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
 
     def __post_init__(self) -> None:
-        """Check names and ranges; raises ConfigError."""
+        """Raise ConfigError if a name or a value is invalid."""
         known("data", self.data, DATASETS)
         known("model", self.model, MODELS)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
@@ -217,7 +217,7 @@ class SimConfig:
         return self.classes if self.partition in BY_CLASSES else self.alpha
 
     def load_data(self) -> DataSet:
-        """Load the data set; raises ConfigError if its file is missing."""
+        """Load the data set; raise ConfigError if its file is missing."""
         return load_data_set(self.data, Path(self.data_dir) if self.data_dir else None)
 
     def new_model(self, data: DataSet, seed: int) -> "nn.Module":

@@ -53,7 +53,7 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
         function: the function that has returned the task; None: unknown, and taken to read all of its settings.
     """
     if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
-        return []  # the training may read settings that it does not take, as a function inside the unknown one
+        return []  # the training may read settings that it does not take, by a function inside the unknown one
     taken = {*settings_of_training(task), *(OF_FUNCTION if function is None else settings_of_function(function))}
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
@@ -61,8 +61,8 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
 def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | None) -> dict[str, Any]:
     """Return the settings that runs of this task read, with their values, for config.json.
 
-    A function that takes `settings`, or an unknown one, may read any of them: those that it alone reads are left out if
-    they have their defaults.
+    A function that takes `settings`, or an unknown function, may read any setting. Settings that only this function
+    reads are left out if they have their defaults.
     """
     content = asdict(config)
     if config.task == IMAGES:

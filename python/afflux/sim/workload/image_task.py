@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def image_task(settings: SimConfig) -> Task:
-    """Return the task of the settings; raises ConfigError if the file of the data set is missing."""
+    """Return the task of the settings; raise ConfigError if the file of the data set is missing."""
     import torch
 
     data = settings.load_data()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cnn(shape: Shape, num_classes: int) -> "nn.Module":
-    """Two 3x3 convolutions (16 and 32 channels), each with a 2x2 pool, and two linear layers."""
+    """Return a CNN: two 3x3 convolutions (16 and 32 channels), each with a 2x2 pool, and two linear layers."""
     from torch import nn
 
     channels, height, width = shape

@@ -74,7 +74,9 @@ def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.G
 
 
 def wkafl(labels: np.ndarray, num_clients: int, count: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """WKAFL's Algorithm 4: `count` classes, U{10..49} samples in proportions of weights U(0, 1); clients may overlap.
+    """Divide by WKAFL's Algorithm 4: `count` classes, U{10..49} samples in proportions of weights U(0, 1).
+
+    Clients may overlap.
 
     The sizes per class are rounded so that they sum to the client's size; no client has a sample twice.
     """

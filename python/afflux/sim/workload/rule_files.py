@@ -1,4 +1,4 @@
-"""Finds the function of a rule by its name: a preset, or a function in a file of the user, which is executed."""
+"""The function of a rule, by its name: a preset, or a function in a file of the user, which is executed."""
 
 import ast
 import inspect
@@ -27,7 +27,7 @@ def split_rule_name(label: str) -> tuple[str, list[str]]:
 
 
 def rule_function(name: str) -> Callable[..., Rule]:
-    """Return the function that makes the rule; raises ConfigError for an unknown preset, file or function."""
+    """Return the function that makes the rule; raise ConfigError for an unknown preset, file or function."""
     if not name.partition(":")[0].endswith(".py"):
         known("rule", name, RULES)
         return RULES[name]
@@ -60,9 +60,10 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
 
 @contextmanager
 def imports_beside(name: str) -> Iterator[None]:
-    """Let Python find modules in the folder of the file that `name` names, if it names one; then restore sys.path.
+    """Let Python find modules in the folder of the file that `name` names, if it names one.
 
-    The folder is the last one: a module there does not replace an installed one.
+    sys.path is restored after the block. The folder is the last entry of sys.path: a module there does
+    not replace an installed one.
     """
     path, _, _ = name.partition(":")
     folder = str(Path(path).resolve().parent)
@@ -78,7 +79,7 @@ def imports_beside(name: str) -> Iterator[None]:
 
 
 def _refuse_other_modules(path: Path) -> None:
-    """Raise ConfigError if a file has got an installed or earlier module in place of the one beside it.
+    """Raise ConfigError if a file has imported an installed or earlier module instead of the module beside the file.
 
     The imports are read from the text: a value such as `from helper import SCALE` does not name its module.
     """

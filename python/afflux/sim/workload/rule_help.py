@@ -24,7 +24,7 @@ def describe_all_rules() -> Iterator[str]:
 
 
 def describe_rule(name: str) -> Iterator[str]:
-    """Yield the description of one rule with all its options; raises ConfigError for an unknown rule."""
+    """Yield the description of one rule with all its options; raise ConfigError for an unknown rule."""
     taken = rule_parameters(name)
     formula, more = _docstring(name)
     paper = (sys.modules[rule_function(name).__module__].__doc__ or "").partition("\n")[0]

@@ -28,7 +28,7 @@ class RuleSpec:
     """Name of the rule in tables and figures."""
 
     def build(self) -> Rule:
-        """Make the rule; raises ConfigError for an unknown name, option or impossible value."""
+        """Make the rule; raise ConfigError for an unknown name, option or impossible value."""
         options = dict(self.options)
         for option in options:
             known(f"option of {self.name}:", option, rule_parameters(self.name))
@@ -62,7 +62,7 @@ class RuleSpec:
 
 
 def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
-    """Return the options that a rule takes; raises ConfigError for an unknown rule."""
+    """Return the options that a rule takes; raise ConfigError for an unknown rule."""
     return inspect.signature(rule_function(rule), eval_str=True).parameters
 
 
@@ -132,7 +132,7 @@ def _is_json_scalar(value: Any) -> bool:
 
 
 def option_value(text: str, annotation: Any) -> Any:
-    """Return the value of an option with this annotation; raises ValueError for invalid text."""
+    """Return the value of an option with this annotation; raise ValueError for invalid text."""
     named = {format_option(choice): choice for choice in literal_choices(annotation)}
     if text in named:
         return named[text]

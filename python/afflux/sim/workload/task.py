@@ -80,7 +80,7 @@ class Task:
     """Whether torch's random numbers are seeded before each training, for dropout and the like."""
 
     def __post_init__(self) -> None:
-        """Check that the parts go together; raises ConfigError."""
+        """Raise ConfigError if the parts do not go together."""
         lazy = callable(self.clients) and not isinstance(self.clients, SeededClients)
         if lazy and self.num_clients is None:
             raise ConfigError("clients is a function: give num_clients, too")

@@ -1,4 +1,4 @@
-"""Makes the task of the setting `task`: a registered name, or a function in a file of the user, which is executed."""
+"""The task of the setting `task`: a registered name, or a function in a file of the user, which is executed."""
 
 import inspect
 from collections.abc import Callable, Iterable

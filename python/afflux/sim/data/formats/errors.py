@@ -14,7 +14,7 @@ PAGE = "docs/data.md"
 
 
 def bad_file(path: Path, found: str, expected: str) -> ConfigError:
-    """Return the error that `path` is not as expected.
+    """Return an error that says how `path` differs from the expected file.
 
     Args:
         path: the file.
@@ -26,7 +26,7 @@ def bad_file(path: Path, found: str, expected: str) -> ConfigError:
 
 @contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
-    """Turn errors of reading and decoding into a ConfigError that names the file."""
+    """Convert errors of reading and decoding into a ConfigError that names the file."""
     try:
         yield
     except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile, zlib.error, lzma.LZMAError) as error:

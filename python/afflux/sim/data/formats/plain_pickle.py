@@ -2,8 +2,8 @@
 
 CIFAR's "python version" is published as pickles. Python's unpickler executes code that a pickle names; this reader
 does not use it. The few opcodes that build numbers, strings, lists, dicts and NumPy arrays are interpreted here; their
-arguments are read by the standard library's disassembler. Every other opcode, and every name but those of NumPy's
-array constructors, is an error.
+arguments are read by the standard library's disassembler. Every other opcode is an error, and so is every name except
+those of NumPy's array constructors.
 """
 
 import math
@@ -132,7 +132,7 @@ class _Reader:
         self.stack[-count:] = [items]
 
     def memoize(self, place: int | None) -> None:
-        """Remember the last item under a number; None: the next number."""
+        """Store the last item under a number; None: the next number."""
         self.memo[len(self.memo) if place is None else place] = self.stack[-1]
 
     def extend(self, items: list[Any]) -> None:

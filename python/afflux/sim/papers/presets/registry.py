@@ -23,7 +23,7 @@ def all_presets() -> "Mapping[str, Preset]":
 
 
 def find_preset(name: str) -> Preset:
-    """Return a preset; raises ConfigError for an unknown name."""
+    """Return a preset; raise ConfigError for an unknown name."""
     known("preset", name, all_presets())
     return all_presets()[name]
 

@@ -62,12 +62,12 @@ class DeviceAvailability:
     """Ready time that a dispatch needs, in the unit of the file."""
 
     def __post_init__(self) -> None:
-        """Check the options; raises ConfigError."""
+        """Raise ConfigError if an option is out of range."""
         if not 0 < self.work < float("inf"):
             raise ConfigError(f"work is {self.work}, must be positive and finite")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
-        """Read the file and draw the device of each client; raises ConfigError for a damaged file."""
+        """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
         traces = self.read()
         devices = rng.choice(len(traces), num_clients, replace=num_clients > len(traces))
         own: list[ReadyTimes] = [traces[device] for device in devices]

@@ -28,12 +28,12 @@ class DeviceTimes:
     """Units of work of a dispatch: the sum of so many times."""
 
     def __post_init__(self) -> None:
-        """Check the options; raises ConfigError."""
+        """Raise ConfigError if an option is out of range."""
         if not 0 < self.work < float("inf"):
             raise ConfigError(f"work is {self.work}, must be positive and finite")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
-        """Read the file and draw the device of each client; raises ConfigError for a damaged file."""
+        """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
         path = trace_path(self.file)
         columns = [self.time, *([] if self.deviation == "none" else [self.deviation])]
         lines = [line for line in read_columns(path, [], columns) if line[self.time]]

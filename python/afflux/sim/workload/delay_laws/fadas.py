@@ -12,7 +12,7 @@ MOST_GAMMA = 1e6
 
 
 def fadas_classes(num_clients: int, rng: np.random.Generator, gamma: float = 1.0) -> np.ndarray:
-    """Class of each client, 0 small, 1 medium, 2 large: argmax of p ~ Dirichlet(3g, 2g, g)."""
+    """Return the class of each client, 0 small, 1 medium, 2 large: argmax of p ~ Dirichlet(3g, 2g, g)."""
     shares = rng.dirichlet((3 * gamma, 2 * gamma, gamma), size=num_clients)
     return np.asarray(np.argmax(shares, axis=1))
 
@@ -28,7 +28,7 @@ class FadasDelays:
     """Smaller: more clients of the class large."""
 
     def __post_init__(self) -> None:
-        """Check the options; raises ConfigError."""
+        """Raise ConfigError if an option is out of range."""
         if not 0 <= self.low <= self.high < float("inf"):
             raise ConfigError(f"low and high are {self.low} and {self.high}, must be 0 <= low <= high and finite")
         if not 1 / MOST_GAMMA <= self.gamma <= MOST_GAMMA:

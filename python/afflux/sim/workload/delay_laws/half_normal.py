@@ -23,7 +23,7 @@ class HalfNormalDelays:
     reading: Literal["location", "scale"] = "location"
 
     def __post_init__(self) -> None:
-        """Check the options; raises ConfigError."""
+        """Raise ConfigError if an option is out of range."""
         if not 0 < self.upper < float("inf"):
             raise ConfigError(f"upper is {self.upper}, must be positive and finite")
         if self.s is not None and not 0 <= self.s < float("inf"):
