@@ -169,7 +169,7 @@ class Clients:
     # Failures
 
     def succeeded(self, address: ClientId, client: ClientId, *, joined: bool) -> None:
-        """Record a reply that was no failure; `joined`: it has joined."""
+        """Record a reply that was no failure; with `joined`, the reply has joined."""
         self._failures.pop(address, None)
         if self._key is not None:
             self._ids[address] = client

@@ -97,7 +97,7 @@ class Index:
         make_file(path, fact_entries(facts))
 
     def sync_commits(self, power: bool) -> None:
-        """Set whether later commits are on the disk itself when `commit` returns: with `power`, they are."""
+        """Set whether later commits are on the disk itself when `commit` returns: they are with `power`."""
         with self._errors("open"):
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
 

@@ -52,7 +52,9 @@ class Info:
 
 
 def info(path: "str | PathLike[str]") -> Info:
-    """Return facts about a store. Read the index, and the sizes of all files. Works while the store is in use.
+    """Return facts about a store.
+
+    This reads the index, and the sizes of all files. It works while the store is in use.
 
     Raises:
         StoreError: there is no store, or it is damaged.

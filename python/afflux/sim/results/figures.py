@@ -97,7 +97,7 @@ def _draw_curve(axes: Axes, drawn: Curve, label: str, colour: str) -> None:
 
 
 def style_axes(axes: Axes) -> None:
-    """Remove the frame but for two axes, and draw a grid behind the data."""
+    """Remove the frame except two axes, and draw a grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

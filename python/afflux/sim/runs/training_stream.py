@@ -21,7 +21,7 @@ from afflux.sim.workload.stream_series import StreamSeries
 
 
 class TrainingStream:
-    """Clients train from the params of `leader`, which must handle the events."""
+    """The events of clients that train from the params of `leader`, which must handle these events."""
 
     def __init__(
         self, setup: SimulationSetup, leader: SimulatedServer, workers: Workers | VmapGroups | None = None

@@ -104,7 +104,10 @@ def server_push(inputs: Inputs) -> Round:
 def into_slots(
     push: Callable[[Any, Any], Any], convert: Conversion = as_numpy, *, measured: bool = True
 ) -> Callable[[Inputs], Round]:
-    """Return a contender that calls push(slot, vector) M times, on its own slots; `measured`: push returns the norm."""
+    """Return a contender that calls push(slot, vector) M times, on its own slots.
+
+    With `measured`, push returns the norm.
+    """
 
     def make(inputs: Inputs) -> Round:
         place = inputs.place

@@ -38,7 +38,7 @@ def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: 
 
 
 def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Inputs], Round]:
-    """Return a contender that pushes M vectors, of which the last makes the step; `last`: only the last is timed."""
+    """Return a contender that pushes M vectors; the last one makes the step. With `last`, only the last is timed."""
 
     def make(inputs: Inputs) -> Round:
         folder = TemporaryDirectory(prefix="afflux-bench-")
