@@ -1,18 +1,28 @@
 // afflux: the arithmetic of one server round of asynchronous federated learning.
 //
-//   ingest   one client's update, in one or many parts, into a slot; its norm, min, max and first non-finite value
-//   gram     all inner products of K vectors, in one sweep
-//   inner    their squares and their inner products with a weighted sum of them, in one sweep
-//   apply    combine -> calibrate -> step, in one sweep
-//   encode   a vector into a cached row, and back: decode
-//   exp ...  elementary functions for weights: log, pow
-//   backends the compiled backends, whether they run on this machine, and which one is in use
-//   policy   how sweeps on the CPU use memory (policy.hpp)
-// Every result is the same bit for bit on any number of threads, on any instruction set (see order.hpp), and on a GPU.
-// A call runs on the device of its vectors, which must all be on one device. Lists, weights and the products of `gram`
-// are on the host. Entry points check all arguments before they write: after an exception nothing has changed.
-// They allocate no memory that grows with d, and never print. Helper threads form a pool, which the first call that
-// needs it creates; a forked child creates its own.
+//   ingest    copies one client's update, in one or many parts, into a slot; returns its sum of squares, min, max and
+//             first non-finite value
+//   gram      computes all inner products of K vectors in one sweep
+//   inner     computes the squares of K vectors, and their inner products with a weighted sum of them, in one sweep
+//   apply     combine -> calibrate -> step, in one sweep
+//   encode    encodes a vector into a cached row; `decode` is the inverse
+//   exp ...   elementary functions for weights: exp, log, pow
+//   backends  lists the compiled backends, whether they run on this machine, and which one is in use
+//   policy    returns the settings by which sweeps on the CPU use memory (policy.hpp)
+//
+// Results. Every result is the same bit for bit on any number of threads, on any instruction set (see order.hpp), and
+// on a GPU.
+//
+// Devices. A call runs on the device of its vectors, which must all be on one device. Lists, weights and the products
+// of `gram` and `inner` are on the host.
+//
+// Errors. An entry point checks all arguments before it writes: after an Error or Unavailable, nothing has changed. It
+// throws std::bad_alloc where memory is short, and std::runtime_error for an error of CUDA.
+//
+// Memory and threads. On the CPU, scratch memory does not grow with d, apart from the checksums: 4 bytes for each
+// superblock (65,536 elements) and 4 for each piece of a sweep, of every vector. On a GPU, the reductions (`ingest`,
+// `gram`, `inner`) allocate one partial result for each superblock. The first call that needs helper threads creates
+// their pool; a forked child creates its own. No function prints.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -28,20 +38,21 @@
 
 namespace afflux {
 
-// The caller's arguments do not fit together; the message names the operation and the argument.
+// The error for arguments that are invalid or do not fit together. The message names the operation and the argument.
 struct Error : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The requested backend or device is not in this build, or not on this machine.
+// The error for a backend or device that is not in this build, or not on this machine.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The statistics of a slot that `ingest` has written.
 struct Statistics {
-  double sum_of_squares;         // of the values written, in float64; a float64 slot's may overflow to inf
-  double min, max;               // over all values that are not NaN; +inf, -inf when there is none
-  std::int64_t first_nonfinite;  // index of the first NaN or infinity in the slot, -1 if all are finite
+  double sum_of_squares;         // of the written values, in float64; may overflow to inf for a float64 slot
+  double min, max;               // over all values that are not NaN; +inf and -inf if there are none
+  std::int64_t first_nonfinite;  // index of the first NaN or infinity in the slot, -1 if all values are finite
 };
 
 // The content of a vector.
@@ -49,102 +60,123 @@ enum class Kind : std::int32_t { update = 0, gradient = 1, model = 2 };
 
 // A conversion from the vector that a client sends to the kind that a rule takes:
 //
-//   update = model - base, model = base + update     in the type of the base
-//   gradient = -update / scale, update = -gradient scale     in float64, rounded once
-// and both, one after the other, between a gradient and a model, with the update in the type of the base. The base that
-// is subtracted is first rounded to the type of each part, if that is narrower, because the client has received it so.
+//   update = model - base,  model = base + update             in the type of the base
+//   gradient = -update / scale,  update = -gradient * scale   in float64, rounded once
+//
+// A conversion between a gradient and a model does both, one after the other; its update has the type of the base.
+// Before a subtraction, the base is rounded to the type of each part if that type is narrower: the client has received
+// the base in that type.
 struct Conversion {
   Kind from, to;
-  View<const void> base;  // params that the client started from, float32 or float64; of conversions of or to a model
-  double scale = 1.0;     // client learning rate times local steps, positive; of conversions of or to a gradient
+  View<const void> base;  // params that the client started from, float32 or float64; used if a kind is model
+  double scale = 1.0;     // client learning rate times local steps, greater than 0; used if a kind is gradient
 };
 
-// slot = the parts, one after the other, each of any type; the slot is float32, float64 or bfloat16. Statistics depend
-// only on the written values, not on the division into parts. Reads and writes each byte once.
-// bfloat16 is rounded from float32, to which float64 is rounded first. A value beyond the slot's range counts as
-// non-finite. The slot is written even when values are not finite; whether to use it is the caller's decision.
-// With a conversion, slot = the converted parts, in the same sweep, which also reads the base.
-// `until_read`: bytes that pass through the caches before the slot is read, as far as the caller knows; the policy says
-// from how many on the slot is written past the caches.
+// Copies the parts, one after the other, into the slot, and returns the statistics of the written values. The parts
+// have any types; the slot is float32, float64 or bfloat16, and as long as all parts together. Values are rounded to
+// nearest, ties to even; float64 is rounded to float32 before it is rounded to bfloat16.
+//
+// The statistics depend only on the written values, not on the division into parts. A value that overflows the slot's
+// type counts as non-finite. The slot is written even if values are not finite: the caller decides whether to use it.
+// With a conversion, the slot receives the converted parts, in the same sweep, which also reads the base.
+//
+// Cost: each byte of the parts is read once, and each byte of the slot is written once. `until_read` is the caller's
+// estimate of the bytes that pass through the caches before the slot is read. Policy::stream says from how many bytes
+// on the slot is written past the caches.
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
                   const Conversion* conversion = nullptr, std::int64_t until_read = 0);
 Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1, const Conversion* conversion = nullptr,
                   std::int64_t until_read = 0);
 
-// out[i * K + j] = <vectors[i], vectors[j]> in float64, symmetric; each vector is float32, float64 or bfloat16.
-// Each is read once for K <= 64; larger K are done in panels of 64 (put vectors of one type side by side: two
-// neighbours of one type are done together). Scratch memory is at most a few MB, whatever d is.
+// Computes out[i * K + j] = <vectors[i], vectors[j]> in float64, for K vectors of d elements. `out` is symmetric, has
+// K * K elements, and is on the host. Each vector is float32, float64 or bfloat16.
+//
+// Cost: on the CPU each vector is read from memory once if K <= 64; larger K are processed in panels of 64 vectors. Up
+// to three neighbours of one type are processed together, so put vectors of one type side by side. Scratch memory is at
+// most a few MB on the CPU; on a GPU it is 8 bytes for each superblock and pair of a panel.
 void gram(List<View<const void>> vectors, View<double> out, int num_threads = 1);
 
-// In float64: out[k] = <x_k, x_k> and, if there is an e, out[K] = <e, e> and out[K + 1 + k] = <x_k, e>, of K vectors.
-// Each vector is read once, the memory too. On the CPU scratch memory is at most 3 KB a vector and thread.
+// Computes in float64, for the K vectors x_k of `inner`: out[k] = <x_k, x_k> and, if there is an e, out[K] = <e, e> and
+// out[K + 1 + k] = <x_k, e>. `out` is on the host; it has K elements, or 2 * K + 1 with an e.
+//
+// Cost: on the CPU each vector, and the memory, is read from memory once, and scratch memory is about 3 KB for each
+// vector and thread.
 void inner(const Inner& inner, View<double> out, int num_threads = 1);
 
-// CRC-32C of the memory that a sweep has written: of each superblock's bytes, in order. The CRC of a row's head is
-// first.
+// The CRC-32C checksums of the memory that a sweep has written: for each vector, one CRC for the bytes of each
+// superblock, in order. For a row that has a head, the CRC of the head comes first.
 struct Checksums {
-  std::vector<std::uint32_t> out, sum;                   // sum: with cached rows
-  std::vector<std::vector<std::uint32_t>> rows;          // one for each arrival; empty where the row was kept
+  std::vector<std::uint32_t> out, sum;                   // sum: only with cached rows
+  std::vector<std::vector<std::uint32_t>> rows;          // one item for each arrival, empty if the row was not replaced
   std::vector<std::vector<std::uint32_t>> states;        // of the step
-  std::vector<std::vector<std::uint32_t>> rule_vectors;  // none if `next` is empty
+  std::vector<std::vector<std::uint32_t>> rule_vectors;  // no items if `next` is empty
 };
 
-// A dry run only checks: it throws the exception that the real one would throw, and writes nothing. Returns whether all
-// results are valid: every new value of out, of the states and of the rule vectors is finite and at most pass.most, and
-// every element of the direction at most combine.most. `checksums`, if given, are computed in the same sweep.
+// Executes the pass in one sweep. Returns true if all results are valid: every new value of out, of the states and of
+// the rule vectors is finite and at most pass.most in absolute value, and every element of the direction is at most
+// combine.most in absolute value. Results are written even if they are invalid.
+//
+// `dry`: checks the arguments, throws the exception that the real run would throw for them, writes nothing, and returns
+// true. `checksums`, if given, are computed in the same sweep; on a GPU they throw Unavailable.
 bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
-// Every coding in all of its widths.
+// Returns every coding in all of its widths.
 std::vector<Codec> codecs();
-// "float32", "affine-4", "affine-vector-4": the coding's name, with the bits of those that have a head.
+// Returns the coding's name, with the bits if the codec has a head: "float32", "affine-4", "affine-vector-4".
 std::string name(Codec codec);
-// Throws Error for a name that no codec has.
+// Returns the codec with this name. Throws Error if there is none.
 Codec codec_named(const std::string& name);
-// Bytes of one encoded row of `size` elements.
+// Returns the number of bytes of one encoded row of `size` elements. Throws Error for a codec that does not exist, and
+// for a size that is negative or larger than INT64_MAX / 16.
 std::int64_t row_bytes(Codec codec, std::int64_t size);
-// The vector is float32, or float64 for the codec float64; its values must be finite. Every byte of the row is written.
+// Encodes a vector into a row of row_bytes(codec, vector.size) bytes; every byte of the row is written. The vector is
+// float32, or float64 for the codec float64. Its values must be finite: they are not checked. A row with a head must be
+// aligned to 8 bytes, any other row to the size of its elements. Throws Error for facts that the codec cannot use.
 void encode(Codec codec, View<const void> vector, View<unsigned char> row, int num_threads = 1,
             const RowFacts& facts = {});
-// Throws Error for a row whose head has another codec or size.
+// Decodes a row into a vector, of the same types and sizes as for `encode`. Throws Error for a row with a damaged head,
+// or with a head of another codec or size.
 void decode(Codec codec, View<const unsigned char> row, View<void> vector, int num_threads = 1);
 
-// The CRC-32C of each block of `block` bytes; the last block may be shorter. If `head` is not 0, the first CRC is that
-// of
-// the first `head` bytes. `table`: without the CPU's instruction.
+// Returns the CRC-32C of each block of `block` bytes of host memory; the last block may be shorter. If `head` is not 0,
+// the first CRC is that of the first `head` bytes, and the blocks begin after them. `table`: computes with a table
+// instead of the CPU's CRC instruction; the result is the same.
 std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, std::int64_t head = 0,
                                   int num_threads = 1, bool table = false);
 
-// These functions give the same bits on every CPU; those of the C library do not. Error below 0.51 ulp, below 1 ulp if
-// the result is subnormal; special values as in C99.
+// Elementary functions that return the same bits on every CPU; those of the C library do not. The error is below 0.51
+// ulp, or below 1 ulp if the result is subnormal. Special values are those of C99.
 double exp(double x);
 double log(double x);
 double pow(double x, double y);
 
-// Runs `body` on this thread with round-to-nearest and with subnormals, like the engine's own work, and restores the
-// caller's floating-point mode. For arithmetic outside the engine that must have the same bits everywhere.
+// Runs `body` on this thread with round-to-nearest and with subnormals, as the engine computes, then restores the
+// caller's floating-point mode. Use it for arithmetic outside the engine that must have the same bits everywhere.
 void strict_float_mode(const std::function<void()>& body);
 
+// An instruction set of the CPU, or CUDA.
 struct Backend {
   std::string name;             // "baseline", "avx2", "avx512", "neon" or "cuda"
   std::string device;           // "cpu" or "cuda"
   bool compiled, runs, chosen;  // cuda is never chosen: it is used for vectors on a GPU
-  std::string why_not;          // empty when it runs
+  std::string why_not;          // the reason why it does not run; empty if it runs
 };
 
-// Best first.
+// Returns the compiled instruction sets, best first, then "cuda". Throws Unavailable as choose_isa() does, if no
+// instruction set is chosen yet and AFFLUX_ISA is not one.
 std::vector<Backend> backends();
 
-// Empty if vectors on this device are supported, else the reason: "this build has no CUDA kernels".
+// Returns an empty text if vectors on this device are supported, else the reason: "this build has no CUDA kernels".
 std::string why_not(Device device);
 
-// Sets the cudaStream_t of this thread's later calls; null: the default one. A call waits for the stream only if it
-// returns a computed result.
+// Sets the cudaStream_t of this thread's later calls; null: the default stream. `ingest`, `gram`, `inner` and `apply`
+// wait for the stream, because they return a computed result. `decode` waits only for the heads of rows that have one;
+// `encode` does not wait.
 void use_stream(void* stream);
 
 // Chooses the instruction set for all later calls of this process. The initial choice is that of the environment
-// variable
-// AFFLUX_ISA, else the best that runs. Throws Unavailable for a name that is unknown, not compiled, or does not run
-// here.
+// variable AFFLUX_ISA, else the best one that runs. Throws Unavailable for a name that is unknown, not compiled, or
+// does not run here.
 void choose_isa(const std::string& name);
 
 }  // namespace afflux

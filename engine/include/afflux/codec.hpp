@@ -1,7 +1,6 @@
-// The formats of clients' cached vectors. docs/codecs.md has the bytes of every codec. A new codec needs a line in the
-// table here, its formula in formula/codec.hpp, and a coder in cpu/codec.hpp and cuda/codec.hpp. Checks, dispatch and
-// the
-// Python package are generated from the table.
+// The formats of clients' cached vectors (rows). docs/codecs.md describes the bytes of every codec. A new codec needs a
+// line in the table here, its formula in formula/codec.hpp, and a coder in cpu/codec.hpp and in cuda/codec.hpp. Checks,
+// dispatch and the Python package are generated from the table.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +10,7 @@
 namespace afflux {
 
 constexpr std::int64_t kCodecBlock = 128, kRowHead = 64;
-// A group of kBlock elements is rotated as kRotations vectors of kRotated elements, whose elements are interleaved.
+// The rotated codec rotates a group of kBlock elements as kRotations interleaved vectors of kRotated elements.
 constexpr std::int64_t kRotated = 128, kRotations = 16;
 
 static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "codec blocks must nest");
@@ -19,15 +18,16 @@ static_assert(kBlock % kCodecBlock == 0 && kRotated * kRotations == kBlock, "cod
 // The properties that are the same for all widths of a coding.
 struct CodingInfo {
   const char* name;
-  std::int32_t widths;     // the sum of its possible bits per element
+  std::int32_t widths;     // the possible bits per element, each a power of two, combined with |
   const char* row_type;    // the element type of a row; a row may also be given as uint8
   bool has_head;           // a row begins with a head, and is encoded with RowFacts
-  bool needs_range;        // RowFacts must have the least and the largest element
+  bool needs_range;        // RowFacts must have the smallest and the largest element
   std::int64_t run;        // elements that are encoded together: kCodecBlock or kBlock
   std::int64_t run_bytes;  // bytes of the scales with which the codes of a run are decoded
 };
 
-// Their numbers, in this order, are stored in rows.
+// All codings. Heads of rows store the number of a coding in this order, so the order must not change.
+//
 // float32, float64    unchanged
 // float16, bfloat16   rounded to nearest; values beyond the largest finite value become that value
 // affine              2^bits grid points from min to max of each kCodecBlock elements, stochastic rounding: unbiased
@@ -66,7 +66,7 @@ struct Codec {
 constexpr bool operator==(Codec a, Codec b) { return a.coding == b.coding && a.bits == b.bits; }
 constexpr bool operator!=(Codec a, Codec b) { return !(a == b); }
 
-// The codec that keeps every bit of a vector of this type.
+// Returns the codec that stores vectors of this type without rounding.
 constexpr Codec exact_codec(Type type) {
   return type == Type::float64 ? Codec{Coding::float64, 64} : Codec{Coding::float32, 32};
 }
@@ -75,8 +75,8 @@ constexpr bool has_head(Codec codec) { return info(codec.coding).has_head; }
 
 // The facts that an encoder needs besides the vector.
 struct RowFacts {
-  std::uint64_t key = 0;     // of the random bits; a different one for every row that is ever stored
-  double low = 0, high = 0;  // where the coding needs_range: the least and the largest element
+  std::uint64_t key = 0;     // key of the random bits; every row that is ever stored must have another one
+  double low = 0, high = 0;  // the smallest and the largest element, finite; used if the coding needs_range
 };
 
 }  // namespace afflux

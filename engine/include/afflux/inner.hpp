@@ -4,15 +4,15 @@
 
 namespace afflux {
 
-// Vectors x_k = vectors[k] + shift * memory, and e = memory_weight * memory + sum_k weights[k] x_k: both in float64,
-// element by element, each product rounded before it is added. So no precision is lost if x_k is small beside its
-// parts.
+// The vectors x_k = vectors[k] + shift * memory, and their weighted sum e = memory_weight * memory + sum_k weights[k]
+// x_k. Both are computed in float64, element by element; each product is rounded before it is added. This keeps the
+// precision of an x_k that is small beside its two parts; a Gram matrix of the parts would lose it.
 struct Inner {
-  List<View<const void>> vectors;  // float32, float64 or bfloat16
-  List<double> weights;            // of all vectors; without data there is no e
-  View<const void> memory;         // optional; it is read if shift or memory_weight is not 0
+  List<View<const void>> vectors;  // each float32, float64 or bfloat16, all of one size
+  List<double> weights;            // one for each vector; a vector with weight 0 is not added; null data: there is no e
+  View<const void> memory;         // optional, of the same types and size; needed if shift or memory_weight is not 0
   double shift = 0.0;
-  double memory_weight = 0.0;  // 0 if there are no vectors
+  double memory_weight = 0.0;  // must be 0 without an e, or without vectors
 };
 
 }  // namespace afflux

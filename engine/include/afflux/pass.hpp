@@ -10,10 +10,11 @@ namespace afflux {
 
 constexpr double kNoLimit = __builtin_inf();
 
-// Stage 1: v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
-//            + sum_i weights[i] * updates[i],
-// float64, in the order given. The updates are all float32, all float64 or all bfloat16. A vector whose weight is 0 is
-// not read.
+// Stage 1, the direction
+//   v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
+//       + sum_i weights[i] * updates[i]
+// in float64, added in this order. The updates are all float32, all float64 or all bfloat16, each of the size of
+// params; there is one finite weight for each. A vector whose weight is 0 is not read.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
@@ -23,13 +24,15 @@ struct Combine {
 
 constexpr std::int64_t kMostRuleVectors = 4;
 
-// Up to kMostRuleVectors vectors of the type of params that the server keeps between rounds: their terms in the
-// direction (stage 1), and their new values, from the old values, in this order, rounded once:
+// Up to kMostRuleVectors vectors that the server keeps between rounds, of the type and size of params. `weights` are
+// their weights in the direction (stage 1). For R vectors and M updates, their new values are
 //   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
-// for R vectors and M updates; `next` is row-major, R x (R + M), or empty: the vectors stay. A vector whose coefficient
-// in a sum is 0 is not read for it, and a vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
-// `outs`, if given, are R vectors for the new values; each is vectors[s] itself or has other memory. All are written,
-// including unchanged ones, unless `next` is empty.
+// computed from the old values in float64, added in this order, rounded once. `next` is row-major, R x (R + M); if it
+// is empty, the vectors stay as they are.
+//
+// A vector whose coefficient in a sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0
+// elsewhere is unchanged, and is not written in place. `outs`, if given, are R vectors for the new values; each is
+// vectors[s] itself or other memory. Outs in other memory also receive unchanged vectors, unless `next` is empty.
 struct RuleVectors {
   List<View<void>> vectors{};
   List<double> weights{};
@@ -39,20 +42,28 @@ struct RuleVectors {
 
 enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_mean = 2 };
 
-// Stage 2, on v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]. Here h_i is rows[i]
-// decoded.
-// cached_difference (CA2FL, Algorithm 2):
+// Stage 2, which replaces the updates' part of the direction: before it,
+//   v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
+// Below, h_i is rows[i] decoded. `sum` is the sum of the rows of all num_clients clients, float64, of the size of
+// params.
+//
+// cached_difference (CA2FL, Algorithm 1), with the sum from before the round:
 //   v += sum / num_clients + sum_i weights[i] * (updates[i] - h_i)
 //   for every i with new_rows[i]:  new_rows[i] = encode(updates[i]),  sum += decode(new_rows[i]) - h_i
 // With quantize_direction, v has decode(encode(updates[i])) in the place of updates[i].
-// cached_mean (AFA-CS): the sum and the rows first, in the same way; then, whatever the weights,
+//
+// cached_mean (AFA-CS): the rows and the sum are replaced first, in the same way; then
 //   v += sum / num_clients
-// There an update without a new row is not read.
-// rows[i].data null: the client's row is all zeros. new_rows[i].data null: its row is not replaced.
-// new_rows[i] may be rows[i] itself, or a row that only earlier arrivals read.
-// The codecs float32 and float64 are for updates that they hold exactly (see exact_codec); the others round them, from
-// float32, to which float64 is rounded first. Codecs with a head (see has_head) take `facts`, one for each arrival.
-// sum_out: the memory for the whole new sum, if it is not `sum` itself; then `sum` is only read.
+// The weights have no effect, and an update without a new row is not read.
+//
+// `rows` and `new_rows` have one item for each update. rows[i].data null: the client's row is all zeros.
+// new_rows[i].data null: the client's row is not replaced. new_rows[i] may be rows[i] itself, or a row that only
+// earlier arrivals read. `sum_out`, if given, receives the whole new sum, and `sum` is only read; else `sum` is
+// overwritten.
+//
+// The codecs float32 and float64 are only for updates that they hold exactly (see exact_codec), and do not go with
+// quantize_direction. The other codecs round: float64 is first rounded to float32. Codecs with a head (see has_head)
+// need `facts`, one item for each update.
 struct Calibrate {
   Calibration kind = Calibration::none;
   Codec codec{};
@@ -65,8 +76,9 @@ struct Calibrate {
   View<double> sum_out{};
 };
 
-// params and out are both float32 or both float64; everything between is float64.
-// `out` may be `params` itself; any other overlap between written and read memory is refused.
+// The arguments of `apply`. `params` and `out` are both float32 or both float64, of d elements; all arithmetic between
+// them is in float64. A result may be written in place of the vector that it replaces (`out` is `params` itself; see
+// also the other stages). Any other overlap of written memory throws Error.
 struct Pass {
   View<const void> params{};
   View<void> out{};
@@ -74,8 +86,8 @@ struct Pass {
   Calibrate calibrate{};
   Step step{};
   RuleVectors rule_vectors{};
-  // The largest valid absolute value in out, states and rule vectors: at most the largest finite value of their
-  // type. It changes no bit; `apply` returns whether all values are valid.
+  // The largest valid absolute value in out, states and rule vectors, greater than 0; never more than the largest
+  // finite value of their type. The limit changes no bit of a result: `apply` returns false if a value exceeds it.
   double most = kNoLimit;
 };
 

@@ -1,5 +1,6 @@
-// Stage 3 of a round: the server optimizers. A new one needs a line in the table here, its equation in the comment of
-// Step, and its formula in formula/step.hpp. Both drivers and the kinds that Python knows are generated from the table.
+// Stage 3 of a round: the server optimizers. A new optimizer needs a line in the table here, its equation in the
+// comment of Step, and its formula in formula/step.hpp. Both drivers (CPU and CUDA) and the kinds in Python are
+// generated from the table.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +8,7 @@
 
 namespace afflux {
 
-// Every kind, and the number of vectors that it keeps between rounds.
+// All kinds, each with the number of vectors that it keeps between rounds.
 #define AFFLUX_STEP_KINDS(KIND) \
   KIND(sgd, 0)                  \
   KIND(momentum, 1)             \
@@ -44,12 +45,13 @@ constexpr int kMostStates = [] {
 
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
-// Whether a kind divides by the root of a moment; `epsilon` must then be greater than 0, so that the divisor is not 0.
+// Returns true if the kind divides by the root of a moment. Its `epsilon` must be greater than 0, so that the divisor
+// is not 0.
 constexpr bool divides(StepKind kind) {
   return kind != StepKind::sgd && kind != StepKind::momentum && kind != StepKind::assign;
 }
 
-// From the direction d to params and the states m, v, v_hat, in this order:
+// An optimizer's step, from the direction d to the new params (`out`) and the new states m, v, v_hat, in this order:
 //   sgd       out = params + lr * d
 //   assign    out = lr * d
 //   momentum  m = beta1 * m + d,  out = params + lr * m
@@ -58,8 +60,12 @@ constexpr bool divides(StepKind kind) {
 //   amsgrad   v as adam,  v_hat = max(v_hat, v),  V = v_hat
 //   adagrad   v = v + d * d,  V = v
 //   yogi      v = v - (1 - beta2) * d * d * sign(v - d * d),  V = v
-// All in float64; the states, of the type of params, are overwritten, each rounded once, and out is computed from the
-// unrounded ones. `outs`, if given, are vectors for the new states; each is states[i] itself or has other memory.
+// All arithmetic is in float64. The states have the type and size of params, and there are state_count(kind) of them.
+// Each new state is rounded once; out is computed from the unrounded states. `outs`, if given, are vectors for the new
+// states, each states[i] itself or other memory; else the states are overwritten.
+//
+// lr, epsilon and root_scale must be finite, beta1 and beta2 at least 0 and less than 1, epsilon at least 0 (greater
+// than 0 if divides(kind)), and root_scale greater than 0.
 struct Step {
   StepKind kind = StepKind::sgd;
   double lr = 1.0;

@@ -1,4 +1,4 @@
-// Views of the caller's memory. The engine owns no vectors: every entry point reads and writes through these.
+// Views of the caller's memory. The engine owns no vectors: every entry point reads and writes the memory of its views.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -15,7 +15,7 @@ struct Device {
 constexpr bool operator==(Device a, Device b) { return a.kind == b.kind && a.index == b.index; }
 constexpr bool operator!=(Device a, Device b) { return !(a == b); }
 
-// The element types of vectors. C++17 has no types for float16 and bfloat16: these hold their bits.
+// The element types of vectors. C++17 has no types for float16 and bfloat16; Float16 and Bfloat16 hold their bits.
 enum class Type : std::int32_t { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
 
 struct Float16 {
@@ -25,6 +25,7 @@ struct Bfloat16 {
   std::uint16_t bits;
 };
 
+// Returns the type's name, which is NumPy's: "float32".
 constexpr const char* name(Type type) {
   return type == Type::float32   ? "float32"
          : type == Type::float64 ? "float64"
@@ -32,6 +33,7 @@ constexpr const char* name(Type type) {
                                  : "bfloat16";
 }
 
+// Returns the size of an element in bytes.
 constexpr std::int64_t bytes(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
 
 template <class T>
@@ -45,9 +47,9 @@ struct TypeOf<Float16> : std::integral_constant<Type, Type::float16> {};
 template <>
 struct TypeOf<Bfloat16> : std::integral_constant<Type, Type::bfloat16> {};
 
-// A contiguous vector of `size` elements on `device`; `data` must be aligned to its elements' size.
-// View<T> may be written, View<const T> is only read. A null `data` with size 0 is an empty vector;
-// where a field is documented as optional, a null `data` means that it is absent.
+// A contiguous vector of `size` elements on `device`; `data` must be aligned to the size of an element. A View<T> may
+// be written, a View<const T> is only read. A null `data` with size 0 is an empty vector; in a field that is documented
+// as optional, a null `data` means that the vector is absent.
 template <class T>
 struct View {
   T* data = nullptr;
@@ -55,7 +57,7 @@ struct View {
   Device device{};
 };
 
-// The same with an element type that is given at run time; a typed view converts to it implicitly.
+// A view whose element type is given at run time. A typed view converts to it implicitly.
 template <>
 struct View<void> {
   void* data = nullptr;
@@ -84,7 +86,7 @@ struct View<const void> {
   View(View<T> view) : View(view.data, view.size, view.device, kType) {}
 };
 
-// A short host array (of views or of weights), read only for the duration of a call.
+// A short array on the host (of views or of weights), which is read only during a call.
 template <class T>
 struct List {
   const T* data = nullptr;
