@@ -15,7 +15,8 @@
 namespace afflux {
 namespace {
 
-// Vectors of the type and size of params; `outs` is where their new values go, if that is not where they lie.
+// Checks vectors that the server keeps between rounds, of the type and size of params, and the vectors for their new
+// values; without `outs` the vectors are overwritten.
 void check_held(const char* name, List<View<void>> vectors, const char* outs_name, List<View<void>> outs,
                 const Pass& pass, check::Overlaps& overlaps) {
   const auto vector = [&](check::Name title, const View<void>& view) {
@@ -79,7 +80,8 @@ void check_codec(const Pass& pass) {
                              " updates: of the exact ones float64 needs float64, float32 and bfloat16 need float32");
 }
 
-// Before the sweep, which replaces rows in place. Throws for damaged ones.
+// Returns the heads of the old and new rows of all arrivals. Called before the sweep, which replaces rows in place.
+// Throws Error for a damaged head.
 std::vector<RowHeads> heads_of(const Pass& pass, Device device) {
   const Calibrate& stage = pass.calibrate;
   std::vector<RowHeads> heads;
@@ -96,7 +98,7 @@ std::vector<RowHeads> heads_of(const Pass& pass, Device device) {
   return heads;
 }
 
-// The rows that the pass encodes.
+// Returns the rows that the pass encodes and that need a head.
 std::vector<rows::Written> written_rows(const Pass& pass, const std::vector<RowHeads>& heads) {
   std::vector<rows::Written> written;
   for (std::size_t i = 0; has_head(pass.calibrate.codec) && i < heads.size(); ++i)
@@ -160,7 +162,8 @@ void check_step(const Pass& pass, check::Overlaps& overlaps) {
   check_held("states", stage.states, "states_out", stage.outs, pass, overlaps);
 }
 
-// Written, also where `next` is empty: what may overlap does not depend on numbers.
+// Checks the rule vectors. They count as written even if `next` is empty: which overlaps are allowed does not depend on
+// the values of numbers.
 void check_rule_vectors(const Pass& pass, check::Overlaps& overlaps) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const std::int64_t held = rule_vectors.vectors.size, count = held + pass.combine.updates.size;
@@ -197,7 +200,7 @@ double largest(Type type) {
                                : static_cast<double>(std::numeric_limits<float>::max());
 }
 
-// Where no out is given, a vector is its own; no limit is beyond the type's.
+// Returns the pass with all outs set, by default to the vector itself, and with a limit that is at most the type's.
 Pass with_outs(Pass pass) {
   if (pass.calibrate.sum_out.data == nullptr) pass.calibrate.sum_out = pass.calibrate.sum;
   if (pass.step.outs.size == 0) pass.step.outs = pass.step.states;
@@ -246,12 +249,12 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     const cuda::NewHeads renewed = rows::new_heads(written, codec, pass.params.size);
     return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
   }
-  // What the environment may say wrong is found before anything is written. Checksums are taken of what is still in a
-  // cache.
+  // An invalid AFFLUX_ISA, AFFLUX_POLICY or AFFLUX_THREAD_BYTES throws here, before anything is written. With checksums
+  // the sweep does not write past the caches, because the written memory is read again.
   kernels();
   const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
   const int threads = threads_worth(overlaps.traffic(), num_threads);
-  rows::finish(written, codec, pass.params.size, device);  // the rows that they replace were already read
+  rows::finish(written, codec, pass.params.size, device);  // the old heads were already read
   return sweep(with_outs(pass), heads, memory, threads, checksums);
 }
 

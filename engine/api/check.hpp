@@ -1,4 +1,5 @@
-// What every entry point checks before it writes anything. Messages read "[operation] argument ...".
+// The checks of arguments that an entry point makes before it writes. Messages have the form "[operation] argument
+// ...".
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -9,7 +10,7 @@
 
 namespace afflux::check {
 
-// An argument, or with an index one item of a list; spelled out only in messages.
+// The name of an argument or, with an index, of one item of a list. The text is built only for a message.
 struct Name {
   Name(const char* name, std::int64_t index = -1) : name(name), index(index) {}
   std::string str() const { return index < 0 ? name : std::string(name) + "[" + std::to_string(index) + "]"; }
@@ -34,7 +35,7 @@ inline std::string where(Device device) {
   return device.kind == DeviceKind::cpu ? "the CPU" : "cuda:" + std::to_string(device.index);
 }
 
-// size, null, alignment and device of one view; `alignment` is that of the elements it holds.
+// Checks the size, data, alignment and device of one view; `alignment` is that of its elements, in bytes.
 template <class T>
 void view(const char* op, Name name, const View<T>& view, std::int64_t size, std::int64_t alignment) {
   const std::string missing = why_not(view.device);
@@ -61,7 +62,7 @@ void view(const char* op, Name name, const View<T>& v, std::int64_t size) {
     view(op, name, v, size, static_cast<std::int64_t>(sizeof(T)));
 }
 
-// "out is float64, expected float32"
+// Throws Error unless the type is one of `expected`: "out is float64, expected float32".
 inline void type(const char* op, Name argument, Type type, std::initializer_list<Type> expected) {
   std::string names;
   std::size_t left = expected.size();
@@ -73,7 +74,7 @@ inline void type(const char* op, Name argument, Type type, std::initializer_list
   fail(op, argument.str() + " is " + name(type) + ", expected " + names);
 }
 
-// All of a list have the type of the first: "updates[2] is float64, updates[0] is float32"
+// Throws Error unless an item of a list has the type of the first: "updates[2] is float64, updates[0] is float32".
 inline void one_type(const char* op, Name argument, Type type, Type first) {
   if (type != first)
     fail(op, argument.str() + " is " + name(type) + ", " + Name(argument.name, 0).str() + " is " + name(first));

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli): what files are checked with.
+// CRC-32C (Castagnoli), the checksum of afflux's files.
 #include "api/checksum.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 namespace afflux {
 namespace {
 
-// Polynomials modulo that of the CRC: bit 31 - k is the coefficient of x^k.
+// Arithmetic of polynomials modulo the polynomial of the CRC; bit 31 - k is the coefficient of x^k.
 constexpr std::uint32_t by_x(std::uint32_t a) { return (a >> 1) ^ (a & 1u ? 0x82F63B78u : 0u); }
 constexpr std::uint32_t product(std::uint32_t a, std::uint32_t b) {
   std::uint32_t sum = 0;
@@ -55,7 +55,7 @@ constexpr Table kTable;
 
 using checksum::Stream;
 
-// `count` streams continue by `size` bytes.
+// Extends `count` streams by `size` bytes each.
 void by_table(Stream* const* streams, int count, std::int64_t size) {
   for (int k = 0; k < count; ++k) {
     std::uint32_t crc = ~*streams[k]->crc;
@@ -74,11 +74,11 @@ bool has_instruction() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #else
-  return true;  // every 64-bit ARM of Apple
+  return true;  // every 64-bit ARM processor of Apple has it
 #endif
 }
 #else
-using State = std::uint64_t;  // as the instruction has it: narrowing it costs one more
+using State = std::uint64_t;  // the instruction's own type: a narrower one would cost one more instruction
 AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return _mm_crc32_u64(crc, word); }
 AFFLUX_CRC inline State next(State crc, unsigned char byte) {
   return _mm_crc32_u8(static_cast<std::uint32_t>(crc), byte);
@@ -124,7 +124,7 @@ Kernel kernel(bool table) {
   return by_table;
 }
 
-// All of them, kSideBySide at a time; where one ends, the next one begins.
+// Extends all streams, kSideBySide at a time; when one ends, the next one takes its place.
 void take(std::vector<Stream>& streams, Kernel go_on) {
   Stream* active[checksum::kSideBySide];
   int width = 0;
@@ -152,7 +152,7 @@ std::uint32_t checksum::joined(std::uint32_t first, std::uint32_t second, std::i
 }
 
 void checksum::extend(const Stream* streams, std::int64_t count, bool table) {
-  // Long ones are cut into parts, so that as many are under way to the end.
+  // Long streams are cut into parts, so that kSideBySide of them are in progress until the end.
   constexpr std::int64_t kLeast = 4096;
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < count; ++i) total += streams[i].size;

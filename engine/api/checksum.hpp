@@ -1,23 +1,24 @@
-// CRC-32C of bytes that come piece by piece.
+// The CRC-32C of bytes that arrive piece by piece.
 #pragma once
 #include <cstdint>
 
 namespace afflux::checksum {
 
-// Bytes that follow those that `crc` is of so far; 0 at first.
+// The next bytes of a stream, and the CRC of all bytes before them (0 at the beginning).
 struct Stream {
   const unsigned char* data;
   std::int64_t size;
   std::uint32_t* crc;
 };
 
-// Each byte waits for the previous one; several streams side by side hide the latency of the instruction.
+// The number of streams that are processed together. In one stream each step depends on the one before it; several
+// streams hide the latency of the instruction.
 constexpr int kSideBySide = 4;
 
-// Takes all of them in. `table`: without the CPU's instruction.
+// Extends the CRC of each stream by its bytes. `table`: computes with a table instead of the CPU's CRC instruction.
 void extend(const Stream* streams, std::int64_t count, bool table = false);
 
-// The CRC of two consecutive parts, from the CRCs of both parts.
+// Returns the CRC of two consecutive parts from the CRCs of both parts; `second_size` is in bytes.
 std::uint32_t joined(std::uint32_t first, std::uint32_t second, std::int64_t second_size);
 
 }  // namespace afflux::checksum

@@ -16,7 +16,7 @@ double computed(const Function& function) {
 }  // namespace
 
 void strict_float_mode(const std::function<void()>& body) {
-  parallel_for(1, 1, [&](std::int64_t) { body(); });  // the mode is parallel_for's business
+  parallel_for(1, 1, [&](std::int64_t) { body(); });  // parallel_for sets the mode
 }
 
 double exp(double x) {

@@ -8,7 +8,7 @@
 namespace afflux {
 namespace {
 
-// Bytes 0 to 63; the rest is 0.
+// The first bytes of a row's head; the rest of its kRowHead bytes is 0.
 struct Head {
   char magic[4];
   std::uint8_t coding, bits, none[2];
@@ -63,7 +63,7 @@ std::int64_t row_bytes(Codec codec, std::int64_t size) {
   if (!known(codec)) throw Error("[row_bytes] no codec has " + std::to_string(codec.bits) + " bits of this kind");
   if (!has_head(codec)) return size / 8 * codec.bits + size % 8 * codec.bits / 8;
   if (size == 0) return kRowHead;
-  // Runs are whole.
+  // A row stores whole runs.
   const std::int64_t run = info(codec.coding).run, last = (size - 1) / run * run;
   const std::int64_t end = formula::place(codec, last).codes + run / 8 * codec.bits;
   return (end + 63) / 64 * 64;

@@ -1,4 +1,5 @@
-// The heads of encoded rows, little-endian: what kernels take as RowHead, with codec and size to check a row against.
+// The heads of encoded rows, little-endian: the fields of RowHead, which kernels use, and the codec and size, against
+// which a row is checked.
 #pragma once
 #include <vector>
 
@@ -7,36 +8,36 @@
 
 namespace afflux::rows {
 
-// Alignment that a row must have.
+// Returns the alignment that a row must have, in bytes.
 std::int64_t alignment(Codec codec);
 
-// Throws Error for facts that the codec cannot use.
+// Returns the head of a row to encode. Throws Error for facts that the codec cannot use.
 RowHead head_of(const char* op, check::Name name, Codec codec, const RowFacts& facts);
 
-// Throws Error for a head that was not written for a vector of this size by this codec.
+// Reads a row's head. Throws Error unless this codec has written it for a vector of `size` elements.
 RowHead read_head(const char* op, check::Name name, Codec codec, const unsigned char* row, std::int64_t size);
 
-// The head's kRowHead bytes.
+// Writes the head's kRowHead bytes.
 void write_head(const RowHead& head, Codec codec, std::int64_t size, unsigned char* to);
 
-// What has to be cleared beside it.
+// Returns the bytes of a row that have no meaning and must be set to 0.
 Padding padding(Codec codec, std::int64_t size);
 
-// A row that was encoded, but for its head.
+// A row that is encoded except for its head and padding.
 struct Written {
   unsigned char* row;
   RowHead head;
 };
-// Both, of rows of vectors of `size` elements.
+// Returns the heads and the padding of these rows, which encode vectors of `size` elements.
 cuda::NewHeads new_heads(const std::vector<Written>& written, Codec codec, std::int64_t size);
-// Gives rows on this device both.
+// Writes the heads and clears the padding of rows on this device.
 void finish(const std::vector<Written>& written, Codec codec, std::int64_t size, Device device);
 
-// The heads of rows on a device, as they lie there.
+// The heads of rows on a device, readable on the host.
 class Heads {
  public:
   Heads(Codec codec, List<View<const unsigned char>> rows, Device device);
-  // Null if the codec has no heads, or if there is no row.
+  // Returns the head of row i, or null if the codec has no heads, or if there is no row.
   const unsigned char* at(std::int64_t i) const { return heads_[static_cast<std::size_t>(i)]; }
 
  private:

@@ -28,7 +28,7 @@ Change change_of(Kind from, Kind to) {
   return to == Kind::update ? Change::multiply : Change::multiply_add;
 }
 
-// What a conversion means for the sweep, checked; nothing where it changes nothing.
+// A checked conversion, as the sweep uses it; get() is null if nothing is converted.
 class Checked {
  public:
   Checked(const Conversion* conversion, std::int64_t size, check::Overlaps& overlaps) {
@@ -59,7 +59,7 @@ Statistics statistics(const IngestSums& sums) {
   return {sums.sum_of_squares, sums.min, sums.max, sums.first_nonfinite};
 }
 
-// `parts` are [begin, end), and *end closes the last one.
+// Executes the sweep. The parts are [begin, end); end->begin is the end of the last part.
 Statistics sweep(const Part* begin, const Part* end, const PartChange* change, const View<void>& slot,
                  const check::Overlaps& overlaps, int num_threads, std::int64_t until_read) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -21,7 +21,7 @@ void vector(const check::Name& name, const View<const void>& view, std::int64_t 
   overlaps.read(name, view);
 }
 
-// Checks all arguments; fills `overlaps` with the memory that is read and written.
+// Checks all arguments, and fills `overlaps` with the memory that is read and written.
 void check_all(const Inner& inner, const View<double>& out, int num_threads, check::Overlaps& overlaps) {
   const std::int64_t count = inner.vectors.size;
   check::threads(kOp, num_threads);

@@ -1,6 +1,6 @@
-// What the entry points call, after all checks: the kernels of an instruction set, and those of CUDA. A new kernel
-// takes a line in both tables here, a file of its name in cpu/ and in cuda/, which cpu/kernels.cpp and
-// cuda/operations.hpp list, and the entry point in api/ that calls it.
+// The kernels of an instruction set, and those of CUDA, which the entry points call after all checks. A new kernel
+// needs a line in both tables here (Kernels and cuda::Backend), a file of its name in cpu/ and in cuda/, its name in
+// cpu/kernels.cpp and in cuda/operations.hpp, and an entry point in api/ that calls it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,18 +14,18 @@
 
 namespace afflux {
 
-// One part of an update: where it lies, and which element of the slot its first one becomes. One entry more than there
-// are parts, so that part[1].begin is always the end of part[0].
+// One part of an update: its memory, and the index in the slot of its first element. Arrays of parts have one entry
+// more than there are parts, so that part[1].begin is always the end of part[0].
 struct Part {
   const void* data;
   Type type;
   std::int64_t begin;
 };
 
-// What `ingest` does to the parts on their way.
+// The conversion that `ingest` applies to the parts.
 struct PartChange {
   formula::Change change;
-  const void* base;  // null where the change reads none
+  const void* base;  // null if the change reads no base
   Type base_type;
   double scale;
 };
@@ -37,7 +37,7 @@ struct IngestSums {
   std::int64_t first_nonfinite;  // -1: none
 };
 
-// Those of the superblocks that follow are added to the right.
+// Adds the reductions of the superblocks `right`, which follow those of `left`.
 AFFLUX_FN void add_to(IngestSums& left, const IngestSums& right) {
   left.sum_of_squares = left.sum_of_squares + right.sum_of_squares;
   left.min = formula::lesser(left.min, right.min);
@@ -45,17 +45,17 @@ AFFLUX_FN void add_to(IngestSums& left, const IngestSums& right) {
   if (left.first_nonfinite < 0) left.first_nonfinite = right.first_nonfinite;
 }
 
-// Two panels of vectors, of any types, whose inner products are computed; the same panel twice gives its Gram matrix.
+// Two panels of vectors of any types, whose inner products are computed. The same panel twice gives its Gram matrix.
 struct GramPanels {
   const View<const void>* left;
   const View<const void>* right;
   std::int64_t left_count, right_count;
 };
 
-// Elements of each vector that `inner` works on at once: whole rows of lanes.
+// The number of elements of each vector that `inner` processes at once: whole rows of lanes.
 constexpr std::int64_t kInnerTile = 4 * kLanes;
-// Doubles of memory for it: tiles of the vectors, of e and of the shift, lanes of every sum, and a cache line to begin
-// on.
+// Returns the size of the scratch memory of `inner` in float64: a tile of each vector and of e, the lanes of every sum,
+// and up to a cache line for the alignment.
 AFFLUX_FN std::int64_t inner_work(std::int64_t vectors) {
   return (vectors + 1) * kInnerTile + (2 * vectors + 1) * kLanes + 8;
 }
@@ -66,27 +66,28 @@ struct RowHead {
   float low, step;  // affine_vector
 };
 
-// Bytes of a row that have no meaning and are 0, beside those of its head: of a short last group.
+// The ranges of bytes of a row that have no meaning and are 0, apart from those in its head: the unused part of a short
+// last group.
 struct Padding {
   std::int64_t facts_begin, facts_end, codes_begin, codes_end;
 };
 
-// Of one arrival.
+// The heads of an arrival's old row and of its new row.
 struct RowHeads {
   RowHead old, renewed;
 };
 
-// What a sweep takes from the policy (afflux/policy.hpp).
+// The settings of a sweep, from the policy (afflux/policy.hpp).
 struct MemoryUse {
-  std::int64_t prefetch;  // bytes ahead
+  std::int64_t prefetch;  // distance in bytes
   bool streams, fused, direct;
 };
 
-// What one instruction set offers: plain functions over a range [begin, end) of elements, which begins on the border of
-// a superblock for the reductions (ingest, gram, inner), on that of a block for the rest. Each instruction set compiles
-// cpu/kernels.cpp once and exports exactly one symbol, its table.
+// The functions of one instruction set, each over a range [begin, end) of elements. The range begins at the beginning
+// of a superblock for the reductions (ingest, gram, inner), and of a block for the others. cpu/kernels.cpp is compiled
+// once for each instruction set; the object exports exactly one symbol, this table.
 struct Kernels {
-  // `first` is the part that holds element `begin`, `type` that of the slot; `change` is null if there is none.
+  // `first` is the part that holds element `begin`; `type` is the slot's; `change` is null if there is no conversion.
   IngestSums (*ingest)(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,
                        std::int64_t begin, std::int64_t end);
   // sums[i * right_count + j] = <left[i], right[j]> over one superblock
@@ -95,8 +96,8 @@ struct Kernels {
   // `work` is inner_work(K) doubles.
   void (*inner)(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* work,
                 double* sums);
-  // `heads`, one for each arrival, if the rows have some; the sweep itself neither reads nor writes those in the rows.
-  // Whether all that was written is sound, see afflux::apply; the pass has its outs and its limit.
+  // Returns true if all written values are valid (see afflux::apply). `heads` has one item for each arrival if rows
+  // have heads; the sweep neither reads nor writes the heads in the rows. All outs and the limit of the pass are set.
   bool (*apply)(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end);
   void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
                  std::int64_t end);
@@ -124,49 +125,50 @@ extern const Kernels kernels;
 
 namespace afflux::cuda {
 
-// CUDA's sweeps over whole vectors on one device. Lists and results are on the host.
+// The sweeps of CUDA, over whole vectors on one device. Lists and results are on the host.
 
-// Where a call runs. `stream` is a cudaStream_t; null: the default one.
+// The device and the stream of a call. `stream` is a cudaStream_t; null: the default stream.
 struct Where {
   std::int32_t device;
   void* stream;
 };
 
-// What encoded rows get beside their codes: the first kRowHead bytes of each, one after the other, and zeros where they
-// are blank.
+// The bytes of encoded rows beside their codes: the heads, kRowHead bytes each, one after the other, and the padding,
+// which is set to 0.
 struct NewHeads {
   std::vector<unsigned char*> rows;
   std::vector<unsigned char> heads;
   Padding padding;
 };
 
-// Those that return something wait for the stream, the others only put their work on it. An error of CUDA's throws
-// std::runtime_error, which names file and line; too little memory throws std::bad_alloc before anything is changed.
+// The functions of CUDA. A function that returns a result or fills host memory waits for the stream; the others only
+// put their work on the stream. An error of CUDA throws std::runtime_error, which names file and line. A lack of memory
+// throws std::bad_alloc, before anything is changed.
 struct Backend {
-  // Empty if the device can be used.
+  // Returns an empty text if the device can be used, else the reason.
   std::string (*why_not)(std::int32_t device);
-  // `parts` are [first, last), and *last closes them, as for Kernels::ingest; so does `change`.
+  // The parts are [first, last); *last has the end of the last part. `change` is as for Kernels::ingest.
   IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const PartChange* change,
                        const View<void>& slot);
-  // sums[i * right_count + j] = <left[i], right[j]>, for symmetric panels where j <= i
+  // sums[i * right_count + j] = <left[i], right[j]>; for symmetric panels only where j <= i
   void (*gram)(const Where& where, const GramPanels& panels, double* sums);
-  // sums as of Kernels::inner
+  // The sums are those of Kernels::inner.
   void (*inner)(const Where& where, const Inner& inner, double* sums);
   bool (*apply)(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed);
-  // Without the head.
+  // Encodes all of the row except its head.
   void (*encode)(const Where& where, Codec codec, const RowHead& head, const View<const void>& vector,
                  unsigned char* row);
   void (*decode)(const Where& where, Codec codec, const RowHead& head, const unsigned char* row,
                  const View<void>& vector);
-  // The first kRowHead bytes of each row.
+  // Returns the first kRowHead bytes of each row.
   std::vector<unsigned char> (*read_heads)(const Where& where, const std::vector<const unsigned char*>& rows);
   void (*write_heads)(const Where& where, const NewHeads& renewed);
 };
 
-// Null if the build has no CUDA kernels.
+// Returns the functions of CUDA, or null if the build has no CUDA kernels.
 const Backend* backend();
 
-// On this thread's stream (see use_stream in afflux.hpp).
+// Returns the device with this thread's stream (see use_stream in afflux.hpp).
 Where on(Device device);
 
 }  // namespace afflux::cuda

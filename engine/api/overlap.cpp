@@ -27,8 +27,9 @@ std::int64_t Overlaps::traffic() const {
   return sum;
 }
 
-// In place is allowed where the sweep reads an element before it writes it: an out over what it comes from, and a row
-// replaced by its own arrival or, for a client that is twice in the buffer, by a later one.
+// Writing in place is allowed where the sweep reads an element before it writes the element: an out over the vector
+// that it replaces, and a new row over the row of the same arrival or, for a client that is twice in the buffer, of an
+// earlier arrival.
 bool Overlaps::allowed(const Range& read, const Range& written) {
   if (read.begin != written.begin || read.end != written.end) return false;
   const auto pair = [&](const char* from, const char* to) {
@@ -53,7 +54,7 @@ void Overlaps::refuse(const char* op) {
   };
   for (auto written = ranges_.begin(); written != first_read; ++written)
     if (written + 1 != first_read && (written + 1)->begin < written->end) clash(*written, *(written + 1));
-  // What is written is disjoint from here on, hence sorted by end too.
+  // The written ranges are disjoint from here on, hence also sorted by their ends.
   for (auto read = first_read; read != ranges_.end(); ++read) {
     auto written = std::upper_bound(ranges_.begin(), first_read, read->begin,
                                     [](std::uintptr_t begin, const Range& range) { return begin < range.end; });

@@ -1,4 +1,4 @@
-// Refuses views that lie on different devices, or that overlap where one of them is written.
+// Rejects views that are on different devices, or that overlap if one of them is written.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -7,6 +7,7 @@
 
 namespace afflux::check {
 
+// The memory ranges of all views of a call.
 class Overlaps {
  public:
   template <class T>
@@ -19,7 +20,7 @@ class Overlaps {
     add(name, view.data, bytes_of(view), true);
     meet(name, view.device);
   }
-  // Numbers that lie on the host whatever the device of the vectors.
+  // Add numbers that are on the host, whatever the device of the vectors.
   template <class T>
   void read_numbers(Name name, const View<T>& view) {
     add(name, view.data, bytes_of(view), false);
@@ -28,12 +29,12 @@ class Overlaps {
   void write_numbers(Name name, const View<T>& view) {
     add(name, view.data, bytes_of(view), true);
   }
-  // The device of all vectors, once refuse() has found that it is one.
+  // Returns the device of all vectors; valid after refuse() has returned.
   Device device() const { return device_; }
-  // Throws Error for the first view elsewhere than the first, and for the first overlap found. O(n log n) in the number
+  // Throws Error for a view that is not on the device of the first view, else for an overlap. O(n log n) in the number
   // of views.
   void refuse(const char* op);
-  // Bytes of all views, each once, whether it is read, written or both: a measure of the work, not of the traffic.
+  // Returns the bytes of all views that were added, as a measure of the work. Memory that two views share counts twice.
   std::int64_t traffic() const;
 
  private:
@@ -53,7 +54,7 @@ class Overlaps {
   void add(Name name, const void* data, std::int64_t bytes, bool written);
   static bool allowed(const Range& read, const Range& written);
   std::vector<Range> ranges_;
-  Name first_{nullptr}, elsewhere_{nullptr};  // without a name: none
+  Name first_{nullptr}, elsewhere_{nullptr};  // a null name: there is none
   Device device_{}, other_{};
 };
 

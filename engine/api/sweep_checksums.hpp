@@ -1,4 +1,5 @@
-// The checksums of the memory that a sweep writes, computed while it is in the cache of the thread that has written it.
+// The checksums of the memory that a sweep writes, computed while the memory is in the cache of the thread that wrote
+// it.
 #pragma once
 #include <vector>
 
@@ -6,17 +7,19 @@
 
 namespace afflux {
 
+// The checksums of one sweep. Threads extend different pieces at the same time.
 class SweepChecksums {
  public:
-  // Elements that are swept before their checksums go on: what they are written to stays in L2.
+  // The number of elements that are swept between two extensions of the checksums: the written memory stays in L2.
   static constexpr std::int64_t kStrip = 4 * kBlock;
 
-  // Every place that the pass writes to is spelled out, and heads of rows are written. The sweep goes by pieces of so
-  // many elements, which divide a superblock, or are one.
+  // Takes a pass whose outs are all set, and whose rows already have their new heads. `piece` is the number of elements
+  // of each piece of the sweep: a superblock, or a divisor of it.
   SweepChecksums(const Pass& pass, std::int64_t piece, Checksums& checksums);
-  // The sweep has written elements begin to end, which belong to one piece, whose earlier ones were taken.
+  // Adds the bytes of elements [begin, end) to the checksums, after the sweep has written them. They belong to one
+  // piece, all of whose earlier elements were added.
   void extend(std::int64_t begin, std::int64_t end);
-  // All pieces were taken.
+  // Joins the checksums of the pieces to those of the superblocks, after all elements were added.
   void finish() const;
 
  private:

@@ -8,14 +8,15 @@
 
 namespace afflux {
 
-// The largest power of two below count (count >= 2): a node's left subtree is complete.
+// Returns the largest power of two below count (count >= 2): a node's left subtree is complete.
 inline std::int64_t left_part(std::int64_t count) {
   std::int64_t left = 1;
   while (left * 2 < count) left *= 2;
   return left;
 }
 
-// leaf(superblock, out) fills a node; join(left, right) adds right to left. Depth log2(count).
+// Computes the subtree of `count` superblocks from `first` on. leaf(superblock, out) fills a node, and join(left,
+// right) adds right to left. The recursion has depth log2(count).
 template <class Node, class Leaf, class Join>
 void subtree(std::int64_t first, std::int64_t count, const Leaf& leaf, const Join& join, Node& out) {
   if (count == 1) return leaf(first, out);
@@ -26,7 +27,7 @@ void subtree(std::int64_t first, std::int64_t count, const Leaf& leaf, const Joi
   join(out, right);
 }
 
-// The whole tree over d elements. `node` is the value for d = 0 and the shape of every node.
+// Returns the root of the tree over d elements. `node` is the value for d = 0, and the initial value of every node.
 template <class Node, class Leaf, class Join>
 Node tree(std::int64_t d, int num_threads, const Node& node, const Leaf& leaf, const Join& join) {
   constexpr std::int64_t kMostChunks = 64;
