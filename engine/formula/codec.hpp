@@ -11,7 +11,7 @@
 
 namespace afflux::formula {
 
-// afflux::info, for device code and internal to this object.
+// Returns the same as afflux::info, in device code and without a symbol outside this object.
 AFFLUX_FN CodingInfo info_of(Codec codec) {
   switch (codec.coding) {
 #define AFFLUX_CODING(coding, ...) \
@@ -23,12 +23,13 @@ AFFLUX_FN CodingInfo info_of(Codec codec) {
   return {};
 }
 
-// Where a run's part of a row lies, in bytes: what it is decoded with (a grid of two float32, or the scales of a
-// group's rotations), and its codes. `element` is the run's first one.
+// The offsets of a run in a row, in bytes: of its facts, with which it is decoded (a grid of two float32, or the scales
+// of a group's rotations), and of its codes.
 struct Place {
   std::int64_t facts, codes;
 };
 
+// Returns the place of the run whose first element is `element`.
 AFFLUX_FN Place place(Codec codec, std::int64_t element) {
   const CodingInfo info = info_of(codec);
   if (!info.has_head) return {0, element / 8 * codec.bits};
@@ -38,37 +39,38 @@ AFFLUX_FN Place place(Codec codec, std::int64_t element) {
   return {begin + (group ? 0 : within / kCodecBlock * info.run_bytes), begin + facts + within / 8 * codec.bits};
 }
 
-// An affine grid; `per_step` is 1 / step in units of a code's fraction.
+// An affine grid. `per_step` is 1 / step, in units of the fraction of a code.
 struct Grid {
   float low, step, per_step;
 };
 
-// Bits of a code's fraction: code and fraction together fill 31.
+// Returns the bits of a code's fraction: code and fraction have 31 bits together.
 AFFLUX_FN int fraction_bits(int bits) { return 31 - bits; }
 AFFLUX_FN float levels(int bits) { return static_cast<float>((1 << bits) - 1); }
 AFFLUX_FN float power_of_two_float(int k) { return float_of(static_cast<std::uint32_t>(k + 127) << 23); }
 
 AFFLUX_FN float per_step(float step, int bits) { return 1.0f / step * power_of_two_float(fraction_bits(bits)); }
 
-// Of values from low to high. Steps are between 2^-90 and 2^119, and low at most 2^126, so that whatever is decoded is
-// finite: what lies beyond the grid's end becomes its end.
+// Returns the grid of values from low to high. Its step is from 2^-90 to about 2^119, and its first point at most
+// 2^126, so that all decoded values are finite. A value beyond the end of the grid becomes the end.
 AFFLUX_FN Grid grid_over(float low, float high, int bits) {
   const float least = power_of_two_float(-90), most = power_of_two_float(119), highest = power_of_two_float(126);
-  const float width = high * 0.5f - low * 0.5f;  // halved: it cannot overflow
+  const float width = high * 0.5f - low * 0.5f;  // half of the width, which cannot overflow
   float step = width * (2.0f / levels(bits));
   step = step > least ? step : least;
   step = step < most ? step : most;
-  // At least 16 units larger than the quotient, which covers its roundings: the last point is not below `high`.
+  // The step is rounded up by at least 16 units in the last place, more than the rounding errors of the quotient: the
+  // last point is not below `high`.
   step = float_of((bits_of(step) + 0x10Fu) & 0xFFFFFF00u);
   const float start = low + 0.0f;  // -0.0 would depend on the order of the comparisons
   return {start < highest ? start : highest, step, per_step(step, bits)};
 }
 
-// Code and fraction of the grid's last point.
+// Returns the code and fraction of the grid's last point.
 AFFLUX_FN float grid_top(int bits) { return levels(bits) * power_of_two_float(fraction_bits(bits)); }
 
-// F: a float32 or a vector of them, W: of 32-bit words, here and below. `top` is grid_top, `random` a word of random
-// bits. clamp: x may lie below the grid.
+// Returns the code of x. F is float32 or a vector of float32, W a 32-bit word or a vector of words, here and below.
+// `top` is grid_top, `random` a word of random bits. `clamp`: x may be below the grid.
 template <class Lanes, class F, class W>
 AFFLUX_FN W affine_code(Lanes lanes, F x, F low, F per_step, F top, bool clamp, W random, int bits) {
   F place = lanes.lesser(top, (x - low) * per_step);
@@ -81,8 +83,8 @@ AFFLUX_FN F affine_value(Lanes lanes, W code, F low, F step) {
   return lanes.exact_product_plus(step, lanes.converted(code), low);
 }
 
-// The best quantiser of a normal variable (Lloyd 1982, Max 1960): the k-th level above 0, and the threshold that
-// follows it.
+// The optimal quantizer of a normal variable (Lloyd 1982, Max 1960): `level` returns the k-th level above 0,
+// `threshold` the threshold after that level.
 AFFLUX_FN constexpr float level(int bits, int k) {
   const float two[] = {0.4527800346f, 1.5104176085f};
   const float four[] = {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f,
@@ -95,13 +97,14 @@ AFFLUX_FN float threshold(int bits, int k) {
   return bits == 2 ? 0.9815988216f : four[k];
 }
 
-// The root mean square of a rotated vector with this sum of squares.
+// Returns the root mean square of a rotated vector with this sum of squares.
 AFFLUX_FN float rotated_rms(double squares) {
   return static_cast<float>(OneLane::root(squares * (1.0 / static_cast<double>(kRotated))));
 }
 
-// The sign of y, whose bits are given, above the number of thresholds (each `threshold` times the rms, so they do not
-// descend) that |y| exceeds. Of 4 bits' seven thresholds three are compared, by bisection.
+// Returns the code of y: its upper bit is the sign, its lower bits are the number of thresholds that |y| exceeds.
+// `y_bits` are the bits of y, `size` is |y|. Each threshold is `threshold` times the rms, so the thresholds do not
+// decrease. With 4 bits, bisection compares three of the seven thresholds.
 template <int kBits, class F, class W>
 AFFLUX_FN W rotated_code(W y_bits, F size, const F* thresholds) {
   W code = (y_bits & 0x80000000u) >> (32 - kBits);
@@ -120,13 +123,13 @@ AFFLUX_FN W rotated_code(W y_bits, F size, const F* thresholds) {
   return code;
 }
 
-// <y, y> / <y, level>, at most 2^115, so that whatever is decoded is finite.
+// Returns <y, y> / <y, level>, but at most 2^115, so that all decoded values are finite.
 AFFLUX_FN float rotated_scale(double squares, double products) {
   const double scale = products > 0.0 ? squares / products : 0.0, most = 0x1p115;
   return static_cast<float>(scale < most ? scale : most);
 }
 
-// What float32 cannot hold, once it was rounded to that, becomes its largest value.
+// Returns x, or the largest finite float32 with its sign if x is infinite (after rounding from float64).
 AFFLUX_FN float finite_float(float x) {
   const float most = 3.4028234663852886e38f, low = x < most ? x : most;
   return low > -most ? low : -most;

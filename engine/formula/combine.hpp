@@ -1,5 +1,5 @@
-// The weighted sum over arrivals: acc + w * u, two roundings (no fused multiply-add: w * u is not exact).
-// Formulas are written over T, a float64 or a vector of float64 lanes; values from float32 arrive widened.
+// The weighted sum over arrivals: acc + w * u with two roundings (no fused multiply-add: w * u is not exact). T is
+// float64 or a vector of float64 lanes; float32 values are widened before.
 #pragma once
 #include "formula/fn.hpp"
 

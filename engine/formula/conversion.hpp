@@ -21,7 +21,8 @@ AFFLUX_FN constexpr bool subtracts_base(Change change) {
   return change == Change::subtract || change == Change::subtract_divide;
 }
 
-// The type that a sent value is taken in: P, that of the base, where the two are added or subtracted first.
+// The type to which a sent value is converted first: P, the type of the base, if both are then added or subtracted;
+// else float64.
 template <Change kChange, class P>
 struct Sent {
   using Type = double;
@@ -39,8 +40,8 @@ struct Sent<Change::add, P> {
   using Type = P;
 };
 
-// Each operation is rounded once, in the type that it is done in. A base that is subtracted is what the client could
-// see of it.
+// Returns the converted value. Each operation is rounded once, to its own type. A base that is subtracted must be
+// rounded already to the type in which the client has received it.
 template <Change kChange, class P>
 AFFLUX_FN auto changed(typename Sent<kChange, P>::Type sent, P base, double scale) {
   if constexpr (kChange == Change::subtract) {
@@ -58,7 +59,7 @@ AFFLUX_FN auto changed(typename Sent<kChange, P>::Type sent, P base, double scal
   }
 }
 
-// body(std::integral_constant of the change)
+// Calls body with the change as a std::integral_constant.
 template <class Body>
 AFFLUX_FN void with_change(Change change, const Body& body) {
   switch (change) {

@@ -1,11 +1,12 @@
-// exp, log and pow of float64 with the same bits everywhere: + - * / and integer work on bits only. Inside, numbers are
-// sums of two float64 (106 bits), so that the last rounding decides: the error is hardly more than half an ulp.
+// exp, log and pow of float64 with the same bits everywhere: they use only + - * / and integer operations on bits.
+// Intermediate numbers are sums of two float64 (106 bits), so that almost all of the error comes from the last
+// rounding: the error is hardly more than half an ulp.
 //
 //   log x = k ln 2 + 2 (s + s^3/3 + s^5/5 + ...),  x = 2^k m,  s = (m - 1) / (m + 1),  |s| < 0.172
 //   exp x = 2^k (1 + q (1 + q/2 (1 + q/3 (...))))^16,  x = k ln 2 + 16 q,  |q| < 0.022
-//   pow(x, y) = exp(y log x), nothing rounded between
+//   pow(x, y) = exp(y log x), without rounding to float64 between
 //
-// Special values are C99's. Subnormal results are rounded twice, the second time from a float64.
+// Special values are those of C99. Subnormal results are rounded twice, the second time from a float64.
 #pragma once
 #include "formula/fn.hpp"
 
@@ -26,27 +27,27 @@ AFFLUX_FN double double_of(std::uint64_t bits) {
 AFFLUX_FN double infinity() { return double_of(0x7FF0000000000000u); }
 AFFLUX_FN double not_a_number() { return double_of(0x7FF8000000000000u); }
 
-// 2^k for -1022 <= k <= 1023
+// Returns 2^k for -1022 <= k <= 1023.
 AFFLUX_FN double power_of_two(std::int64_t k) { return double_of(static_cast<std::uint64_t>(k + 1023) << 52); }
 
-// high + low, where high is the sum rounded to float64.
+// The number high + low, where high is the sum rounded to float64.
 struct Double2 {
   double high, low;
 };
 
-// a + b exactly, where |a| >= |b| or a is 0
+// Returns a + b exactly, for |a| >= |b| or a = 0.
 AFFLUX_FN Double2 ordered_sum(double a, double b) {
   const double high = a + b;
   return {high, b - (high - a)};
 }
 
-// a + b exactly
+// Returns a + b exactly.
 AFFLUX_FN Double2 exact_sum(double a, double b) {
   const double high = a + b, part = high - a;
   return {high, (a - (high - part)) + (b - part)};
 }
 
-// a * b exactly, by halves of 26 bits; without fma, which not every processor has.
+// Returns a * b exactly, from halves of 26 bits; without fma, which not every processor has.
 AFFLUX_FN Double2 exact_product(double a, double b) {
   const double split = 134217729.0;  // 2^27 + 1
   const double a_moved = split * a, b_moved = split * b;
@@ -81,7 +82,7 @@ AFFLUX_FN Double2 quotient(Double2 a, double b) {
 
 AFFLUX_FN Double2 ln2() { return {double_of(0x3FE62E42FEFA39EFu), double_of(0x3C7ABC9E3B39803Fu)}; }
 
-// log x for finite x > 0
+// Returns log x for finite x > 0.
 AFFLUX_FN Double2 log_of(double x) {
   std::int64_t k = -1023;
   if (x < double_of(0x0010000000000000u)) {  // subnormal
@@ -101,7 +102,7 @@ AFFLUX_FN Double2 log_of(double x) {
   return sum(product({static_cast<double>(k), 0.0}, ln2()), log_m);
 }
 
-// exp x, rounded once
+// Returns exp x, rounded once.
 AFFLUX_FN double exp_of(Double2 x) {
   if (x.high > 710.0) return infinity();
   if (x.high < -746.0) return 0.0;
@@ -127,7 +128,7 @@ AFFLUX_FN double log(double x) {
   return log_of(x).high;
 }
 
-// 0: not an integer; 1: odd; 2: even. Infinities are even.
+// Returns 0 if y is not an integer, 1 if it is odd, 2 if it is even. Infinities are even.
 AFFLUX_FN int parity(double y) {
   const double size = y < 0.0 ? -y : y;
   if (size >= 9007199254740992.0) return 2;  // 2^53

@@ -1,5 +1,5 @@
-// What every formula header needs: the function qualifier, loops that are unrolled whole, and a refusal of flags that
-// would change bits.
+// Macros for all formula headers: the qualifier of functions, and loops that are unrolled completely. Compiler flags
+// that would change bits are an error.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,8 @@
 #error "afflux is exact: build without -ffast-math"
 #endif
 
-// Always inlined and internal: an out-of-line copy in an AVX-512 object would be a weak symbol that the linker may hand
-// to a CPU without AVX-512.
+// Functions are always inlined and internal. An out-of-line copy in an AVX-512 object would be a weak symbol, which the
+// linker might use for all callers, also on CPUs without AVX-512.
 #if defined(__CUDACC__)
 #define AFFLUX_FN __host__ __device__ static __forceinline__
 #define AFFLUX_UNROLL _Pragma("unroll")

@@ -1,5 +1,5 @@
-// One element in the place of a vector of lanes, for formulas that are written over both. The CPU's vectors have the
-// same functions (cpu/simd.hpp).
+// Operations on one element, for formulas that are written over one element and over vectors of lanes alike. The
+// vectors of the CPU have the same functions (cpu/simd.hpp).
 #pragma once
 #include "formula/fn.hpp"
 #include "formula/reduce.hpp"
@@ -16,15 +16,15 @@ struct OneLane {
 #endif
   }
 
-  // For codecs: of float32 and 32-bit words.
+  // The operations of codecs, on float32 and 32-bit words.
   AFFLUX_FN float lesser(float acc, float x) { return formula::lesser(acc, x); }
   AFFLUX_FN float greater(float acc, float x) { return formula::greater(acc, x); }
-  // Towards 0; the value fits.
+  // Rounds towards 0; the value must fit.
   AFFLUX_FN std::uint32_t truncated(float value) {
     return static_cast<std::uint32_t>(static_cast<std::int32_t>(value));
   }
   AFFLUX_FN float converted(std::uint32_t word) { return static_cast<float>(static_cast<std::int32_t>(word)); }
-  // a * b + c where a * b is exact: one instruction or two, with the same bits.
+  // Returns a * b + c, where a * b must be exact: then one fused instruction and two separate ones give the same bits.
   AFFLUX_FN float exact_product_plus(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);

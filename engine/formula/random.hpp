@@ -1,6 +1,7 @@
-// Random bits by counting: a function of a row's 64-bit key and a position, so that nothing depends on threads, vectors
-// or devices. 64 bits per block from splitmix64's finaliser (Steele, Lea and Flood 2014), then 32 for each element of
-// the block from a multiplication (constants: C. Wellons, hash-prospector).
+// A counter-based random number generator: the random bits are a function of a row's 64-bit key and a position, so they
+// do not depend on threads, vectors or devices. Each block has 64 bits from the finalizer of splitmix64 (Steele, Lea
+// and Flood 2014); each element of the block has 32 bits from a multiplication (constants: C. Wellons,
+// hash-prospector).
 #pragma once
 #include "formula/fn.hpp"
 
@@ -13,17 +14,18 @@ AFFLUX_FN std::uint64_t block_bits(std::uint64_t key, std::int64_t block) {
   return z ^ (z >> 31);
 }
 
-// What an element's index within its block is multiplied with; the sum with `low` is what `mixed` takes.
+// The factor of an element's index within its block. Their product plus `low` is the counter of `mixed`.
 constexpr std::uint32_t kWeyl = 0x9E3779B9u;
 
-// W is a 32-bit word or a vector of them; low and high are the halves of block_bits. Of each element uniform, and of
-// any two independent in all statistical tests made; the upper bits are the better ones.
+// Returns the random bits of an element. W is a 32-bit word or a vector of words; low and high are the halves of
+// block_bits. In all statistical tests that were made, the bits of each element are uniform, and those of any two
+// elements independent. The upper bits are better than the lower ones.
 template <class W>
 AFFLUX_FN W mixed(W counter, W high) {
   return (counter ^ (counter >> 15) ^ high) * 0xD35A2D97u;
 }
 
-// All bits alike.
+// Returns random bits that are all equally good.
 template <class W>
 AFFLUX_FN W mixed_well(W counter, W high) {
   W bits = mixed(counter, high);

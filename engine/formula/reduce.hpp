@@ -1,11 +1,11 @@
-// The terms of the reductions over d, and the part of their order that lies within a block (see afflux/order.hpp).
+// The terms of the reductions over d, and their order within a block (see afflux/order.hpp).
 #pragma once
 #include "formula/fn.hpp"
 
 namespace afflux::formula {
 
-// acc + x * y, where x was stored as X and y as Y. Where both are narrower than float64 the product is exact in
-// float64, so a fused multiply-add gives the same bits and may be used where the hardware has one; else it is not.
+// Returns acc + x * y, where x was stored as X and y as Y. If both types are narrower than float64, the product is
+// exact in float64: a fused multiply-add gives the same bits, and is used if the hardware has one. Else it is not used.
 template <class X, class Y = X>
 AFFLUX_FN double dot_term(double acc, double x, double y) {
   if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;
@@ -18,7 +18,8 @@ AFFLUX_FN double dot_term(double acc, double x, double y) {
 #endif
 }
 
-// Written so that NaN never wins and that x86's min/max instructions give the same answer.
+// Return the smaller or the larger value, and never a NaN from x. The min and max instructions of x86 give the same
+// result.
 template <class T>
 AFFLUX_FN T lesser(T acc, T x) {
   return x < acc ? x : acc;
@@ -30,7 +31,7 @@ AFFLUX_FN T greater(T acc, T x) {
 
 AFFLUX_FN bool finite(double x) { return x - x == 0.0; }
 
-// `sound` where |x| <= most, else 0; a NaN is not.
+// Returns `sound` if |x| <= most, else 0; a NaN gives 0.
 template <class T>
 AFFLUX_FN T within(T sound, T x, T most) {
   const T zero{};
@@ -38,7 +39,7 @@ AFFLUX_FN T within(T sound, T x, T most) {
   return -most <= x ? sound : zero;
 }
 
-// lanes[0 .. count) by halves; count is a power of two. The result is in lanes[0].
+// Returns the sum of lanes[0, count), added by halves; count is a power of two. The lanes are overwritten.
 AFFLUX_FN double lane_sum(double* lanes, int count) {
   for (int half = count / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[lane + half];

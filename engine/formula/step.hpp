@@ -1,6 +1,6 @@
-// Server optimizers: how the direction d moves one element (see Step in afflux/step.hpp). T is a float64 or a vector of
-// them; Lanes makes one of a number (fill) and takes square roots (root). The driver reads params and states before and
-// rounds what becomes of them once to their type.
+// The server optimizers: the step of one element in the direction d (see Step in afflux/step.hpp). T is float64 or a
+// vector of float64; Lanes makes a T from a number (fill) and takes square roots (root). The driver reads params and
+// states before, and rounds their new values once to their type.
 #pragma once
 #include "afflux/step.hpp"
 #include "formula/fn.hpp"
@@ -8,7 +8,7 @@
 
 namespace afflux::formula {
 
-// m of the adaptive steps, and v of Adam and AMSGrad; `rest` is 1 - beta, here and below.
+// Return the new m of the adaptive steps, and the new v of Adam and AMSGrad. `rest` is 1 - beta, here and below.
 template <class T>
 AFFLUX_FN T moving_mean(T m, T direction, T beta, T rest) {
   return beta * m + rest * direction;
@@ -34,7 +34,7 @@ AFFLUX_FN T yogi_square(T v, T direction, T rest) {
   return v - rest * direction * direction * sign(v - direction * direction);
 }
 
-// The new v of the adaptive steps.
+// Returns the new v of the adaptive steps.
 template <class Lanes, class T>
 AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T direction) {
   const T rest = lanes.fill(1.0 - step.beta2);
@@ -49,12 +49,12 @@ AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T d
     case StepKind::sgd:
     case StepKind::momentum:
     case StepKind::assign:
-      break;  // have none
+      break;  // these have no v
   }
   return v;
 }
 
-// The states are m, v and, of AMSGrad, v_hat.
+// Returns the new params, and replaces the states: m, v and, for AMSGrad, v_hat.
 template <class Lanes, class T>
 AFFLUX_FN T adaptive_step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
   states[0] = moving_mean(states[0], direction, lanes.fill(step.beta1), lanes.fill(1.0 - step.beta1));
@@ -65,8 +65,8 @@ AFFLUX_FN T adaptive_step(StepKind kind, Lanes lanes, const Step& step, T params
   return params + lanes.fill(step.lr) * states[0] / (root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon));
 }
 
-// Returns the new params; the kind's states are replaced by the new ones. The CPU's drivers say the kind at compile
-// time, and the device's at run time: one kernel serves all.
+// Returns the new params, and replaces the kind's states. The drivers of the CPU give the kind at compile time; those
+// of CUDA give it at run time, so that one kernel serves all kinds.
 template <class Lanes, class T>
 AFFLUX_FN T step(StepKind kind, Lanes lanes, const Step& step, T params, T direction, T* states) {
   switch (kind) {
