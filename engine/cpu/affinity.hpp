@@ -14,26 +14,26 @@ namespace afflux {
 
 #if defined(__linux__)
 
-// The number of CPUs that the process (its first thread) may use.
+// Returns the number of CPUs that the process (its first thread) may use.
 inline std::size_t usable_cpus() {
   cpu_set_t set;
   if (sched_getaffinity(getpid(), sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
   return std::thread::hardware_concurrency();
 }
 
-// Lets a thread use them, whichever CPUs the thread that created it may use.
+// Lets a thread use these CPUs, whatever CPUs its creator may use.
 inline void use_all(pthread_t thread) {
   cpu_set_t set;
   if (sched_getaffinity(getpid(), sizeof set, &set) == 0) pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// Keeps a thread off its caller's CPU while it wakes. A kernel may place it there (for cache warmth, or to let other
-// virtual CPUs sleep), where it would wait for the caller to end or for the next tick: measured, 1 to 5 ms. Both
-// functions are called under one lock, in turn. Where the system forbids it, or moves the thread meanwhile, nothing is
-// changed.
+// A restriction that keeps a thread off its caller's CPU while the thread wakes. The kernel may place the thread on
+// that CPU (because of its warm cache, or to let other virtual CPUs sleep). There the thread would wait until the
+// caller ends or until the next tick: 1 to 5 ms were measured. Both functions are called alternately, under one lock.
+// They change nothing if the system forbids it, or if other code has changed the thread's CPUs meanwhile.
 class AvoidedCpu {
  public:
-  // `thread` does not begin on the CPU that the calling thread runs on.
+  // Excludes the CPU of the calling thread from the CPUs of `thread`.
   void narrow(pthread_t thread) {
     const int here = sched_getcpu();
     if (here < 0 || here >= CPU_SETSIZE || pthread_getaffinity_np(thread, sizeof own_, &own_) != 0) return;
@@ -41,7 +41,7 @@ class AvoidedCpu {
     CPU_CLR(here, &others_);
     narrowed_ = CPU_COUNT(&others_) > 0 && pthread_setaffinity_np(thread, sizeof others_, &others_) == 0;
   }
-  // Lets it run on all its CPUs again.
+  // Lets `thread` use all its CPUs again.
   void widen(pthread_t thread) {
     cpu_set_t now;
     if (narrowed_ && pthread_getaffinity_np(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others_))

@@ -1,6 +1,6 @@
-// apply: common rounds in registers (fused.hpp), all others and what is left of those tile by tile. Each stage reads
-// and writes a tile of the direction, which stays in L1 between the stages. Element types are chosen per tile and
-// stage, not for the whole sweep, so that a new one adds code and does not multiply it.
+// apply: common rounds are computed in registers (fused.hpp); all others, and the last elements of common rounds, tile
+// by tile. Each stage reads and writes a tile of the direction, which stays in L1 between the stages. The element type
+// is chosen for each tile and stage, not for the whole sweep, so that a new type adds code and does not multiply it.
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
@@ -13,7 +13,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// v = params_weight * params + the rule vectors' part; T: the type of params.
+// Sets v = params_weight * params + the rule vectors' part of the direction. T is the type of params.
 template <class T>
 AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   for (std::int64_t i = 0; i < tile.size; ++i) v[i] = 0.0;
@@ -22,7 +22,7 @@ AFFLUX_FN void start(const Pass& pass, Tile tile, double* __restrict v) {
   combine<T>(pass.rule_vectors.vectors, pass.rule_vectors.weights.data, tile, v);
 }
 
-// v += what stage 2 makes of the updates, with the mean of the rows of before the round or of after it.
+// Adds stage 2 to v: the differences of the updates, and the mean of the rows before or after the round.
 template <class T>
 AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
   const Calibrate& stage = pass.calibrate;
@@ -38,7 +38,7 @@ AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUs
   if (!weighted) add_mean(stage.sum_out, stage.num_clients, tile, v);
 }
 
-// The updates' part of the direction, in the type that they are stored in.
+// Adds the updates' part of the direction to v. T is the type of the updates.
 template <class T>
 AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
   if (pass.calibrate.kind == Calibration::none)
@@ -47,7 +47,7 @@ AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, const MemoryUs
     calibrate<T>(pass, heads, memory, tile, v);
 }
 
-// A tile is whole runs of the codec.
+// Returns the elements of a tile, which are whole runs of the codec.
 AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   if (run_of(pass.calibrate.codec) == kBlock) return kBlock;
   return pass.combine.updates.size < kManyUpdates || pass.rule_vectors.next.size > 0 ? kTile : kLongTile;
@@ -59,7 +59,8 @@ AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
   return sound.everywhere();
 }
 
-// Where more is computed between the reads, they are prefetched earlier, so that some are always under way.
+// Returns the prefetch distance of tiles in bytes. Stages that compute more between two reads prefetch earlier, so that
+// some reads are always in progress.
 AFFLUX_FN std::int64_t tiles_ahead(const Pass& pass, Type updates, std::int64_t prefetch) {
   const bool encoded = pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0;
   const bool computes = encoded || updates == Type::bfloat16 || pass.rule_vectors.next.size > 0;
@@ -81,7 +82,8 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
     if (!from_zero) wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
       with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v); });
-    // renew() has memory for a short tile; the long tiles of rotations come with rows only, hence not together.
+    // renew() has memory for a short tile only. Long tiles exist only with rotated rows here, for which `together` is
+    // false.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       sound = renew(pass, updates, part, together ? v : nullptr) && sound;

@@ -1,4 +1,4 @@
-// Calibration by cached rows that are vectors as they are, one tile: S is their sum, h_i the row of arrival i.
+// Calibration by plain cached rows (float32 or float64 vectors), one tile: S is their sum, h_i the row of arrival i.
 #pragma once
 #include "cpu/combine.hpp"
 #include "cpu/convert.hpp"
@@ -7,7 +7,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Whether arrival k adds to the direction or to the sum of the rows: no other is read.
+// Returns true if arrival k changes the direction or the sum of the rows; no other arrival is read.
 AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
   const Calibrate& rows = pass.calibrate;
   const bool weighs = rows.kind == Calibration::none || formula::weighs_differences(rows.kind);
@@ -15,11 +15,11 @@ AFFLUX_FN bool has_work(const Pass& pass, std::int64_t k) {
          (rows.kind != Calibration::none && rows.new_rows.data[k].data != nullptr);
 }
 
-// What the sweep needs of one arrival: rows are stored in the type that an update widens to (exact_codec), hence read
-// where they lie.
+// The element type of plain rows: the type to which an update widens (exact_codec).
 template <class T>
 using Row = decltype(formula::widened(T{}));
 
+// The memory and the weight of one arrival.
 template <class T>
 struct Arrival {
   const T* update;
@@ -28,7 +28,7 @@ struct Arrival {
   double weight;
 };
 
-// v += S / N
+// Adds S / N to v.
 AFFLUX_FN void add_mean(const View<double>& of, std::int64_t num_clients, Tile tile, double* __restrict v) {
   const double* __restrict sum = of.data + tile.begin;
   const double inverse = formula::inverse_of(num_clients);
@@ -43,9 +43,9 @@ AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile 
   return row.data == nullptr ? zeros : reinterpret_cast<const Row<T>*>(row.data) + tile.begin;
 }
 
-// Of up to kTogether arrivals: v += w (u - h) where kDirection;  S += u - h and h <- u where the row is replaced. v and
-// S stay in registers; S comes `from` elsewhere if the new one is written there. A weight of 0 adds nothing, and an
-// arrival that has one may hold values that are not finite.
+// Adds up to kTogether arrivals: v += w (u - h) if kDirection;  S += u - h and h <- u if the row is replaced. v and S
+// stay in registers. The old S is read at `from`, the new one is written at `sum`. An arrival with weight 0 adds
+// nothing to v, even if it holds non-finite values.
 template <bool kDirection, class T>
 AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile, double* __restrict v,
                                const double* from, double* sum) {
@@ -65,7 +65,7 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile,
   });
 }
 
-// The differences of all arrivals that have a direction or a new row.
+// Adds the differences of all arrivals that change the direction or the sum of the rows.
 template <bool kDirection, class T>
 AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restrict v) {
   const Calibrate& stage = pass.calibrate;

@@ -1,5 +1,5 @@
-// The stages with cached rows that a codec stores, one tile: run by run the rows of several arrivals are decoded and
-// encoded in L1, then their differences are added. h is an old row decoded, q the new one.
+// The stages with encoded cached rows, one tile. Run by run, the rows of several arrivals are decoded and encoded in
+// L1, then their differences are added. h is an old row decoded, q the new row decoded.
 #pragma once
 #include "cpu/calibrate.hpp"
 #include "cpu/codec.hpp"
@@ -7,7 +7,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// A run of one arrival. `now` is what enters the direction: the update, or q.
+// A run of one arrival. `now` is its vector in the direction: the update, or q.
 template <class T>
 struct EncodedArrival {
   const T* now;
@@ -18,19 +18,19 @@ struct EncodedArrival {
   const char* later;  // the memory to prefetch at the same time
 };
 
-// Whether nothing is in the direction before the rows' mean: it is not read then.
+// Returns true if the direction is zero before the mean of the rows is added; then v is not read.
 AFFLUX_FN bool starts_from_zero(const Pass& pass) {
   return plain_bytes(pass.calibrate.codec) == 0 && formula::weighs_differences(pass.calibrate.kind) &&
          pass.combine.params_weight == 0.0 && pass.rule_vectors.vectors.size == 0;
 }
 
-// How the runs of a round's arrivals lie and are prefetched.
+// The layout and the prefetching of the runs of a round's arrivals.
 struct RunPlan {
   Codec codec;
   std::int64_t run;
-  bool near, asks, copies;  // as the policy says; whether the coder prefetches too, and encodes from a copy
+  bool near, asks, copies;  // Policy::direct; true if the coder prefetches too; true if it encodes from a copy
   Lookahead ahead;
-  int lines;  // that are prefetched for 32 elements, beside the differences
+  int lines;  // prefetched for each 32 elements while the differences are added
   bool from_zero;
   double inverse;  // 1 / N
 
@@ -48,11 +48,12 @@ struct RunPlan {
     else if (run == kBlock)
       ahead.bytes = 4 * run;
   }
-  // The first byte that is prefetched beside the differences.
+  // Returns the distance of the first byte that is prefetched while the differences are added.
   std::int64_t rest() const { return ahead.bytes + (asks ? 64 * (kFirstLines + kLinesBesideCodes) : 0); }
 };
 
-// v += w (now - h) where kDirection;  S += q - h where the row is replaced. With the first arrivals v += S / N before.
+// Adds some arrivals: v += w (now - h) if kDirection;  S += q - h if the row is replaced. With the first arrivals of a
+// round, v += S / N before.
 template <bool kDirection, class T>
 AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, const RunPlan& plan, bool first,
                                std::int64_t n, double* __restrict v, double* __restrict sum) {
@@ -75,8 +76,8 @@ AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, con
   });
 }
 
-// An update's run as float32 with zeros after its end, in x unless it is that already. float64 is rounded; what float32
-// cannot hold becomes its largest value.
+// Returns an update's run as float32 with zeros after its end: in place if it is one already, else in x. float64 is
+// rounded; a value beyond the range of float32 becomes the largest finite value.
 AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64_t run, float* x) {
   return padded(update, n, run, x);
 }
@@ -88,7 +89,7 @@ AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t r
   return x;
 }
 
-// The type of `now`: float32 holds every update but those of float64.
+// The type of `now`: float32, except for float64 updates.
 template <bool kOfRows, class T>
 struct Now {
   using Type = float;
@@ -98,8 +99,8 @@ struct Now<false, double> {
   using Type = double;
 };
 
-// What the runs of several arrivals need beside their memory. Of rotated groups fewer are together, as each is 8 KB;
-// but more than one, because direction and sum beside them, 32 KB, come from L2 each time.
+// The scratch memory for the runs of several arrivals. Fewer rotated groups are processed together, because each has
+// 8 KB; but more than one, because the direction and the sum, 32 KB, are read from L2 each time.
 struct Scratch {
   static constexpr std::int64_t kGroups = 5, kSize = kGroups * kBlock;
   static_assert(kSize >= kTogether * kCodecBlock, "short runs must fit");
@@ -108,7 +109,7 @@ struct Scratch {
 
 AFFLUX_FN std::int64_t most_together(Codec codec) { return run_of(codec) == kBlock ? Scratch::kGroups : kTogether; }
 
-// Some arrivals of one tile: what each of its runs is made of.
+// Some arrivals of one tile, with the encodings and decodings of their runs.
 template <bool kOfRows, class T>
 struct EncodedArrivals {
   EncodedArrival<typename Now<kOfRows, T>::Type> arrivals[kTogether];
@@ -119,7 +120,7 @@ struct EncodedArrivals {
   int count, encoded, decoded;
 };
 
-// Appends arrival k of the round, whose runs use this scratch memory.
+// Appends arrival k of the round; its runs use this scratch memory.
 template <bool kOfRows, class T>
 AFFLUX_FN void append(const Pass& pass, const RowHeads* heads, std::int64_t k, double weight, std::int64_t begin,
                       Scratch& scratch, const RunPlan& plan, EncodedArrivals<kOfRows, T>& some) {
@@ -142,7 +143,7 @@ AFFLUX_FN void append(const Pass& pass, const RowHeads* heads, std::int64_t k, d
   ++some.count;
 }
 
-// Into L2: what the stages beside the arrivals read and write of n elements.
+// Prefetches into L2 the n elements that the stages read and write beside the arrivals.
 AFFLUX_FN void prefetch_others(const Pass& pass, std::int64_t begin, std::int64_t n) {
   const std::int64_t size = size_of(pass.params.type);
   const auto ask = [&](const void* vector, std::int64_t each) AFFLUX_INLINE {
@@ -155,8 +156,8 @@ AFFLUX_FN void prefetch_others(const Pass& pass, std::int64_t begin, std::int64_
   for (std::int64_t k = 0; k < pass.step.states.size; ++k) ask(pass.step.states.data[k].data, size);
 }
 
-// Their runs, one after the other. With the first arrivals the mean of the rows is added, and what the round's other
-// stages need of the next tile is prefetched.
+// Processes the runs of some arrivals, one after the other. With the first arrivals, the mean of the rows is added, and
+// the memory that the other stages need for the next tile is prefetched.
 template <bool kDirection, bool kOfRows, class T>
 AFFLUX_FN void add_runs(const RunPlan& plan, const Pass& pass, bool first, Tile tile, Scratch& scratch,
                         EncodedArrivals<kOfRows, T>& some, double* v, double* sum) {
@@ -183,15 +184,15 @@ AFFLUX_FN void add_runs(const RunPlan& plan, const Pass& pass, bool first, Tile 
   }
 }
 
-// The sum is changed in place, so where it goes elsewhere it goes there first.
+// Copies the sum to sum_out if that is other memory: there it is changed in place.
 AFFLUX_FN void copy_sum(const Calibrate& stage, Tile tile) {
   if (stage.sum_out.data == stage.sum.data) return;
   __builtin_memcpy(stage.sum_out.data + tile.begin, stage.sum.data + tile.begin,
                    static_cast<std::size_t>(tile.size) * sizeof(double));
 }
 
-// The mean of the rows where kDirection, and the differences of all arrivals that have work. Out of line, so that only
-// passes with encoded rows take this scratch memory from the stack.
+// Adds the mean of the rows if kDirection, and the differences of all arrivals that have work. The function is not
+// inlined, so that only passes with encoded rows use this scratch memory on the stack.
 template <bool kDirection, bool kOfRows, class T>
 __attribute__((noinline)) void add_encoded_differences(const Pass& pass, const RowHeads* heads, const MemoryUse& memory,
                                                        Tile tile, double* v) {

@@ -1,4 +1,4 @@
-// Weighted sums of vectors, tile by tile. Tiles are elementwise, so their size changes no bit.
+// Weighted sums of vectors, tile by tile. The sums are elementwise, so the size of a tile changes no bit.
 #pragma once
 #include "afflux/pass.hpp"
 #include "cpu/simd.hpp"
@@ -7,17 +7,17 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// A tile of every stream should stay in L2; of a thousand streams it cannot, and longer runs of each are a little
-// faster.
+// Elements of a tile. A tile of every stream should stay in L2. With kManyUpdates streams or more, long tiles are a
+// little faster.
 constexpr std::int64_t kTile = 1024, kLongTile = 4096, kManyUpdates = 64;
 constexpr int kTogether = 16;  // streams that are read side by side
-// Of bfloat16 fewer are faster: it has more to compute for each line of memory.
+// Streams of type T that are read side by side: fewer of bfloat16, which has more computation for each line of memory.
 template <class T>
 constexpr int kSideBySide = sizeof(T) == 2 ? 4 : kTogether;
 
 struct Tile {
   std::int64_t begin, size;
-  std::int64_t ahead;  // bytes that are prefetched ahead
+  std::int64_t ahead;  // prefetch distance in bytes
 };
 
 template <class T>
@@ -30,7 +30,7 @@ AFFLUX_FN T* tile_of(const View<void>& vector, Tile tile) {
   return static_cast<T*>(vector.data) + tile.begin;
 }
 
-// v += w[0] a[0] + ... + w[count - 1] a[count - 1], in this order; the sums stay in registers.
+// Adds w[0] a[0] + ... + w[count - 1] a[count - 1] to v, in this order; the sums stay in registers.
 template <class T>
 AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int count, Tile tile,
                             double* __restrict v) {
@@ -44,7 +44,7 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int 
   });
 }
 
-// Two such sums, v by `weights` and w by `others`, of vectors that are read once.
+// Adds two such sums, with `weights` to v and with `others` to w; each vector is read once for both.
 template <class T>
 AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, const double* others, int count, Tile tile,
                             double* __restrict v, double* __restrict w) {
@@ -61,7 +61,7 @@ AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, cons
   });
 }
 
-// v += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
+// Adds sum_k weights[k] * list[k] to v; a vector whose weight is 0 is not read.
 template <class T, class Vector>
 AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile tile, double* __restrict v) {
   const T* vectors[kTogether];
@@ -78,7 +78,7 @@ AFFLUX_FN void combine(const List<Vector>& list, const double* all_weights, Tile
   if (count > 0) add_weighted(vectors, weights, count, tile, v);
 }
 
-// Both v += sum_k weights[k] * list[k] and w += sum_k others[k] * list[k], as if one were made after the other.
+// Adds sum_k weights[k] * list[k] to v and sum_k others[k] * list[k] to w, with the same bits as one after the other.
 template <class T, class Vector>
 AFFLUX_FN void combine(const List<Vector>& list, const double* weights, const double* others, Tile tile,
                        double* __restrict v, double* __restrict w) {

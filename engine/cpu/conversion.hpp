@@ -1,4 +1,4 @@
-// A piece of a part, converted on its way into a slot (see Conversion in afflux.hpp).
+// Conversion of a piece of a part while it is copied into a slot (see Conversion in afflux.hpp).
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
@@ -8,7 +8,8 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// vector[begin, begin + n) as X: where it lies if it is of that type, else converted into `room`.
+// Returns vector[begin, begin + n) as values of type X: in place if the vector has that type, else converted into
+// `room`.
 template <class X>
 AFFLUX_FN const X* read_as(Type type, const void* vector, std::int64_t begin, std::int64_t n, X* room) {
   if (type == TypeOf<X>::value) return static_cast<const X*>(vector) + begin;
@@ -16,7 +17,7 @@ AFFLUX_FN const X* read_as(Type type, const void* vector, std::int64_t begin, st
   return room;
 }
 
-// base[0, n) rounded to Narrow and back.
+// Returns base[0, n) rounded to Narrow and widened again, in `room`.
 template <class Narrow, class P>
 AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -27,7 +28,8 @@ AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
   return room;
 }
 
-// base[0, n) rounded to this type, as a client with values of this type has received it.
+// Returns base[0, n) rounded to this type, in which the client has received it: in `room`, or in place if nothing is
+// rounded.
 template <class P>
 AFFLUX_FN const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
   if (type == Type::float16) return rounded_through<Float16>(base, n, room);
@@ -46,7 +48,7 @@ AFFLUX_FN void change_all(const typename formula::Sent<kChange, P>::Type* __rest
   }
 }
 
-// At most a block of elements: the part's from `at` on, the base's from `begin` on.
+// Converts n elements, at most a block: those of the part from `at` on, with those of the base from `begin` on.
 template <class P, class T>
 AFFLUX_FN void change_piece(const PartChange& how, const Part& part, std::int64_t at, std::int64_t begin,
                             std::int64_t n, T* slot) {

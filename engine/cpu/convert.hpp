@@ -1,4 +1,4 @@
-// Converts vectors from one element type to another; helpers for a switch over types.
+// Conversions of vectors from one element type to another, and helpers for a switch over types.
 #pragma once
 #include "afflux/view.hpp"
 #include "formula/half.hpp"
@@ -6,7 +6,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// to[0, n) = from[0, n), rounded to nearest where To is narrower; they do not overlap.
+// Sets to[0, n) to from[0, n), rounded to nearest if To is narrower. The two must not overlap.
 template <class From, class To>
 AFFLUX_FN void convert(const From* __restrict from, To* __restrict to, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) formula::narrow(formula::widened(from[i]), to + i);
@@ -17,7 +17,7 @@ AFFLUX_FN void convert(const T* __restrict from, T* __restrict to, std::int64_t 
   __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-// to[0, n) = vector[begin, begin + n), whatever type the vector has.
+// Sets to[0, n) to vector[begin, begin + n), for a vector of any type.
 template <class To>
 AFFLUX_FN void convert(Type type, const void* vector, std::int64_t begin, std::int64_t n, To* to) {
   switch (type) {
@@ -32,10 +32,10 @@ AFFLUX_FN void convert(Type type, const void* vector, std::int64_t begin, std::i
   }
 }
 
-// afflux::bytes, internal to this object.
+// Returns the same as afflux::bytes, without a symbol outside this object.
 AFFLUX_FN std::int64_t size_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
 
-// body(T{}) for the types that slots and updates are stored in; the entry points refuse float16 there.
+// Calls body(T{}) for the type of a slot or an update. These are never float16, which the entry points reject.
 template <class Body>
 AFFLUX_FN void with_type(Type type, const Body& body) {
   switch (type) {

@@ -26,7 +26,7 @@ struct Isa {
 #if defined(__aarch64__)
 const Isa kIsas[] = {{"neon", "", &neon::kernels, always}};
 #else
-bool has_f16c() {  // __builtin_cpu_supports has it from GCC 11 on
+bool has_f16c() {  // __builtin_cpu_supports knows "f16c" from GCC 11 on
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }

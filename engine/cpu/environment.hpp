@@ -1,4 +1,4 @@
-// What the environment may set.
+// Settings from environment variables.
 #pragma once
 #include <cerrno>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 namespace afflux {
 
-// At most 60 characters, for a message; bytes that are no printable ASCII as '?'.
+// Returns at most 60 characters of the text, for a message. Bytes other than printable ASCII become '?'.
 inline std::string printable(const std::string& text) {
   constexpr std::size_t kMost = 60;
   std::string shown = text.substr(0, kMost);
@@ -17,8 +17,8 @@ inline std::string printable(const std::string& text) {
   return text.size() > kMost ? shown + "..." : shown;
 }
 
-// The number in the environment's variable `name`, `otherwise` if it is not set. Throws Error for anything that is not
-// a number of `unit` from least to most.
+// Returns the number in the environment variable `name`, or `otherwise` if the variable is not set or empty. Throws
+// Error for any other text than a number from least to most; the message names `unit`.
 inline long long from_environment(const char* name, const char* unit, long long least, long long most,
                                   long long otherwise) {
   const char* const wanted = std::getenv(name);

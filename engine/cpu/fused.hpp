@@ -1,7 +1,7 @@
 // Common rounds in registers: {no rows, plain rows} x {every step} x {float32, bfloat16 updates}, and one rule vector
-// with plain gradient descent, with float32 params, composed of the functions that the tiles call (apply.hpp). An
-// element's direction never reaches memory, so that the rounds keep up with memory that is about as fast as L1. Same
-// bits as the tiles.
+// without rows and with the step sgd; all with float32 params. They are composed of the functions that the tiles call
+// (apply.hpp), and give the same bits. The direction is never stored to memory, so that the rounds are not slower than
+// memory, even where memory is about as fast as L1.
 #pragma once
 #include "cpu/codec.hpp"
 #include "cpu/fused_directions.hpp"
@@ -10,7 +10,8 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Whether there are no rule vectors, or one, with a step without states, that is read, replaced or both.
+// Returns true if the rule vectors can be fused: there is none; or there is one, without rows and with the step sgd,
+// that is read, replaced or both.
 AFFLUX_FN bool can_fuse(const RuleVectors& held, const Pass& pass) {
   if (held.vectors.size == 0) return true;
   if (held.vectors.size > 1 || pass.calibrate.kind != Calibration::none || pass.step.kind != StepKind::sgd)
@@ -23,12 +24,12 @@ AFFLUX_FN bool can_fuse(const Pass& pass, Type updates) {
   if (!can_fuse(pass.rule_vectors, pass)) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
   std::int64_t count = 0;
-  const bool holds = pass.rule_vectors.vectors.size > 0;  // then any update may be read for it
+  const bool holds = pass.rule_vectors.vectors.size > 0;  // then any update may be read for the rule vector
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) count += holds || has_work(pass, k) ? 1 : 0;
   return count <= (pass.calibrate.kind == Calibration::none ? kMostFused : kMostFused / 2);
 }
 
-// The step, from params and states to where the new ones go.
+// The step of a pack of elements, from params and states to their outs.
 template <StepKind kKind, int kStates, bool kStreams>
 class StepTargets {
  public:
@@ -81,7 +82,8 @@ class StepTargets {
   Soundness sound_;
 };
 
-// Not inlined: each has the registers to itself.
+// Computes elements [begin, end). Returns true if all written values are valid. The function is not inlined, so that
+// each instance has all registers.
 template <class Updates, class Targets, bool kStreams>
 __attribute__((noinline)) bool fuse(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   Updates from(pass, memory);
@@ -116,7 +118,8 @@ AFFLUX_FN bool fuse_updates(const Pass& pass, const MemoryUse& memory, std::int6
   return fuse<RenewingUpdates<U, kStreams>, Targets, kStreams>(pass, memory, begin, end);
 }
 
-// Beside rows that are written where they lie, stores past the caches are slower than others (bench/NOTES.md).
+// Chooses the directions. Only rounds without rows store past the caches: beside rows that are written in place, such
+// stores are slower (bench/NOTES.md).
 template <class U>
 AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   switch (pass.calibrate.kind) {
@@ -132,7 +135,8 @@ AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t
   return false;
 }
 
-// Elements [begin, end), whole packs, of a round that can be fused. Returns whether all that is written is sound.
+// Computes elements [begin, end), whole packs, of a round that can be fused. Returns true if all written values are
+// valid.
 AFFLUX_FN bool apply_fused(const Pass& pass, Type updates, const MemoryUse& memory, std::int64_t begin,
                            std::int64_t end) {
   return updates == Type::float32 ? fuse_rows<float>(pass, memory, begin, end)

@@ -1,4 +1,4 @@
-// What a fused round (fused.hpp) adds up before its step: the directions of a pack of elements, in registers.
+// The directions of fused rounds (fused.hpp): of a pack of elements, in registers.
 #pragma once
 #include "cpu/calibrate.hpp"
 #include "cpu/combine.hpp"
@@ -9,10 +9,10 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Streams that are read side by side; of more, tiles are faster (bench/NOTES.md).
+// The largest number of streams of a fused round; with more streams, tiles are faster (bench/NOTES.md).
 constexpr int kMostFused = 32;
 
-// Where new values go. kStreams: past the caches, if that is not where the old ones lie.
+// The memory for new values. kStreams: they are stored past the caches, unless they replace the old values in place.
 template <bool kStreams>
 struct Target {
   float* values = nullptr;
@@ -31,7 +31,7 @@ struct Target {
   }
 };
 
-// The direction's part of params.
+// The params' part of the direction.
 class WeightedParams {
  public:
   AFFLUX_INLINE explicit WeightedParams(const Pass& pass)
@@ -47,7 +47,7 @@ class WeightedParams {
   double weight_;
 };
 
-// The direction without rows, of U's: updates of one type.
+// The direction without rows and without rule vectors, from updates of type U.
 template <class U>
 class CombinedUpdates {
  public:
@@ -77,7 +77,7 @@ class CombinedUpdates {
   int count_ = 0;
 };
 
-// The direction without rows and with one rule vector, which is renewed on the way, or only read.
+// The direction without rows and with one rule vector, which is replaced in the same sweep, or only read.
 template <class U, bool kStreams>
 class RenewingUpdates {
  public:
@@ -124,7 +124,7 @@ class RenewingUpdates {
     double weight, other;  // in the direction, and in the rule vector
   };
 
-  // Of what may not be finite nothing is added where its weight is 0.
+  // Adds the values to both sums. A weight of 0 adds nothing, even if values are not finite.
   static AFFLUX_INLINE void add(const simd::Pack& values, double weight, double other, simd::Pack& sum,
                                 simd::Pack& renewed) {
     const simd::VectorPack lanes;
@@ -143,7 +143,7 @@ class RenewingUpdates {
   Soundness sound_;
 };
 
-// The direction with plain rows, which are replaced on the way, as is their sum. kWeighted: CA2FL's, else AFA-CS's.
+// The direction with plain rows. The rows and their sum are replaced in the same sweep. kWeighted: CA2FL, else AFA-CS.
 template <bool kWeighted, class U>
 class CalibratedUpdates {
  public:
@@ -184,7 +184,7 @@ class CalibratedUpdates {
     if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
     return direction;
   }
-  AFFLUX_INLINE bool sound() const { return true; }  // rows and their sum are not looked at, here as in the tiles
+  AFFLUX_INLINE bool sound() const { return true; }  // rows and their sum are not checked, as in the tiles
 
  private:
   WeightedParams params_;
@@ -192,7 +192,7 @@ class CalibratedUpdates {
   double inverse_;
   const double* sum_;
   double* sum_out_;
-  Arrival<U> arrivals_[kMostFused / 2];  // a row of null is zeros
+  Arrival<U> arrivals_[kMostFused / 2];  // an `old` of null means zeros
   int count_ = 0;
 };
 

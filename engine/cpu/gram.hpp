@@ -1,8 +1,8 @@
 // gram, one superblock: all inner products between two panels of vectors, block by block. A tile of 3 x 3 pairs is
-// summed lane group by lane group (lanes are independent, so the grouping is free): its sums fill the registers, where
-// every loop over a tile is unrolled (GCC leaves some in memory by itself), and a value that is loaded and widened
-// serves three products. Meanwhile the next block is fetched from memory. Types are chosen per tile, so that vectors of
-// many types are read from memory once, as those of one type are.
+// summed lane group by lane group (lanes are independent, so their grouping changes no bit). The sums of a tile fill
+// the registers; every loop over a tile is unrolled explicitly, because GCC would leave some sums in memory. Each value
+// that is loaded and widened is used for three products. Meanwhile the next block is prefetched. Types are chosen for
+// each tile, so that vectors of several types are also read from memory once.
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
@@ -15,13 +15,14 @@ namespace afflux::AFFLUX_ISA {
 namespace {
 
 constexpr int kSide = 3;
-// Native vectors per lane group. With 32 registers a group is a whole cache line of float32; 16 hold one sum per pair.
+// Native vectors of a lane group. With 32 registers (AVX-512) a group is a whole cache line of float32; 16 registers
+// hold one sum for each pair.
 constexpr int kParts = simd::kWidth == 8 ? 2 : 1;
 constexpr int kGroupLanes = kParts * simd::kWidth;
 static_assert(kLanes % kGroupLanes == 0, "lane groups must divide the lanes");
 
-// Asks for the next block of every vector a few cache lines at a time, all through the work on this block: the memory
-// rests otherwise while the products are made.
+// Prefetches the next block of every vector, a few cache lines at a time, during all of the work on this block:
+// otherwise the memory would be idle while the products are computed.
 class Prefetcher {
  public:
   Prefetcher(const GramPanels& panels, std::int64_t begin) : panels_(panels), begin_(begin) {
@@ -34,7 +35,7 @@ class Prefetcher {
     lines_ = (lines + calls - 1) / calls;
     if (begin + kBlock > panels.left[0].size) count_ = 0;
   }
-  // To be called with every i; `i` advances by kLanes.
+  // Prefetches some lines; to be called for every i, in steps of kLanes.
   AFFLUX_INLINE void fetch(std::int64_t i) {
     if (i % (kEvery * kLanes) >= kLanes) return;
     for (std::int64_t left = lines_; left > 0; --left) {
@@ -50,7 +51,7 @@ class Prefetcher {
   }
 
  private:
-  static constexpr std::int64_t kLine = 64, kEvery = 4;  // more lines at once would wait for one another
+  static constexpr std::int64_t kLine = 64, kEvery = 4;  // more lines at once would delay each other
   static AFFLUX_INLINE std::int64_t tiles(std::int64_t count) { return (count + kSide - 1) / kSide; }
   AFFLUX_INLINE const View<const void>& vector(std::int64_t k) const {
     return k < panels_.left_count ? panels_.left[k] : panels_.right[k - panels_.left_count];
@@ -62,7 +63,7 @@ class Prefetcher {
   const char* end_ = nullptr;
 };
 
-// products[a][b] = the block's inner product of x[a] and y[b]; of a triangle, where y is x, only those with b <= a.
+// Sets products[a][b] to the block's inner product of x[a] and y[b]; in a triangle, where y is x, only for b <= a.
 template <int kRows, bool kTriangle, class X, class Y>
 AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t n, double (*products)[kSide],
                               Prefetcher& prefetcher) {
@@ -108,7 +109,7 @@ AFFLUX_FN void block_products(const X* const* x, const Y* const* y, std::int64_t
     }
 }
 
-// Up to kSide neighbours of one type in a panel; the last stands in for those that are missing.
+// Up to kSide neighbours of one type in a panel. The last one replaces those that are missing.
 struct Run {
   Run(const View<const void>* panel, std::int64_t end, std::int64_t first)
       : vectors(panel + first), count(1), type(panel[first].type) {
@@ -141,7 +142,7 @@ AFFLUX_FN void products_of(const Run& left, const Run& right, std::int64_t i, st
   }
 }
 
-// The block [i, i + n) of both runs.
+// Computes the products of the block [i, i + n) of both runs.
 AFFLUX_FN void run_products(const Run& left, const Run& right, std::int64_t i, std::int64_t n,
                             double (*products)[kSide], Prefetcher& prefetcher) {
   with_type(left.type, [&](auto x) AFFLUX_INLINE {

@@ -1,4 +1,5 @@
-// ingest, one superblock: a block at a time from the parts into the slot, and its reductions while it is in L1.
+// ingest, one superblock: copies a block at a time from the parts into the slot, and reduces the block while it is in
+// L1.
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
@@ -10,7 +11,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// A part is prefetched this many bytes ahead; near its end, the beginning of the next part is.
+// Prefetches a part at a distance in bytes; near the end of the part, the beginning of the next part.
 class Ahead {
  public:
   AFFLUX_INLINE Ahead(const Part* part, const void* from, std::int64_t bytes_left, std::int64_t distance)
@@ -26,7 +27,8 @@ class Ahead {
   std::int64_t left_;
 };
 
-// n values of a part from `at` on, line(i) for whole cache lines of them; `ahead` bytes before, they are prefetched.
+// Calls line(from, i) for each whole cache line of n values of a part, from value `at` on, and copies the values after
+// the last whole line to `to`. Lines are prefetched `ahead` bytes before, unless that is 0.
 template <class T, class Line>
 AFFLUX_FN void copy_lines(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to,
                           const Line& line) {
@@ -41,7 +43,7 @@ AFFLUX_FN void copy_lines(const Part* part, std::int64_t at, std::int64_t n, std
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
 }
 
-// The same bytes; the target is prefetched too.
+// Copies values of a part; the target is prefetched too.
 template <class T>
 AFFLUX_FN void copy(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to) {
   copy_lines(part, at, n, ahead, to, [&](const T* from, std::int64_t i) AFFLUX_INLINE {
@@ -50,7 +52,7 @@ AFFLUX_FN void copy(const Part* part, std::int64_t at, std::int64_t n, std::int6
   });
 }
 
-// What is in L1, from element i on, past the caches; `to` is aligned to kStreamed, here and below.
+// Writes values that are in L1, from element i on, past the caches. `to` is aligned to kStreamed, here and below.
 template <class T>
 AFFLUX_FN void stream_out(const T* from, T* to, std::int64_t i, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
@@ -58,7 +60,7 @@ AFFLUX_FN void stream_out(const T* from, T* to, std::int64_t i, std::int64_t n) 
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(n - i) * sizeof(T));
 }
 
-// The same bytes past the caches, and to `copy`.
+// Writes values of a part past the caches to `to`, and through the caches to `copy`.
 template <class T>
 AFFLUX_FN void copy_streaming(const Part* part, std::int64_t at, std::int64_t n, std::int64_t ahead, T* to, T* copy) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
@@ -67,7 +69,8 @@ AFFLUX_FN void copy_streaming(const Part* part, std::int64_t at, std::int64_t n,
   stream_out(copy, to, n - n % kLine, n);
 }
 
-// values[0, end - begin) = elements [begin, end) of the parts, of which `part` holds the first; in the end the last.
+// Sets values[0, end - begin) to elements [begin, end) of the parts, converted by `change`. `part` is the part of the
+// first element or an earlier one; on return it is the part of the last element.
 template <class T>
 AFFLUX_FN void gather(const Part*& part, const PartChange* change, std::int64_t ahead, T* values, std::int64_t begin,
                       std::int64_t end) {
@@ -89,12 +92,12 @@ AFFLUX_FN void gather(const Part*& part, const PartChange* change, std::int64_t 
   }
 }
 
-// slot[begin, end), a block, from the parts. Returns where the values are in L1: in the slot or, if that is written
-// past the caches, in `block`. Each byte of the parts is read once, for their owners may change them meanwhile.
+// Fills slot[begin, end), a block, from the parts. Returns the address of the values in L1: in the slot or, if the slot
+// is written past the caches, in `block`. Each byte of the parts is read once, because their owners may change it.
 template <class T>
 AFFLUX_FN const T* fill(const Part*& part, const PartChange* change, const MemoryUse& memory, T* slot, T* block,
                         std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kAhead = 4096;  // of a single stream
+  constexpr std::int64_t kAhead = 4096;  // prefetch distance in bytes, for a single stream
   T* const to = slot + begin;
   if (!memory.streams) {
     gather(part, change, memory.prefetch, to, begin, end);
@@ -133,7 +136,7 @@ AFFLUX_FN double block_sum_of_squares(const T* x, std::int64_t n) {
   return formula::lane_sum(lanes, kLanes);
 }
 
-// Value is the type that T is compared in.
+// Updates the smallest and the largest value of each lane. Value is the type in which values of type T are compared.
 template <class T, class Value>
 AFFLUX_FN void lane_extremes(const T* x, std::int64_t n, Value* lows, Value* highs) {
   const std::int64_t whole = n - n % kLanes;
@@ -148,8 +151,8 @@ AFFLUX_FN void lane_extremes(const T* x, std::int64_t n, Value* lows, Value* hig
   }
 }
 
-// The first of n values that is not finite, or -1. A block's sum of squares is not finite if one of its values is not,
-// and for float64 also if it overflows; squares of narrower types cannot.
+// Returns the index of the first of n values that is not finite, or -1. Needed only for a block whose sum of squares is
+// not finite: such a block has a non-finite value, or is float64 and its sum overflows.
 template <class T>
 AFFLUX_FN std::int64_t first_nonfinite(const T* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i)

@@ -1,6 +1,6 @@
-// inner, one superblock, a few rows of lanes at a time: every vector is widened and shifted into a tile of float64 and
-// added to e, and then each tile is multiplied with itself and with e. The tiles of some 20 vectors stay in L1, those
-// of more in L2. So a vector is read from memory once, although e is known only after the last of them.
+// inner, one superblock, a few rows of lanes at a time. Every vector is widened and shifted into a tile of float64 and
+// added to e; then each tile is multiplied with itself and with e. So each vector is read from memory once, although e
+// is known only after the last vector. The tiles of about 20 vectors stay in L1, those of more vectors in L2.
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/convert.hpp"
@@ -31,7 +31,7 @@ class InnerWork {
   double* base_;
 };
 
-// Elements [i, i + width of lanes) of a vector of any type, in float64.
+// Returns elements [i, i + width of lanes) of a vector of any type, in float64.
 template <class Lanes>
 AFFLUX_FN auto widened(Lanes lanes, const View<const void>& vector, std::int64_t i, std::int64_t ahead) {
   auto values = lanes.fill(0.0);
@@ -43,7 +43,7 @@ AFFLUX_FN auto widened(Lanes lanes, const View<const void>& vector, std::int64_t
   return values;
 }
 
-// A tile of every x_k and, if it is wanted, of e: elements [begin, begin + n), and zeros up to a whole row of lanes.
+// Computes a tile of every x_k and, if kWithE, of e: elements [begin, begin + n), and zeros up to a whole row of lanes.
 template <bool kShifts, bool kWithE>
 AFFLUX_FN void form(const Inner& inner, const InnerWork& work, std::int64_t ahead, std::int64_t begin, std::int64_t n) {
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
@@ -65,7 +65,7 @@ AFFLUX_FN void form(const Inner& inner, const InnerWork& work, std::int64_t ahea
     for (std::int64_t k = 0; k <= inner.vectors.size; ++k) work.x(k)[n] = 0.0;  // the last is e
 }
 
-// The tile's products of kCount x's with themselves and, if e is given, with e, to the lanes.
+// Adds to the lanes the tile's products of kCount x's with themselves and, if kWithE, with e.
 template <int kCount, bool kWithE>
 AFFLUX_FN void multiply(const double* const* x, const double* e, std::int64_t n, double* const* squares,
                         double* const* products) {
@@ -94,7 +94,7 @@ AFFLUX_FN void multiply(const double* const* x, const double* e, std::int64_t n,
   }
 }
 
-// The same of all x's, two by two: e is read once for both.
+// Adds the products of all x's, two x's at a time: e is read once for both.
 template <bool kWithE>
 AFFLUX_FN void multiply_all(std::int64_t count, const InnerWork& work, std::int64_t n) {
   std::int64_t k = 0;
@@ -130,7 +130,7 @@ AFFLUX_FN void sum_block(const Inner& inner, const InnerWork& work, std::int64_t
 void inner(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* space,
            double* sums) {
   const InnerWork work(inner.vectors.size, space);
-  // Nothing is read while a tile is multiplied, and a run of lanes asks for lines that the next ones need.
+  // Lines are prefetched at least this far ahead, because no memory is read while a tile is multiplied.
   constexpr std::int64_t kLeastAhead = 1024;
   const std::int64_t ahead = memory.prefetch > 0 && memory.prefetch < kLeastAhead ? kLeastAhead : memory.prefetch;
   const InnerFused fused = memory.fused ? inner_fused_of(inner) : nullptr;

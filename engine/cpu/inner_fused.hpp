@@ -1,7 +1,7 @@
-// inner of a few vectors of one type, stages fused in registers: an x_k is formed, squared, added to e and multiplied
-// with it without a store. The sums of all vectors are in registers, so one native vector's width of lanes at a time
-// goes through a run of rows: the first reads the run from memory, the others from L1. The same formulas in the same
-// order as tiles (cpu/inner.hpp), which do the rest; tests compare the bits of both.
+// inner of a few vectors of one type, with all stages in registers: each x_k is computed, squared, added to e and
+// multiplied with e without a store. The sums of all vectors are in registers, so only as many lanes as one native
+// vector has go through a run of rows at a time. The first lanes read the run from memory, the others from L1. Formulas
+// and order are those of the tiles (cpu/inner.hpp), which process the last elements; tests compare the bits of both.
 #pragma once
 #include <utility>
 
@@ -13,11 +13,12 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-constexpr int kInnerFew = 16;           // with more, sums that are kept on the stack cost what tiles cost
-constexpr std::int64_t kInnerRun = 16;  // rows of lanes: 22 KB of ten float32 vectors and a memory
+constexpr int kInnerFew = 16;           // with more vectors, sums are on the stack, which is as slow as tiles
+constexpr std::int64_t kInnerRun = 16;  // rows of lanes: 22 KB for ten float32 vectors and a memory
 constexpr std::int64_t kLineBytes = 64;
 
-// Rows of lanes [begin, end): adds to `lanes` the squares of kCount x's, that of e, and the products with e.
+// A function that adds to `lanes`, for elements [begin, end) in whole rows of lanes, the squares of all x's, the square
+// of e, and the products of all x's with e.
 using InnerFused = void (*)(const Inner& inner, std::int64_t ahead, std::int64_t begin, std::int64_t end,
                             double* lanes);
 
@@ -80,7 +81,8 @@ AFFLUX_FN InnerFused inner_fused_of(std::int64_t count, std::integer_sequence<in
   return kAll[count - 1];
 }
 
-// nullptr if `inner` is not one of these: e must have no part of the memory, and contain every vector.
+// Returns the function for these arguments, or nullptr if there is none: all vectors must be float32 or all bfloat16, a
+// memory that is used must be float32, and e must contain every vector and no part of the memory.
 AFFLUX_FN InnerFused inner_fused_of(const Inner& inner) {
   const std::int64_t count = inner.vectors.size;
   if (inner.weights.data == nullptr || inner.memory_weight != 0.0 || count < 1 || count > kInnerFew) return nullptr;

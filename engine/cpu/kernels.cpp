@@ -1,5 +1,6 @@
-// Compiled once per instruction set, AFFLUX_ISA naming it. Everything is internal but the table below; no std template
-// and no ordinary inline function may be used in here (test_native.py reads the objects).
+// The kernels of one instruction set. This file is compiled once for each; AFFLUX_ISA is its name. Everything except
+// the table below is internal. No std template and no ordinary inline function may be used here (test_native.py checks
+// the symbols of the objects).
 #include "api/kernels.hpp"
 
 #include "cpu/apply.hpp"

@@ -7,7 +7,7 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Of kLanes lanes, which are overwritten; the first halvings are of whole native vectors.
+// Returns the sum of kLanes lanes, which are overwritten. The first halvings add whole native vectors.
 AFFLUX_FN double lane_sum(double* lanes) {
   constexpr int kVectors = kLanes / simd::kWidth;
   simd::Doubles sum[kVectors];

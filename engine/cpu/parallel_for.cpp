@@ -72,7 +72,8 @@ void parallel_for_awake(std::int64_t count, int num_threads, const std::function
 }
 
 std::int64_t piece_size(std::int64_t d, int num_threads) {
-  // Enough pieces for threads to end at about the same time, and long enough for the hardware to prefetch.
+  // There should be enough pieces for all threads to end at about the same time, and each should be long enough for the
+  // prefetchers of the hardware.
   constexpr std::int64_t kPieces = 8, kLeast = 4 * kBlock;
   std::int64_t piece = kSuperblock;
   while (piece > kLeast && d < kPieces * num_threads * piece) piece /= 2;
@@ -88,7 +89,7 @@ void for_each_piece(std::int64_t d, int num_threads, const std::function<void(st
 }
 
 int threads_worth(std::int64_t bytes, int num_threads) {
-  // No static local: if a fork hit its initialization, the child would wait for it for ever.
+  // No static local: after a fork during its initialization, the child would wait for it for ever.
   std::int64_t each = thread_bytes.load(std::memory_order_relaxed);
   if (each == 0) {
     constexpr long long kMost = std::numeric_limits<long long>::max();

@@ -13,13 +13,13 @@
 namespace afflux {
 namespace {
 
-// The models of AMD's family 25 that are Zen 4; the others are Zen 3.
+// Returns true for the models of AMD's family 25 that are Zen 4; the others are Zen 3.
 bool zen4(int model) {
   return (model >= 0x10 && model < 0x20) || (model >= 0x60 && model < 0x80) || (model >= 0xA0 && model < 0xB0);
 }
 
-// Measured on Zen 3 (model 1 of family 25), Zen 4 (model 17) and Zen 5 (family 26): bench/NOTES.md, "Stages in
-// registers".
+// Returns the processor's default. The defaults were measured on Zen 3 (model 1 of family 25), Zen 4 (model 17) and Zen
+// 5 (family 26): bench/NOTES.md, "Stages in registers".
 Policy default_policy() {
   const Processor here = processor();
   if (here.vendor != "AMD" || (here.family != 25 && here.family != 26)) return {};
@@ -27,8 +27,8 @@ Policy default_policy() {
   return {zen3 ? 512 : 256, std::int64_t{16} << 20, true, !zen3};
 }
 
-// A reader may see a half of a new policy and a half of the old one: still a policy, and no bit depends on it. A
-// A prefetch below 0: no policy is chosen yet.
+// The chosen policy; a prefetch below 0 means that none is chosen yet. A reader may see some fields of a new policy and
+// some of the old one: together they are a valid policy, and no bit of a result depends on it.
 std::atomic<std::int64_t> chosen_prefetch{-1}, chosen_stream{0};
 std::atomic<bool> chosen_fused{true}, chosen_direct{false};
 std::mutex choosing;  // held to store
@@ -40,7 +40,7 @@ void store(const Policy& policy) {
   chosen_prefetch.store(policy.prefetch, std::memory_order_release);
 }
 
-// `number` as a count of bytes, from 0 to `most`; -1 if it is not one.
+// Returns `number` as a count of bytes from 0 to `most`, or -1 if it is none.
 std::int64_t bytes_of(const std::string& number, std::int64_t most) {
   if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos) return -1;
   errno = 0;
@@ -48,13 +48,13 @@ std::int64_t bytes_of(const std::string& number, std::int64_t most) {
   return errno == ERANGE || value > most ? -1 : value;
 }
 
-// Whether `value` is one of two words; `is_first` is set to whether it is the first.
+// Returns true if `value` is one of two words, and sets `is_first`.
 bool either(const std::string& value, const char* first, const char* second, bool& is_first) {
   is_first = value == first;
   return is_first || value == second;
 }
 
-// Whether the setting `key`=`value` is one of a policy's; then it is set.
+// Sets the field `key` of the policy. Returns false if `key` or `value` is invalid.
 bool set(Policy& policy, const std::string& key, const std::string& value) {
   if (key == "stages") return either(value, "fused", "tiled", policy.fused);
   if (key == "rows") return either(value, "direct", "copied", policy.direct);
@@ -64,7 +64,7 @@ bool set(Policy& policy, const std::string& key, const std::string& value) {
   return policy.stream >= 0;
 }
 
-// As stored last; `false` if nothing is.
+// Reads the policy that was stored last. Returns false if none was stored.
 bool load(Policy& policy) {
   policy.prefetch = chosen_prefetch.load(std::memory_order_acquire);
   policy.stream = chosen_stream.load(std::memory_order_relaxed);

@@ -33,7 +33,8 @@ void pause() {
 #endif
 }
 
-// Whether ready() became true before the time was over. Yields regularly, for threads that need the CPU.
+// Waits actively until ready() is true or the time is over; returns the last ready(). Yields the CPU regularly to other
+// threads.
 template <class Ready>
 bool spin(Microseconds time, const Ready& ready) {
   if (time.count() == 0) return ready();
@@ -48,8 +49,8 @@ bool spin(Microseconds time, const Ready& ready) {
   return ready();
 }
 
-// Threads that are started meanwhile take no signals but those of their own faults and system calls: a handler, or a
-// signal that waits for its sigwait, belongs to the program's threads.
+// A scope in which new threads inherit a mask that blocks all signals except those of their own faults and system
+// calls. Handlers, and signals for which the program calls sigwait, belong to the program's threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -101,7 +102,8 @@ class Pool {
 
   int awake() const { return spinning_.load(std::memory_order_relaxed); }
 
-  // False in a child forked by the bare system call, which runs no handlers and has none of the threads.
+  // Returns false in a child that was forked by the bare system call: there the fork handlers did not run, and none of
+  // the threads exist.
   bool in_this_process() const { return process_ == getpid(); }
 
   // Ends the threads. Later calls run without helpers.
@@ -159,7 +161,7 @@ class Pool {
     for (; most > 0; --most) {
       Helper* const helper = take_sleeping();
       if (helper == nullptr) return;
-      helper->woken.notify_one();  // without the lock, which it needs first
+      helper->woken.notify_one();  // without the lock, which the helper takes first
     }
   }
 
@@ -174,7 +176,7 @@ class Pool {
     return nullptr;
   }
 
-  // A helper's loop, until the pool ends.
+  // Runs a helper until the pool ends.
   void serve(Helper& self) {
     Lock lock(mutex_);
     while (!ending_) {
@@ -205,7 +207,7 @@ class Pool {
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
   }
 
-  // Waits actively for work or the end; false if it is time to sleep.
+  // Waits actively for work or for the end of the pool. Returns false if it is time to sleep.
   bool spin_for_work(Lock& lock) {
     const auto ready_to_work = [this] { return wanted_.load(std::memory_order_relaxed) > 0 || ending_; };
     const Microseconds spin_time = spin_time_;
@@ -231,9 +233,9 @@ class Pool {
 
 std::atomic<Pool*> pool{nullptr};
 
-// In a forked child the parent's pool has no threads, and its locks may be taken: the child never uses it. At the end
-// of the process, or when the library is unloaded, the threads must have left its code; but the pool is not destroyed,
-// because other threads may still be in a call.
+// The handlers of a fork and of the end. In a forked child the parent's pool has no threads, and its locks may be
+// taken: the child never uses it. At the end of the process, or when the library is unloaded, the threads must have
+// left the library's code. But the pool is not destroyed, because other threads may still be in a call.
 struct Lifetime {
   Lifetime() {
     pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr, std::memory_order_relaxed); });
@@ -247,7 +249,7 @@ struct Lifetime {
 Pool& shared_pool() {
   Pool* made = pool.load(std::memory_order_acquire);
   if (made != nullptr) return *made;
-  // No static local: if a fork hit its initialization, the child would wait for it for ever.
+  // No static local: after a fork during its initialization, the child would wait for it for ever.
   auto fresh =
       std::make_unique<Pool>(Microseconds(from_environment("AFFLUX_SPIN_US", "microseconds", 0, 10000000, 1000)));
   if (pool.compare_exchange_strong(made, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();

@@ -1,4 +1,4 @@
-// Which processor this is.
+// The identity of this machine's processor.
 #pragma once
 #include <string>
 #if !defined(__aarch64__)
@@ -9,8 +9,8 @@ namespace afflux {
 
 struct Processor {
   std::string vendor;  // "AMD", "Intel", "ARM" or "another vendor's"
-  int family;          // as the vendor counts them; 0: unknown
-  int model;           // within its family
+  int family;          // the vendor's number; 0: unknown
+  int model;           // the number within the family
 };
 
 #if defined(__aarch64__)

@@ -7,14 +7,14 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Whether vector s of `count` keeps its value: its row of `next` is 1 at itself and 0 elsewhere.
+// Returns true if vector s keeps its value: its row of `next`, of `count` coefficients, is 1 at s and 0 elsewhere.
 AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
   for (std::int64_t k = 0; k < count; ++k)
     if (row[k] != (k == s ? 1.0 : 0.0)) return false;
   return true;
 }
 
-// Returns whether all that is written is sound.
+// Writes the values to a tile of the vector. Returns true if all values are valid.
 template <class T>
 AFFLUX_FN bool store(const double* values, const View<void>& vector, Tile tile, double most) {
   T* const to = tile_of<T>(vector, tile);
@@ -32,10 +32,12 @@ AFFLUX_FN void copy(const View<void>& vector, const View<void>& out, Tile tile) 
   __builtin_memcpy(tile_of<T>(out, tile), tile_of<T>(vector, tile), static_cast<std::size_t>(tile.size) * sizeof(T));
 }
 
-// outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored.
-// If `v` is given, the updates' part of the direction is added to it, beside the first memory that changes: so updates
-// come from memory once and not again from L2. Returns whether all new values are sound. Not inlined: its sums would
-// lie in the frame of every round.
+// Computes outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are computed before the first is
+// stored. Returns true if all new values are valid.
+//
+// If `v` is given, the updates' part of the direction is added to `v`, together with the first rule vector that
+// changes: so each update is read once. The function is not inlined: its sums would be in the stack frame of every
+// round.
 __attribute__((noinline)) bool renew(const Pass& pass, Type updates, Tile tile, double* v) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const Combine& stage = pass.combine;

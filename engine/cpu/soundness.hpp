@@ -1,13 +1,13 @@
-// Whether values are sound: finite, and within a limit.
+// A check that values are valid: finite, and within a limit.
 #pragma once
 #include "cpu/simd.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// |x| <= most as integers: without their sign, float64 have the order of their bits, and a NaN is beyond all numbers.
-// What becomes negative in any lane says so. Comparisons of float64 would wait for each other: compilers join them into
-// one mask.
+// Checks |x| <= most for many values, with integers: without the sign, the bits of float64 numbers have the same order
+// as the numbers, and those of a NaN are larger. A lane becomes negative if one of its values is larger than `most`.
+// Comparisons of float64 are slower: compilers join their results into one mask, so each depends on the one before it.
 class Soundness {
  public:
   AFFLUX_INLINE explicit Soundness(double most) : most_(magnitude(most)) {}

@@ -1,4 +1,4 @@
-// The server optimizers, one tile: from the direction d, and from the states as they are stored, to params and states.
+// The server optimizers, one tile: from the direction d, the params and the states to the new params and states.
 #pragma once
 #include "cpu/combine.hpp"
 #include "cpu/soundness.hpp"
@@ -7,8 +7,8 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// An out may be the vector that its new values come from: each element is read before it is written. Returns whether
-// all that is written is sound.
+// Computes the step of a tile. Returns true if all written values are valid. An out may be the vector that it replaces:
+// each element is read before it is written.
 template <StepKind kKind, int kStates, class T>
 AFFLUX_FN bool step_of(const Pass& pass, Tile tile, const double* d) {
   constexpr int kSize = kStates > 0 ? kStates : 1;
