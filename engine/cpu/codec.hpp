@@ -1,4 +1,4 @@
-// The codecs of cached rows, a run of elements at a time: kCodecBlock, or a group of kBlock where rotations need it.
+// The codecs of cached rows, a run of elements at a time: kCodecBlock elements, or kBlock for the rotated codec.
 #pragma once
 #include "api/kernels.hpp"
 #include "cpu/codec_rotated.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 AFFLUX_FN std::int64_t run_of(Codec codec) { return formula::info_of(codec).run; }
 
-// Bytes of an element where a row is the vector as it is, else 0.
+// Returns the bytes of an element of a plain row (float32 or float64), or 0 for any other codec.
 AFFLUX_FN std::int64_t plain_bytes(Codec codec) {
   return codec.coding == Coding::float32 ? 4 : codec.coding == Coding::float64 ? 8 : 0;
 }
@@ -31,13 +31,13 @@ AFFLUX_FN T read(const unsigned char* from) {
   return value;
 }
 
-// A run of one row, to be encoded or decoded.
+// A run of one row to encode, and one to decode.
 struct Encoding {
   const RowHead* head;
   const float* from;   // the run's part of the vector
-  float* x;            // a copy of it, which affine codecs make; null: they read it where it lies
-  unsigned char* row;  // null: it is not stored
-  float* decoded;      // the memory for its decoded values
+  float* x;            // memory for a copy of that part, which affine codecs make; null: they read the part in place
+  unsigned char* row;  // null: the codes are not stored
+  float* decoded;      // memory for the decoded values
 };
 struct Decoding {
   const RowHead* head;
@@ -45,7 +45,7 @@ struct Decoding {
   float* out;
 };
 
-// How many bytes before they are read an update's lines are prefetched, into L1 or only into L2.
+// The prefetch distance of an update's lines in bytes. `near`: into L1, else only into L2.
 struct Lookahead {
   std::int64_t bytes = simd::kPrefetchDistance;
   bool near = false;
@@ -55,8 +55,8 @@ struct Lookahead {
   }
 };
 
-// The runs from `begin` on of up to kTogether rows, some to be decoded, some to be encoded. Of halves n elements count;
-// the others are whole, and `from` has zeros after the vector's end.
+// The runs from element `begin` on of up to kTogether rows, some to decode and some to encode. Float16 and bfloat16
+// rows have n elements; for other codecs runs are whole, and `from` has zeros after the vector's end.
 struct Runs {
   std::int64_t begin, n;
   const Decoding* decodings;
@@ -66,8 +66,8 @@ struct Runs {
   Lookahead ahead = {};
 };
 
-// All stages prefetch some of the later lines of an update, so that memory is never idle, and never has more requests
-// than it can process at once. The stage that adds the differences prefetches the rest.
+// Each stage prefetches some of the later lines of an update, so that memory is never idle, and never has more requests
+// than it can process at once. The stage that adds the differences prefetches the remaining lines.
 constexpr int kFirstLines = 1, kLinesBesideCodes = 3;
 AFFLUX_FN void prefetch_update(const Lookahead& ahead, const float* update, int first, int count) {
   const char* const line = reinterpret_cast<const char*>(update) + ahead.bytes + 64 * first;
@@ -92,7 +92,8 @@ AFFLUX_FN void grids_of_rows(const Encoding* runs, int count, int bits, Grids& g
   }
 }
 
-// It takes long until extremes and grids are known, so there is other work after each of them.
+// Decodes and encodes runs of affine rows. The latency of the extremes and of the grids is long, so other work follows
+// each of them.
 template <int kBits>
 __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
   const bool own = codec.coding == Coding::affine;
@@ -147,11 +148,12 @@ __attribute__((noinline)) void code_rotated(Codec codec, const Runs& runs) {
   }
 }
 
-// Halves as float32; and float32 as halves and as what these are decoded to.
+// Decodes float16 or bfloat16 to float32.
 template <class Half>
 AFFLUX_FN void decode_halves(const Half* from, float* to, std::int64_t n) {
   convert(from, to, n);
 }
+// Encodes float32 as float16 or bfloat16, and sets `decoded` to the decoded values.
 template <class Half>
 AFFLUX_FN void encode_halves(const float* __restrict x, Half* __restrict to, float* __restrict decoded,
                              std::int64_t n) {
@@ -191,12 +193,12 @@ AFFLUX_FN void code_halves(Codec codec, const Runs& runs) {
   }
 }
 
-// How the runs of a coding are encoded and decoded, for each of its widths. kAsks: it prefetches some of an update's
-// lines, and may copy the run to x.
+// The functions that encode and decode the runs of a coding, for each of its widths. kAsks: they prefetch some of an
+// update's lines, and may copy the run to x.
 template <Coding kCoding>
 struct Coder;
 
-// Rows that are read where they lie.
+// The coder of plain rows, which are read in place.
 struct Uncoded {
   static constexpr bool kAsks = false;
   template <int kBits>
@@ -240,7 +242,7 @@ struct Coder<Coding::rotated> {
   }
 };
 
-// The coder's code<codec.bits>, where that is one of the coding's widths.
+// Calls the coder's code<codec.bits>, if codec.bits is one of the coding's widths.
 template <class Coder, int kWidths, int kBits = 64>
 AFFLUX_FN void code_with(Codec codec, const Runs& runs) {
   if constexpr ((kWidths & kBits) != 0)
@@ -269,7 +271,7 @@ AFFLUX_FN bool asks(Codec codec) {
   return false;
 }
 
-// `part` with zeros up to a whole run, in `scratch`, unless it is whole.
+// Returns `part` with zeros up to a whole run, in `scratch`; returns `part` itself if it is whole.
 AFFLUX_FN const float* padded(const float* part, std::int64_t n, std::int64_t run, float* scratch) {
   if (n == run) return part;
   for (std::int64_t i = 0; i < run; ++i) scratch[i] = i < n ? part[i] : 0.0f;

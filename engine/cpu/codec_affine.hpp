@@ -1,5 +1,5 @@
-// The affine codec, one block of kCodecBlock elements. Its vectors of 16 elements lie in the codes so that whole
-// vectors are packed and unpacked: element e of the block is in byte e mod (16 bits), at bit bits * (e div (16 bits)).
+// The affine codec, one block of kCodecBlock elements. The layout of the codes lets whole native vectors be packed and
+// unpacked: element e of the block is in byte e mod (16 * bits), at bit bits * (e div (16 * bits)).
 #pragma once
 #include "cpu/combine.hpp"
 #include "cpu/simd_float.hpp"
@@ -12,8 +12,8 @@ namespace {
 
 using formula::Grid;
 
-// body(element, byte, shift) for every native vector of a block, those that share bytes one after the other; then
-// packed(byte) when its bytes are complete.
+// Calls body(element, byte, shift) for every native vector of a block; vectors that share bytes come one after the
+// other. Calls packed(byte) when these bytes are complete.
 template <int kBits, class Body, class Packed>
 AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
 #pragma GCC unroll 32
@@ -24,7 +24,7 @@ AFFLUX_FN void each_code(const Body& body, const Packed& packed) {
   }
 }
 
-// The least and the largest of a block, which is copied as well unless `copy` is null.
+// Finds the smallest and the largest value of a block. kCopies: also copies the block to `copy`.
 template <bool kCopies>
 AFFLUX_FN void block_extremes(const float* x, float* copy, float& least, float& most) {
   simd::Floats low = simd::all(__builtin_inff()), high = -low;
@@ -51,7 +51,7 @@ AFFLUX_FN void make_grids(const float* least, const float* most, int bits, Grids
   }
 }
 
-// kBelow: elements may lie below the grid.
+// Encodes a block, and sets `decoded` to the decoded values. kBelow: elements may be below the grid.
 template <int kBits, bool kBelow>
 AFFLUX_FN void affine_encode(const float* x, const Grid& grid, std::uint64_t random, unsigned char* codes,
                              float* decoded) {

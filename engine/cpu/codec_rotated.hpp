@@ -1,13 +1,13 @@
-// The rotated codec, one group of kBlock elements: kRotations vectors side by side, element e being number e / 16 of
-// vector e mod 16. So a rotation needs no shuffles, and every reduction is one lane's own. Some vectors at a time,
-// those from `lane` on, take all steps of a transform; each step reads and writes L1 once.
+// The rotated codec, one group of kBlock elements: kRotations interleaved vectors. Element e is number e / 16 of vector
+// e mod 16. So a rotation needs no shuffles, and every reduction stays in one lane. As many vectors as a native vector
+// has lanes, from vector `lane` on, go through all steps of a transform together; each step reads and writes L1 once.
 #pragma once
 #include "cpu/codec_affine.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// kPoints numbers of each vector, from load(i) to store(i, value): stages 1, 2, 4, ... of their transform.
+// Computes stages 1, 2, 4, ... of the transform of kPoints numbers of each vector, from load(i) to store(i, value).
 template <int kPoints, class Load, class Store>
 AFFLUX_FN void butterflies(const Load& load, const Store& store) {
   simd::Floats x[kPoints];
@@ -27,8 +27,9 @@ AFFLUX_FN void butterflies(const Load& load, const Store& store) {
   for (int i = 0; i < kPoints; ++i) store(i, x[i]);
 }
 
-// The Hadamard transform of each vector in two steps: stages 1, 2, 4, 8 of load(i, k), which is number i + k, i a
-// multiple of 16; then 16, 32, 64, where number i + 16 k goes to store(i, k, value).
+// The Hadamard transform of each vector, in two steps. `first_stages` computes stages 1, 2, 4, 8: load(i, k) returns
+// number i + k, where i is a multiple of 16. `last_stages` computes stages 16, 32, 64: store(i, k, value) stores number
+// i + 16 k.
 constexpr int kRow = kRotations, kFirst = 16, kLast = kRotated / kFirst;
 template <class Load>
 AFFLUX_FN void first_stages(const Load& load, float* values) {
@@ -43,7 +44,7 @@ AFFLUX_FN void last_stages(const float* values, const Store& store) {
                        [&](int k, simd::Floats x) AFFLUX_INLINE { store(i, k, x); });
 }
 
-// The random signs of each vector's numbers: bit 31 - i mod 32 of word i / 32 for number i.
+// The random signs of each vector's numbers: number i has bit 31 - i mod 32 of word i / 32.
 struct Signs {
   simd::Words words[kRotated / 32];
 };
@@ -60,7 +61,8 @@ AFFLUX_FN simd::Floats with_sign(simd::Floats value, simd::Words signs) {
   return simd::floats_of(simd::bits_of(value) ^ (signs & 0x80000000u));
 }
 
-// What each code stands for, over and over: its upper bit is the sign, and bits above it do not matter.
+// The levels of the codes, repeated to fill the table. The upper bit of a code is the sign; bits above it have no
+// effect.
 template <int kBits>
 struct Levels {
   float of[simd::kPicked] = {};
@@ -80,7 +82,8 @@ AFFLUX_FN simd::Floats level_of(simd::Words code) {
   return simd::pick<kBits>(kLevels<kBits>.of, code);
 }
 
-// Float64 sums over the numbers of each vector, number i in partial sum i mod 4, those by halves.
+// Float64 sums over the numbers of each vector: number i is added to partial sum i mod 4, and the partial sums are
+// added by halves.
 struct LaneSums {
   simd::Doubles partial[4][2];
 };
@@ -97,7 +100,7 @@ AFFLUX_FN void store_sums(const LaneSums& sums, double* to) {
                                                       (sums.partial[1][half] + sums.partial[3][half]));
 }
 
-// to = the squared norms of some vectors.
+// Sets `to` to the squared norms of some vectors.
 AFFLUX_FN void squared_norms(const float* y, double* to) {
   LaneSums sums{};
   for (int i = 0; i < kRotated; i += 4)
@@ -106,7 +109,8 @@ AFFLUX_FN void squared_norms(const float* y, double* to) {
   store_sums(sums, to);
 }
 
-// The codes of y, in `chosen` their levels before scaling, and in `products` the inner products of both.
+// Computes the codes of y, their levels before scaling (`chosen`), and the inner products of y and the levels
+// (`products`).
 template <int kBits>
 AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, float* chosen, double* products) {
   constexpr int kThresholds = (1 << (kBits - 1)) - 1;
@@ -133,8 +137,9 @@ AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, f
   store_sums(sums, products);
 }
 
-// The codes of y for 1 bit, its squared norms, and its inner products with the levels. The codes are signs and need no
-// norms, so y is converted once for both sums: y times a level of its sign is |y| times the positive level.
+// Computes the codes of y for 1 bit, its squared norms, and its inner products with the levels. The codes are signs and
+// do not need the norms, so y is converted once for both sums. y times the level of its sign is |y| times the positive
+// level.
 AFFLUX_FN void signs_and_sums(const float* y, unsigned char* codes, double* squares, double* products) {
   const simd::Doubles level = simd::Vector::fill(static_cast<double>(formula::level(1, 0)));
   LaneSums norms{}, sums{};
@@ -161,7 +166,7 @@ AFFLUX_FN void signs_and_sums(const float* y, unsigned char* codes, double* squa
   }
 }
 
-// What is rotated back: number i + k of load(i, k).
+// Rotates back the numbers of load(i, k), which returns number i + k, into `out`.
 template <class Load>
 AFFLUX_FN void rotate_back(const Load& load, const Signs& signs, float* out) {
   first_stages(load, out);

@@ -1,6 +1,6 @@
-// Elementwise work in the native vectors of the instruction set being compiled: float64 inside; float32, float64 and
-// bfloat16 in memory. Compiler vectors keep + and * as operators with IEEE meaning, so the order of a sum is what the
-// code says. The conversions are spelled out because GCC turns the portable ones into shuffles.
+// Elementwise work in the native vectors of the instruction set that is compiled: float64 in registers; float32,
+// float64 and bfloat16 in memory. Vectors of the compiler have the operators + and * with IEEE meaning, so a sum has
+// the order in the code. The conversions use intrinsics, because GCC turns the portable ones into shuffles.
 #pragma once
 #include "formula/half.hpp"
 #include "formula/lanes.hpp"
@@ -39,8 +39,8 @@ constexpr bool kCanStream = true;
 constexpr bool kCanStream = false;
 #endif
 
-// Prefetches the `count` elements that lie so many bytes ahead; none if that is 0. The processor's own prefetchers
-// follow a stream only a few lines far, and not beyond its page.
+// Prefetches `count` elements at a distance of `ahead` bytes; does nothing if `ahead` is 0. The processor's own
+// prefetchers follow a stream only for a few lines, and not beyond its page.
 template <class T>
 AFFLUX_FN void prefetch(const T* values, int count, std::int64_t ahead) {
   if (ahead == 0) return;
@@ -48,7 +48,7 @@ AFFLUX_FN void prefetch(const T* values, int count, std::int64_t ahead) {
     __builtin_prefetch(reinterpret_cast<const char*>(values) + ahead + line);
 }
 
-// kWidth elements at a time, any alignment.
+// Operations on kWidth elements at a time, of any alignment.
 struct Vector {
   template <class T>
   AFFLUX_FN void prefetch(const T* values, std::int64_t ahead) {
@@ -93,7 +93,7 @@ struct Vector {
     return (Doubles)vcvt_f64_f32(vreinterpret_f32_u32(vget_low_u32(wide)));
 #endif
   }
-  AFFLUX_FN Doubles fill(double value) { return value - Doubles{}; }  // minus +0.0, which keeps -0.0
+  AFFLUX_FN Doubles fill(double value) { return value - Doubles{}; }  // subtracts +0.0, which keeps -0.0
   AFFLUX_FN Doubles root(Doubles value) {
 #if defined(__AVX512F__)
     return (Doubles)_mm512_sqrt_pd((__m512d)value);
@@ -117,8 +117,8 @@ struct Vector {
     vst1_f32(to, vcvt_f32_f64((float64x2_t)value));
 #endif
   }
-  // Stores past the caches, where the instruction set has such stores of half a vector; `to` is aligned to kStreamed.
-  // stored_streams() orders them before what other threads are told.
+  // Stores past the caches, if the instruction set has such stores of half a vector; `to` must be aligned to the size
+  // of the store. stored_streams() orders these stores before later ones.
   AFFLUX_FN void stream(float* to, Doubles value) {
 #if defined(__AVX512F__)
     _mm256_stream_ps(to, _mm512_cvtpd_ps((__m512d)value));
@@ -128,7 +128,7 @@ struct Vector {
     store(to, value);
 #endif
   }
-  // To the same type, or to float32, rounded.
+  // Copies elements to the same type, or to float32, rounded.
   AFFLUX_FN void copy(const double* from, double* to) { __builtin_memcpy(to, from, kWidth * sizeof(double)); }
   template <class From>
   AFFLUX_FN void copy(const From* from, float* to) {
@@ -137,7 +137,7 @@ struct Vector {
   AFFLUX_FN void copy(const float* from, float* to) { __builtin_memcpy(to, from, kWidth * sizeof(float)); }
 };
 
-// The same for a single element.
+// The same operations on a single element.
 struct Single : formula::OneLane {
   template <class T>
   AFFLUX_FN void prefetch(const T*, std::int64_t) {}
@@ -152,8 +152,8 @@ struct Single : formula::OneLane {
   }
 };
 
-// Four vectors side by side: whole cache lines of each stream, and sums of many streams that stay in registers. Named
-// members, because GCC keeps arrays in memory.
+// The elements of four vectors, which are processed together: whole cache lines of each stream, and sums of many
+// streams that stay in registers. Pack has named members, because GCC keeps arrays in memory.
 constexpr int kWide = 4 * kWidth;
 
 struct Pack {
@@ -190,7 +190,7 @@ struct VectorPack {
   }
 };
 
-// The same for 64 bytes.
+// Copies 64 bytes past the caches; `to` is aligned to kStreamed.
 AFFLUX_FN void stream_line(const void* from, void* to) {
 #if defined(__AVX512F__)
   _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
@@ -201,7 +201,7 @@ AFFLUX_FN void stream_line(const void* from, void* to) {
   __builtin_memcpy(to, from, 64);
 #endif
 }
-// And to `copy`. They are read once.
+// Does the same, and also copies the bytes to `copy`. They are read once.
 AFFLUX_FN void stream_line(const void* from, void* to, void* copy) {
 #if defined(__AVX512F__)
   const __m512i line = _mm512_loadu_si512(from);
@@ -219,14 +219,15 @@ AFFLUX_FN void stream_line(const void* from, void* to, void* copy) {
 #endif
 }
 
+// Orders the stores past the caches before all later stores.
 AFFLUX_FN void stored_streams() {
 #if defined(__AVX__)
   _mm_sfence();
 #endif
 }
 
-// body(lanes, i) for all of [0, n): vectors first, then the remaining elements one by one. `body` is written once for
-// both.
+// Calls body(lanes, i) for all of [0, n): for vectors first, then for the remaining elements one by one. `body` is
+// written once for both.
 template <class Body>
 AFFLUX_FN void each(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
@@ -234,7 +235,7 @@ AFFLUX_FN void each(std::int64_t n, const Body& body) {
   for (; i < n; ++i) body(Single{}, i);
 }
 
-// The same with four vectors at a time before.
+// Does the same, with four vectors at a time first.
 template <class Body>
 AFFLUX_FN void each_wide(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
@@ -243,7 +244,8 @@ AFFLUX_FN void each_wide(std::int64_t n, const Body& body) {
   for (; i < n; ++i) body(Single{}, i);
 }
 
-// acc + x * y of values stored as X and Y; see formula::dot_term for where fusing is exact.
+// Returns acc + x * y for values stored as X and Y; see formula::dot_term for the types that allow a fused
+// multiply-add.
 template <class X, class Y = X>
 AFFLUX_FN Doubles dot_term(Doubles acc, Doubles x, Doubles y) {
   if constexpr (sizeof(X) == sizeof(double) || sizeof(Y) == sizeof(double)) return acc + x * y;

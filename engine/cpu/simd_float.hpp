@@ -1,5 +1,5 @@
-// float32 and 32-bit words in the native vectors of the instruction set being compiled, for the codecs. As in simd.hpp,
-// operators have IEEE meaning, and only what the compiler does not do well is spelled out.
+// float32 and 32-bit words in the native vectors of the instruction set that is compiled, for the codecs. As in
+// simd.hpp, operators have IEEE meaning; intrinsics are used only where the compiler's own code is slower.
 #pragma once
 #include "cpu/simd.hpp"
 
@@ -24,14 +24,14 @@ AFFLUX_FN Words all(std::uint32_t value) { return value + Words{}; }
 AFFLUX_FN Words bits_of(Floats values) { return (Words)values; }
 AFFLUX_FN Floats floats_of(Words bits) { return (Floats)bits; }
 
-// 0, 1, ... kFloats - 1
+// Returns 0, 1, ... kFloats - 1.
 AFFLUX_FN Words count_up() {
   Words result{};
   for (int i = 0; i < kFloats; ++i) result[i] = static_cast<std::uint32_t>(i);
   return result;
 }
 
-// x < acc ? x : acc and acc < x ? x : acc, as formula::lesser and greater.
+// Return x < acc ? x : acc and acc < x ? x : acc, like formula::lesser and formula::greater.
 AFFLUX_FN Floats lesser(Floats acc, Floats x) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_min_ps((__m512)x, (__m512)acc);
@@ -55,10 +55,10 @@ AFFLUX_FN Floats greater(Floats acc, Floats x) {
 #endif
 }
 
-// The least lane of `low` and the greatest of `high`.
+// Sets `least` to the smallest lane of `low`, and `most` to the largest lane of `high`.
 AFFLUX_FN void extremes(Floats low, Floats high, float& least, float& most) {
 #if defined(__AVX512F__)
-  // Both at once: the largest is computed as the smallest of the negated values.
+  // Both are computed together: the largest value is the negative of the smallest negated value.
   const __m512 a = (__m512)low, b = (__m512)-high;
   const __m256 a8 = _mm256_min_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m256 b8 = _mm256_min_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
@@ -79,11 +79,11 @@ AFFLUX_FN void extremes(Floats low, Floats high, float& least, float& most) {
 #endif
 }
 
-// Towards 0; the values fit.
+// Rounds towards 0; the values must fit.
 AFFLUX_FN Words truncated(Floats values) { return (Words) __builtin_convertvector(values, Ints); }
 AFFLUX_FN Floats converted(Words values) { return __builtin_convertvector((Ints)values, Floats); }
 
-// a * b + c where a * b is exact: one instruction or two, with the same bits.
+// Returns a * b + c, where a * b must be exact: then one fused instruction and two separate ones give the same bits.
 AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -99,7 +99,7 @@ AFFLUX_FN Doubles magnitude(Doubles values) {
   return (Doubles)((Longs)values & INT64_MAX);
 }
 
-// The operations on lanes that formulas over float32 use.
+// The operations on lanes for formulas over float32.
 struct FloatLanes {
   AFFLUX_FN Floats lesser(Floats acc, Floats x) { return simd::lesser(acc, x); }
   AFFLUX_FN Floats greater(Floats acc, Floats x) { return simd::greater(acc, x); }
@@ -108,7 +108,7 @@ struct FloatLanes {
   AFFLUX_FN Floats exact_product_plus(Floats a, Floats b, Floats c) { return simd::exact_product_plus(a, b, c); }
 };
 
-// By a count that is no constant: where lanes can have counts of their own, that is the faster instruction.
+// Shifts by a count that is not a constant. The instruction with a count for each lane, if there is one, is faster.
 AFFLUX_FN Words shifted_left(Words words, int count) {
 #if defined(__AVX2__)
   return words << all(static_cast<std::uint32_t>(count));
@@ -117,7 +117,7 @@ AFFLUX_FN Words shifted_left(Words words, int count) {
 #endif
 }
 
-// table[index mod kPicked], where the table repeats itself after 2^kBits entries, kBits being 1, 2 or 4.
+// Returns table[index mod kPicked], for a table that repeats after 2^kBits entries; kBits is 1, 2 or 4.
 constexpr int kPicked = 16;
 template <int kBits>
 AFFLUX_FN Floats pick(const float* table, Words index) {
@@ -142,8 +142,9 @@ AFFLUX_FN Floats pick(const float* table, Words index) {
 #endif
 }
 
-// kFloats float16 and back, finite ones as by formula::narrow_finite. The instructions round as they are told to, and
-// keep float16's subnormals whatever the thread's modes are.
+// Conversions of kFloats float16 values from and to memory; for finite values they give the bits of
+// formula::narrow_finite. The instructions have their own rounding mode, and keep the subnormals of float16 whatever
+// the thread's floating-point mode is.
 #if defined(__F16C__)
 AFFLUX_FN Floats load_halves(const Float16* from) {
 #if defined(__AVX512F__)
@@ -152,7 +153,7 @@ AFFLUX_FN Floats load_halves(const Float16* from) {
   return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #endif
 }
-// Returns the stored values.
+// Stores the values as float16, and returns the stored values.
 AFFLUX_FN Floats store_halves(Float16* to, Floats values) {
   const Words sign = bits_of(values) & 0x80000000u;
   const Floats magnitude = lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu));
@@ -169,7 +170,7 @@ AFFLUX_FN Floats store_halves(Float16* to, Floats values) {
 }
 #endif
 
-// kFloats bytes, one for each word, and back; the words are below 256.
+// Conversions of kFloats bytes to words, one word for each byte, and back; the words are below 256.
 AFFLUX_FN Words load_bytes(const unsigned char* from) {
 #if defined(__AVX512F__)
   return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
