@@ -1,4 +1,4 @@
-// A build without CUDA.
+// The backend of a build without CUDA: there is none.
 #include "api/kernels.hpp"
 
 namespace afflux::cuda {

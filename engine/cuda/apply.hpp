@@ -1,4 +1,4 @@
-// apply: a thread takes four elements through all stages, and the direction stays in its registers.
+// apply: each thread computes four elements in all stages; the direction stays in its registers.
 #pragma once
 #include "cuda/calibrate.hpp"
 #include "cuda/calibrate_encoded.hpp"
@@ -9,7 +9,8 @@ namespace afflux::cuda {
 
 enum class Rows { none, plain };
 
-// P, U: the types of params and of updates; kRows: the rows that are cached.
+// The kernel of rounds without rows or with plain rows. P, U: the types of params and of updates; kRows: the kind of
+// cached rows.
 template <class P, class U, Rows kRows>
 struct ApplyBody {
   static constexpr int kThreads = 256;

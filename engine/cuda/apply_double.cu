@@ -1,4 +1,4 @@
-// The kernels of apply for double params.
+// The kernels of apply for float64 params.
 #include "cuda/apply.hpp"
 #include "cuda/device.hpp"
 

@@ -1,4 +1,4 @@
-// The kernels of apply for float params.
+// The kernels of apply for float32 params.
 #include "cuda/apply.hpp"
 #include "cuda/device.hpp"
 

@@ -1,4 +1,4 @@
-// The backend on the device, but for the kernels of apply, which take longest to compile (apply_*.cu).
+// The backend on the device, without the kernels of apply, which take longest to compile (apply_*.cu).
 #include "cuda/device.hpp"
 #include "cuda/operations.hpp"
 

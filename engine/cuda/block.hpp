@@ -1,17 +1,17 @@
-// How a kernel is written here: once, as phases of a block of threads, and run by two kinds of Block.
+// The form of a kernel. Each kernel is written once, as phases of a block of threads, and runs on two kinds of Block:
 //
 //   on the device (device.hpp)    each(body) is body(own thread) and a barrier; an Each<T> is a register
 //   on the host (emulated.hpp)    each(body) is a loop over the block's threads; an Each<T> is an array
 //
-// So the tests run the very bodies of the kernels, block by block in their own order, where there is no GPU. A body is
-// a struct with the kernel's arguments, `kThreads`, the block's memory `Shared`, and
+// So the tests run the same bodies of kernels on machines without a GPU, one block after the other. A body is a struct
+// with the kernel's arguments, `kThreads`, the block's shared memory `Shared`, and
 //
 //   template <class Block> AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const
 //
-//   block.index              which block of the grid
-//   block.each(body)         body(thread) for all threads; what one has written the others may read afterwards
-//   block.each_in_warp(body) the same, but only threads of one warp may read
-//   block.butterfly(x, offset, join)    x[t] = join(x[t], x[t ^ offset]) within each warp
+//   block.index                         the index of the block in the grid
+//   block.each(body)                    calls body(thread) for all threads; then all threads may read what one wrote
+//   block.each_in_warp(body)            the same, but then only the threads of one warp may read what one of them wrote
+//   block.butterfly(x, offset, join)    sets x[t] = join(x[t], x[t ^ offset]) within each warp
 #pragma once
 #include "formula/fn.hpp"
 
@@ -27,8 +27,9 @@ namespace afflux::cuda {
 
 constexpr int kWarp = 32;
 
-// An address of the device's memory, as every vector's is. The compiler cannot know it of one that a kernel finds in a
-// list, and would make its accesses of the kind that look first which memory is meant.
+// Tells the compiler that an address is in the global memory of the device, as every vector's address is. For an
+// address that a kernel reads from a list, the compiler cannot know this, and would use generic accesses, which are
+// slower.
 template <class T>
 AFFLUX_DEVICE const T* on_device(const void* address) {
 #if defined(__CUDA_ARCH__)

@@ -1,22 +1,22 @@
-// The stages with cached rows that are vectors as they are, four elements of each: S is their sum, h_i the row of
-// arrival i. Rows have the type that an update widens to.
+// The stages with plain cached rows, four elements of each: S is their sum, h_i the row of arrival i. Rows have the
+// type to which an update widens (float32 or float64).
 #pragma once
 #include "cuda/combine.hpp"
 #include "formula/calibrate.hpp"
 
 namespace afflux::cuda {
 
-// v += S / N
+// Adds S / N to v.
 AFFLUX_DEVICE void add_mean(const Doubles& sum, std::int64_t num_clients, Doubles& v) {
   v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::inverse_of(num_clients)));
 }
 
-// The weight of arrival k in the direction's differences; 0 if the direction has no differences.
+// Returns the weight of arrival k in the direction's differences, or 0 if the direction has no differences.
 AFFLUX_DEVICE double direction_weight(const Pass& pass, std::int64_t k) {
   return formula::weighs_differences(pass.calibrate.kind) ? pass.combine.weights.data[k] : 0.0;
 }
 
-// The differences of all arrivals, where the new row is the update itself.
+// Adds the differences of all arrivals to v and to the sum; the new row is the update itself.
 template <class U, class Span>
 AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& v, Doubles& sum) {
   using Row = decltype(formula::widened(U{}));

@@ -1,5 +1,5 @@
-// apply with rows that a codec stores: a block of threads takes a tile through all stages, one arrival after the other.
-// h is an old row decoded, q the new one.
+// apply with encoded rows: a block of threads computes a tile in all stages, one arrival after the other. h is an old
+// row decoded, q the new row decoded.
 #pragma once
 #include "cuda/calibrate.hpp"
 #include "cuda/codec_tile.hpp"
@@ -7,7 +7,8 @@
 
 namespace afflux::cuda {
 
-// float64 is rounded; what float32 cannot hold becomes its largest value. float32 holds the others.
+// Returns the update as float32. float64 is rounded; a value beyond the range of float32 becomes the largest finite
+// value.
 template <class U>
 AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
   Vector4<float> x = converted<float>(update);
@@ -16,7 +17,7 @@ AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
   return x;
 }
 
-// P, U: the types of params and of updates.
+// The kernel of rounds with encoded rows. P, U: the types of params and of updates.
 template <class P, class U, class Coder>
 struct EncodedBody {
   static constexpr int kThreads = Coder::kThreads;
@@ -25,7 +26,7 @@ struct EncodedBody {
 
   Sweep sweep;
 
-  // body(thread, span) for the threads that have elements.
+  // Calls body(thread, span) for the threads that have elements.
   template <class Block, class Body>
   AFFLUX_DEVICE void each_span(const Block& block, std::int64_t begin, const Body& body) const {
     block.each_in_warp([&](int thread) {
@@ -35,13 +36,13 @@ struct EncodedBody {
     });
   }
 
-  // What a thread reads of an arrival.
+  // The values that a thread reads from an arrival.
   struct Arrival {
     Vector4<U> update;
     typename Coder::Read old;
   };
 
-  // The first arrival from k on that has a direction or a new row, or their number.
+  // Returns the first arrival from k on that changes the direction or has a new row, or else the number of arrivals.
   AFFLUX_DEVICE std::int64_t wanted(std::int64_t k) const {
     const Pass& pass = sweep.pass;
     while (k < pass.combine.updates.size && direction_weight(pass, k) == 0.0 &&
@@ -63,7 +64,7 @@ struct EncodedBody {
     });
   }
 
-  // v += w (now - h);  S += q - h where the row is replaced. `now` is the update, or q.
+  // Adds arrival k: v += w (now - h);  S += q - h if the row is replaced. `now` is the update, or q.
   template <class Block, class Arrivals, class Each>
   AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, std::int64_t k, Arrivals& arrivals,
                          Each& v, Each& sum) const {
@@ -101,7 +102,7 @@ struct EncodedBody {
       sum[thread] = span.template load<double>(stage.sum.data);
       if (weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
     });
-    // An arrival is read while the one before it is worked on.
+    // Each arrival is read while the one before it is processed.
     typename Block::template Each<Arrival> now, next;
     std::int64_t k = wanted(0);
     for (read(block, tile, k, next); k < pass.combine.updates.size;) {

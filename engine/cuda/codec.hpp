@@ -8,7 +8,7 @@
 
 namespace afflux::cuda {
 
-// float16 and bfloat16.
+// The coder of float16 and bfloat16 rows.
 template <class Half>
 struct Halves {
   static constexpr int kThreads = 256;
@@ -39,11 +39,11 @@ struct Halves {
   }
 };
 
-// How a coding's rows are encoded and decoded; see codec_tile.hpp.
+// The coder of a coding; see codec_tile.hpp.
 template <Coding kCoding>
 struct CoderOf;
 
-// Rows that are read where they lie.
+// The coder of plain rows, which are read in place.
 struct Uncoded {};
 template <>
 struct CoderOf<Coding::float32> {
@@ -74,7 +74,7 @@ struct CoderOf<Coding::rotated> {
   using Type = Rotated;
 };
 
-// run(Coder{})
+// Calls run(Coder{}) for the codec's coder.
 template <class Run>
 void with_coder(Codec codec, const Run& run) {
   switch (codec.coding) {
@@ -86,7 +86,7 @@ void with_coder(Codec codec, const Run& run) {
   }
 }
 
-// body(thread, span) for the threads that have elements of a tile.
+// Calls body(thread, span) for the threads that have elements of a tile.
 template <class Block, class Body>
 AFFLUX_DEVICE void each_span(const Block& block, const Tile& tile, const Body& body) {
   block.each_in_warp([&](int thread) {

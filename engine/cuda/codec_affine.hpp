@@ -1,4 +1,4 @@
-// The affine codec: a warp encodes and decodes a run of kCodecBlock elements.
+// The affine codec: each warp encodes and decodes a run of kCodecBlock elements.
 #pragma once
 #include "cuda/codec_tile.hpp"
 #include "formula/random.hpp"
@@ -35,7 +35,7 @@ struct Affine {
     });
   }
 
-  // The codes of four elements from `first` on of a run, a byte for each.
+  // Returns the codes of four elements of a run, from `first` on, one byte for each.
   static AFFLUX_DEVICE std::uint32_t codes(const Vector4<float>& x, const formula::Grid& grid, int bits, bool own,
                                            std::uint64_t random, int first, Vector4<float>& decoded) {
     const float top = formula::grid_top(bits);

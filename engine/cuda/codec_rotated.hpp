@@ -1,5 +1,5 @@
-// The rotated codec: a block of threads has a group of kBlock elements, in shared memory while it is rotated. Element e
-// of the group is number e / 16 of vector e mod 16.
+// The rotated codec: each block of threads processes a group of kBlock elements, which is in shared memory while it is
+// rotated. Element e of the group is number e / 16 of vector e mod 16.
 #pragma once
 #include "cuda/codec_tile.hpp"
 #include "formula/lanes.hpp"
@@ -16,7 +16,7 @@ AFFLUX_DEVICE float level_at(std::uint32_t index) {
     result = index >= static_cast<std::uint32_t>(k) ? formula::level(kBits, k) : result;
   return result;
 }
-// The code of y, whose vector has this root mean square.
+// Returns the code of y, for a vector with this root mean square.
 template <int kBits>
 AFFLUX_DEVICE std::uint32_t code_of(float y, float rms) {
   float thresholds[1 << (kBits - 1)];
@@ -34,14 +34,14 @@ AFFLUX_DEVICE std::uint32_t code_of(int bits, float y, float rms) {
 
 struct Rotated {
   static constexpr int kThreads = kBlock / kFour;
-  static constexpr int kPartials = 4;  // sums over the numbers of a vector, number i in partial i mod 4
+  static constexpr int kPartials = 4;  // partial sums over a vector's numbers: number i is in sum i mod 4
   struct Shared {
     float values[kBlock], chosen[kBlock];
     double partial[kPartials][kRotations], squares[kRotations];
     float rms[kRotations], scales[kRotations];
   };
 
-  // Four points of each thread: the stages `apart` and 2 * apart of the transform over the numbers of each vector.
+  // Computes stages `apart` and 2 * apart of the transform over the numbers of each vector, four points in each thread.
   template <class Block>
   static AFFLUX_DEVICE void two_stages(const Block& block, float* values, int apart) {
     block.each([&](int thread) {
@@ -57,7 +57,7 @@ struct Rotated {
       values[(first + 3 * apart) * kRotations + vector] = b - d;
     });
   }
-  // The Hadamard transform of each vector: stages 1, 2, 4, ... 64.
+  // Computes the Hadamard transform of each vector: stages 1, 2, 4, ... 64.
   template <class Block>
   static AFFLUX_DEVICE void hadamard(const Block& block, float* values) {
     for (int apart = 1; apart < kRotated / 2; apart *= 4) two_stages(block, values, apart);
@@ -71,7 +71,8 @@ struct Rotated {
     });
   }
 
-  // Four elements of a thread, scaled, with the group's random signs: bit 31 - i mod 32 of word l + 16 (i div 32).
+  // Returns four elements of a thread, scaled, with the group's random signs: number i of vector l has bit 31 - i mod
+  // 32 of word l + 16 (i div 32).
   static AFFLUX_DEVICE Vector4<float> flipped(const Vector4<float>& x, std::uint64_t random, float scale, int thread) {
     const int number = thread * kFour / kRotations, vector = thread * kFour % kRotations;
     Vector4<float> to;
@@ -86,7 +87,7 @@ struct Rotated {
     return to;
   }
 
-  // shared.partial = parts of <x, y> of each vector; squares or products are their sum.
+  // Sets shared.partial to the partial sums of <x, y> for each vector; whole_product() adds them.
   template <class Block>
   static AFFLUX_DEVICE void partial_products(const Block& block, Shared& shared, const float* x, const float* y) {
     block.each([&](int thread) {
@@ -105,7 +106,7 @@ struct Rotated {
            (shared.partial[1][vector] + shared.partial[3][vector]);
   }
 
-  // Rotates shared.values back.
+  // Rotates shared.values back, into `out`.
   template <class Block, class Out>
   static AFFLUX_DEVICE void rotate_back(const Block& block, Shared& shared, std::uint64_t random, Out& out) {
     hadamard(block, shared.values);
@@ -122,7 +123,7 @@ struct Rotated {
     Vector4<float> scales;
   };
 
-  // Where the codes of a thread's run are.
+  // Returns the offset of the codes of a thread's run in the row, in bytes.
   static AFFLUX_DEVICE std::int64_t codes_at(const Tile& tile, int thread) {
     return formula::place(tile.codec, tile.begin).codes + thread / kWarp * (kCodecBlock / 8 * tile.codec.bits);
   }
@@ -184,7 +185,8 @@ struct Rotated {
     rotate_back(block, shared, random, decoded);
   }
 
-  // shared.chosen = the levels nearest to shared.values, before scaling; their codes go to the row, unless it is null.
+  // Sets shared.chosen to the levels nearest to shared.values, before scaling, and writes their codes to the row,
+  // unless the row is null.
   template <class Block>
   static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, const Tile& tile, unsigned char* row) {
     const int bits = tile.codec.bits;

@@ -10,7 +10,7 @@ AFFLUX_DEVICE void add_weighted(Doubles& sum, double weight, const Doubles& valu
   sum = formula::weighted(sum, FourLanes::fill(weight), values);
 }
 
-// load(k) and then use(k, loaded) for k = 0, 1, ... count - 1 where wanted(k), some loads under way at once.
+// Calls load(k), then use(k, loaded), for k = 0, 1, ... count - 1 if wanted(k). Several loads are in progress at once.
 template <class T, class Wanted, class Load, class Use>
 AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Load& load, const Use& use) {
   constexpr int kBatch = 4;
@@ -28,7 +28,7 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
   }
 }
 
-// sum += sum_k weights[k] * list[k]; a vector whose weight is 0 is not read.
+// Adds sum_k weights[k] * list[k] to `sum`; a vector whose weight is 0 is not read.
 template <class T, class Vector, class Span>
 AFFLUX_DEVICE void combine(const List<Vector>& list, const double* weights, const Span& span, Doubles& sum) {
   in_batches<Vector4<T>>(

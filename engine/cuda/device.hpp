@@ -1,4 +1,4 @@
-// The executor of kernels on a device: blocks of threads (block.hpp), memory and stream, through the CUDA runtime.
+// The executor of kernels on a device: blocks of threads (block.hpp), memory and stream, by the CUDA runtime.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -15,7 +15,7 @@ namespace afflux::cuda {
 
 inline void check_error(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that is reported once shall not meet the next call
+  cudaGetLastError();  // clears the error, so that the next call does not report it again
   if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
   throw std::runtime_error("[cuda] " + std::string(call) + " failed at " + file + ":" + std::to_string(line) + ": " +
                            cudaGetErrorString(error));
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(Body::kThreads) kernel(const __grid_constant__
   body(DeviceBlock{static_cast<std::int64_t>(blockIdx.x)}, shared);
 }
 
-// A pool of ours for the scratch memory of calls, which keeps it for the next one: the device's own gives all back
-// whenever a stream is waited for.
+// Returns afflux's own pool for the scratch memory of calls, which keeps freed memory for later calls. The device's
+// default pool returns its unused memory to the system at every synchronization of a stream.
 inline cudaMemPool_t scratch_pool(std::int32_t device) {
   static const std::vector<cudaMemPool_t> pools = [] {
     int count = 0;
@@ -72,7 +72,7 @@ inline cudaMemPool_t scratch_pool(std::int32_t device) {
   return pools.at(static_cast<std::size_t>(device));
 }
 
-// One call's work on a stream. What it has allocated is freed on the stream when it ends.
+// One call's work on a stream. The destructor frees the allocated memory, in the order of the stream.
 class DeviceExecutor {
  public:
   explicit DeviceExecutor(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
@@ -94,16 +94,16 @@ class DeviceExecutor {
     allocated_.push_back(memory);
     return memory;
   }
-  // `from` may go as soon as this returns.
+  // Copies from the host to the device. The memory `from` may be freed as soon as this returns.
   void upload(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_));
   }
-  // Waits for all that was put on the stream.
+  // Copies from the device to the host, after all earlier work of the stream, and waits for it.
   void download(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_));
     AFFLUX_CUDA(cudaStreamSynchronize(stream_));
   }
-  // From one place on the device to another.
+  // Copies on the device.
   void copy(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
   }

@@ -1,11 +1,11 @@
-// What comes before calibration and after it, four elements: how the direction begins, and what is done with it.
+// The stages before and after calibration, four elements: the beginning of the direction, and the step.
 #pragma once
 #include "cuda/staged_pass.hpp"
 #include "cuda/step.hpp"
 
 namespace afflux::cuda {
 
-// v = params_weight * params + the rule vectors' part.
+// Returns v = params_weight * params + the rule vectors' part of the direction.
 template <class P, class Span>
 AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   Doubles v{};
@@ -15,12 +15,12 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   return v;
 }
 
-// What is done with the direction; `sound`: all that was written before is.
+// Makes the step with the direction v. `sound`: true if all values that were written before are valid.
 template <class P, class Span>
 AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v, bool sound) {
   sound = step<P>(sweep.pass, span, v) && sound;
   if (sweep.pass.combine.most != kNoLimit) sound = all_within(v, sweep.pass.combine.most) && sound;
-  if (!sound) *sweep.sound = 0;  // all that write, write this
+  if (!sound) *sweep.sound = 0;  // no race: all threads that write here write 0
 }
 
 }  // namespace afflux::cuda

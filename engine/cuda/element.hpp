@@ -1,4 +1,4 @@
-// One element of a vector, widened.
+// Access to one element of a vector, widened to float64.
 #pragma once
 #include <type_traits>
 
@@ -8,10 +8,10 @@
 
 namespace afflux::cuda {
 
-// Vectors of several types: each element type is a field of its vector.
+// A tag for vectors of several types: the type of each is read from its view.
 struct Mixed {};
 
-// T: the type of the vector, or Mixed.
+// Returns element i. T is the type of the vector, or Mixed.
 template <class T>
 AFFLUX_DEVICE double element(const View<const void>& vector, std::int64_t i) {
   if constexpr (!std::is_same_v<T, Mixed>)
@@ -24,7 +24,7 @@ AFFLUX_DEVICE double element(const View<const void>& vector, std::int64_t i) {
     return formula::widened(on_device<Bfloat16>(vector.data)[i]);
 }
 
-// body(T{}) for the one type that all these vectors have, else for Mixed.
+// Calls body(T{}) for the common type of these vectors, or body(Mixed{}) if their types differ.
 template <class Body>
 void with_common_type(const View<const void>* vectors, std::int64_t count, const Body& body) {
   const Type type = vectors[0].type;

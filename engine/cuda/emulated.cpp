@@ -1,4 +1,4 @@
-// The kernels' bodies, compiled for the host in the device's place: for tests (AFFLUX_CUDA=emulated).
+// The bodies of the kernels, compiled for the host instead of the device, for tests (AFFLUX_CUDA=emulated).
 #include "cuda/emulated.hpp"
 
 #include "cuda/operations.hpp"

@@ -1,7 +1,7 @@
-// The executor of kernels on the host, for tests where there is no GPU (see block.hpp): a kernel's blocks one after the
-// other, and in each phase its threads one after the other, forwards and backwards by turns. What a phase reads of
-// another thread's writing in the same phase, which would be a race, is therefore found by comparison of bits. Device
-// memory is the host's.
+// The executor of kernels on the host, for tests without a GPU (see block.hpp). It runs the blocks of a kernel one
+// after the other, and in each phase their threads one after the other: forwards in even blocks, backwards in odd ones.
+// A race, where a thread reads what another one writes in the same phase, changes bits of the result, which tests
+// compare. Device memory is host memory.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -44,7 +44,7 @@ class HostExecutor {
   void* allocate(std::int64_t bytes) {
     const std::size_t size = static_cast<std::size_t>(bytes);
     allocated_.emplace_back(new unsigned char[size]);
-    std::memset(allocated_.back().get(), 0xA5, size);  // no kernel may count on zeros
+    std::memset(allocated_.back().get(), 0xA5, size);  // no kernel may rely on zeros
     return allocated_.back().get();
   }
   void upload(void* to, const void* from, std::int64_t bytes) { copy(to, from, bytes); }

@@ -1,5 +1,6 @@
-// gram, a superblock and some tiles of kSide x kSide pairs to a block of threads. A warp takes a tile and a thread a
-// lane of it; all warps walk the same block of the order together, so that what one has read the others find in L1.
+// gram: each block of threads processes a superblock for some tiles of kSide x kSide pairs, each warp one tile, and
+// each thread one lane of it. All warps process the same block of the order at the same time, so that they share its
+// elements in L1.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -16,7 +17,7 @@ namespace afflux::cuda {
 
 constexpr int kSide = 3, kTilesOfBlock = 8;
 
-// The tiles of two panels, numbered row by row; of one panel's own products only the lower triangle:
+// The tiles of two panels, numbered row by row. If both panels are the same, only those of the lower triangle:
 // (0, 0), (1, 0), (1, 1), (2, 0) ...
 struct GramTiles {
   explicit GramTiles(const GramPanels& panels) : symmetric(panels.left == panels.right) {
@@ -30,12 +31,12 @@ struct GramTiles {
   std::int64_t groups;  // blocks of threads for each superblock
 };
 
-// T: the type of all vectors, or Mixed.
+// The kernel of gram. T: the type of all vectors, or Mixed.
 template <class T>
 struct GramBody {
   static constexpr int kThreads = kTilesOfBlock * kWarp;
   static constexpr int kPairs = kSide * kSide;
-  // Rows that are under way at once: what registers hold, mixed types taking more.
+  // Rows whose loads are in progress at once, limited by the registers; mixed types need more of them.
   static constexpr int kTogether = std::is_same_v<T, Mixed> ? 2 : 4;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {};
@@ -55,7 +56,7 @@ struct GramBody {
     return {row * kSide, number * kSide};
   }
 
-  // sums[a, b] = a lane's part of the products of a tile in [begin, end). The last vector stands in for missing ones.
+  // Adds to sums[a, b] a lane's part of the products of a tile in [begin, end). The last vector replaces missing ones.
   AFFLUX_DEVICE void lane_sums(Tile tile, std::int64_t begin, std::int64_t end, double (&sums)[kPairs]) const {
     View<const void> x[kSide], y[kSide];
     AFFLUX_UNROLL_ON_DEVICE
@@ -83,7 +84,8 @@ struct GramBody {
     for (; i < end; i += kLanes) rows(i, std::integral_constant<int, 1>{});
   }
 
-  // Where a product may not be exact it is rounded, as formula::dot_term says; where it is, both are the same.
+  // Returns acc + x * y. Mixed types round the product, as formula::dot_term does for float64; if both types are
+  // narrower, the product is exact, and the result is the same.
   static AFFLUX_DEVICE double term(double acc, double x, double y) {
     using Stored = std::conditional_t<std::is_same_v<T, Mixed>, double, T>;
     return formula::dot_term<Stored>(acc, x, y);

@@ -1,4 +1,4 @@
-// The heads of encoded rows: fetched by the host, and written beside the codes.
+// The heads of encoded rows: copied to the host, and written to the rows.
 #pragma once
 #include "api/kernels.hpp"
 #include "cuda/block.hpp"
@@ -6,7 +6,7 @@
 
 namespace afflux::cuda {
 
-// The heads of some rows, side by side.
+// The kernel that copies the heads of some rows, one after the other.
 struct ReadHeadsBody {
   static constexpr int kThreads = kRowHead;
   struct Shared {};
@@ -20,7 +20,7 @@ struct ReadHeadsBody {
   }
 };
 
-// And back, with zeros where rows have no meaning.
+// The kernel that writes heads to rows, and sets the padding of the rows to 0.
 struct WriteHeadsBody {
   static constexpr int kThreads = 256;
   struct Shared {};
@@ -40,7 +40,7 @@ struct WriteHeadsBody {
   }
 };
 
-// New heads on the device, to be written when the codes are.
+// New heads on the device, which are written after the codes.
 class StagedHeads {
  public:
   template <class Executor>

@@ -1,5 +1,6 @@
-// ingest, a superblock to a block of threads. Eight threads take one block of the order (order.hpp), each four of its
-// lanes: so all accesses are of four elements, and a thread adds up its lanes in its own registers, row after row.
+// ingest: each block of threads processes a superblock. Eight threads process one block of the order (order.hpp), each
+// thread four of its lanes. So all accesses are of four elements, and a thread adds up its lanes in its own registers,
+// row after row.
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
@@ -11,18 +12,19 @@
 
 namespace afflux::cuda {
 
-// P is the type of the base where the parts are converted; void: they are copied.
+// The kernel of ingest. T is the type of the slot. P is the type of the base if the parts are converted; void: they are
+// copied.
 template <class T, class P>
 struct IngestBody {
   static constexpr int kThreads = 256;
   static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
-  static constexpr int kTogether = 8;  // rows that are under way at once
+  static constexpr int kTogether = 8;  // rows whose loads are in progress at once
   static_assert(kThreads == kBlocks * kColumns && kRows % kTogether == 0, "threads must cover a superblock");
   static_assert(kBlocks == kWarp && kLanes == kWarp, "a warp takes the lanes, or the blocks");
   using Value = decltype(formula::widened(T{}));
 
   struct Shared {
-    double lanes[kBlocks][kLanes + 1];  // one more: lanes of a column lie in different banks
+    double lanes[kBlocks][kLanes + 1];  // one more, so that the elements of a column are in different banks
     Value lows[kBlocks][kLanes], highs[kBlocks][kLanes];
     double sums[kBlocks];
     std::int64_t first_nonfinite[kThreads];
@@ -35,14 +37,14 @@ struct IngestBody {
   std::int64_t size;
   IngestSums* nodes;  // one for each superblock
 
-  // Of a thread: four lanes of one block.
+  // The reductions of a thread: over four lanes of one block.
   struct Sums {
     Doubles squares;
     Vector4<Value> lows, highs;
     std::int64_t first_nonfinite;
   };
 
-  // The part that holds element i.
+  // Returns the part that holds element i.
   AFFLUX_DEVICE const Part* part_of(std::int64_t i) const {
     std::int64_t low = 0, high = part_count;
     while (high - low > 1) {
@@ -52,7 +54,7 @@ struct IngestBody {
     return parts + low;
   }
 
-  // What the slot gets at i, where a part has the value `sent`.
+  // Returns the slot's element i, from the value `sent` of a part.
   template <class From>
   AFFLUX_DEVICE T stored(From sent, std::int64_t i) const {
     T value{};
@@ -91,7 +93,7 @@ struct IngestBody {
     return T{};
   }
 
-  // Lane j of the four becomes richer by one value.
+  // Adds a value to lane j of the four.
   static AFFLUX_DEVICE void add(Sums& sums, int j, T stored) {
     const Value value = formula::widened(stored);
     const double wide = static_cast<double>(value);
@@ -100,7 +102,7 @@ struct IngestBody {
     sums.highs.at[j] = formula::greater(sums.highs.at[j], value);
   }
 
-  // A column of a whole block that lies in one part.
+  // Processes a column (four lanes) of a whole block that is in one part.
   template <class From>
   AFFLUX_DEVICE void whole_column(const Part& part, std::int64_t begin, Sums& sums) const {
     const From* const from = on_device<From>(part.data) + (begin - part.begin);
@@ -121,7 +123,7 @@ struct IngestBody {
     }
   }
 
-  // Any other column.
+  // Processes any other column.
   AFFLUX_DEVICE void column(const Part* part, std::int64_t begin, std::int64_t end, Sums& sums) const {
     for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
@@ -136,7 +138,8 @@ struct IngestBody {
     return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
   }
 
-  // The first of a thread's values that is not finite, or -1. If there is one, a sum of squares is not finite either.
+  // Returns the index of the first of a thread's values that is not finite, or -1. A non-finite value makes a sum of
+  // squares non-finite too.
   AFFLUX_DEVICE std::int64_t first_nonfinite(const Sums& sums, std::int64_t begin, std::int64_t end) const {
     bool all = true;
     AFFLUX_UNROLL_ON_DEVICE
@@ -147,7 +150,8 @@ struct IngestBody {
     return -1;
   }
 
-  // A block's lanes from `column` on, of which `block` ends at `end`.
+  // Returns the reductions of four lanes, from `column_begin` on, of the block of the order that begins at element
+  // `block`.
   AFFLUX_DEVICE Sums sums_of(std::int64_t block, int column_begin) const {
     const std::int64_t begin = block + column_begin, end = block + kBlock < size ? block + kBlock : size;
     const Value infinity = static_cast<Value>(__builtin_inf());
@@ -186,7 +190,8 @@ struct IngestBody {
       }
       shared.first_nonfinite[thread] = sums.first_nonfinite;
     });
-    // Each lane's extremes over the blocks in their order, in the first block's; each block's sum.
+    // Computes each lane's extremes over all blocks, in their order, in the entries of the first block; and the sum of
+    // each block.
     block.each([&](int thread) {
       const int i = thread % kWarp;
       for (int k = 1; k < kBlocks; ++k) {

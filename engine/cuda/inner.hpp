@@ -1,5 +1,6 @@
-// inner, a superblock and some vectors to a block of threads. All threads first make e of a block of
-// the order, in shared memory, out of every vector; then a warp takes some of the vectors, a thread a lane of them.
+// inner: each block of threads processes a superblock for some of the vectors. For each block of the order, all threads
+// first compute e from every vector, in shared memory; then each warp processes some of the vectors, each thread one
+// lane of them.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -16,11 +17,11 @@ namespace afflux::cuda {
 
 constexpr int kWarps = 8;
 
-// T: the type of all vectors, the memory too, or Mixed.
+// The kernel of inner. T: the type of all vectors and of the memory, or Mixed.
 template <class T>
 struct InnerBody {
   static constexpr int kThreads = kWarps * kWarp, kVectorsOfWarp = 2, kVectorsOfBlock = kWarps * kVectorsOfWarp;
-  // Steps of a loop that are under way at once: what registers hold, mixed types taking more.
+  // Steps of a loop that are in progress at once, limited by the registers; mixed types need more of them.
   static constexpr int kStepsTogether = std::is_same_v<T, Mixed> ? 1 : 4;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {
@@ -28,7 +29,7 @@ struct InnerBody {
   };
 
   Inner inner;
-  bool adds;  // there is an e
+  bool adds;  // true if there is an e
   std::int64_t size, superblocks, groups;
   double* nodes;  // [sum][superblock], sums as in Kernels::inner
 
@@ -53,7 +54,7 @@ struct InnerBody {
     return sum;
   }
 
-  // One lane's sums over [begin, end), a block of the order.
+  // The sums of one lane over [begin, end), a block of the order.
   struct LaneSums {
     double square[kVectorsOfWarp], product[kVectorsOfWarp], square_of_e;
   };
@@ -97,7 +98,7 @@ struct InnerBody {
         block.each([&](int thread) {
           for (std::int64_t i = first + thread; i < last; i += kThreads) shared.e[i - first] = e(i);
         });
-      block.each([&](int thread) {  // and a barrier: shared.e is free again
+      block.each([&](int thread) {  // after its barrier, shared.e may be overwritten
         const LaneSums mine = lane_sums(shared, first_vector(thread), thread % kWarp, first, last);
         AFFLUX_UNROLL_ON_DEVICE
         for (int v = 0; v < kVectorsOfWarp; ++v) {

@@ -4,15 +4,15 @@
 
 namespace afflux::cuda {
 
-// What the host has found in `next`, lest every thread look through it: in bit s of columns[k] whether sum s reads
-// vector k of all rule vectors and updates, and in bit s of `stays` whether rule vector s keeps its value.
+// Facts about `next`, which the host computes so that the threads need not search in it. Bit s of columns[k]: sum s
+// reads vector k of all rule vectors and updates. Bit s of `stays`: rule vector s keeps its value.
 struct Renewal {
   const std::uint8_t* columns;
   std::uint32_t stays;
 };
 
-// sums[s] += next[s][first + k] * list[k], and v += weights[k] * list[k] unless there are no weights, all in one
-// reading.
+// Adds next[s][first + k] * list[k] to sums[s] and, if there are weights, weights[k] * list[k] to v. Each vector is
+// read once.
 template <class T, class Vector, class Span>
 AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, const RuleVectors& rule_vectors,
                                const Renewal& renewal, std::int64_t first, std::int64_t width, const Span& span,
@@ -31,9 +31,9 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
       });
 }
 
-// outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are made before the first is stored. With
-// `weights`, the updates' part of the direction is added to v. Returns whether all new values are sound. P, U: the
-// types of params and of updates.
+// Computes outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are computed before the first is
+// stored. With `weights`, the updates' part of the direction is added to v. Returns true if all new values are valid.
+// P, U: the types of params and of updates.
 template <class P, class U, class Span>
 AFFLUX_DEVICE bool renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span,
                          Doubles& v) {

@@ -1,4 +1,4 @@
-// A pass as a kernel reads it: its lists lie on the device.
+// Copies the lists of a pass to the device.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -8,16 +8,16 @@
 
 namespace afflux::cuda {
 
-// A pass as a kernel reads it: all lists lie on the device.
+// The arguments of the kernels of apply: a pass whose lists are all on the device.
 struct Sweep {
   Pass pass;
   const RowHeads* heads;
   Renewal renewal;
-  bool aligned;         // all vectors are, to 16 bytes
-  std::int32_t* sound;  // 1; 0 where an element is not, see afflux::apply
+  bool aligned;         // true if all vectors are aligned to 16 bytes
+  std::int32_t* sound;  // 1 if all results are valid (see afflux::apply), else 0
 };
 
-// A pass whose lists are on the device; the rest of the pass is unchanged.
+// A pass with copies of its lists on the device; the rest of the pass is unchanged.
 class StagedPass {
  public:
   template <class Executor>
@@ -60,7 +60,7 @@ class StagedPass {
   const Sweep& sweep() const { return sweep_; }
 
  private:
-  // See Renewal.
+  // Return the facts of Renewal.
   static std::vector<std::uint8_t> columns(const RuleVectors& rule_vectors, std::int64_t updates) {
     const std::int64_t held = rule_vectors.vectors.size, width = rule_vectors.next.size == 0 ? 0 : held + updates;
     std::vector<std::uint8_t> found(static_cast<std::size_t>(width), 0);
@@ -80,7 +80,7 @@ class StagedPass {
     }
     return all;
   }
-  // Rows of codecs that have a head are not vectors of elements.
+  // Returns true if all vectors are aligned to 16 bytes. Rows with a head are not vectors, and do not count.
   static bool aligned(const Pass& pass) {
     bool all = true;
     const auto look = [&](const void* data) { all = all && reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };

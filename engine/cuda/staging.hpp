@@ -1,4 +1,4 @@
-// Host lists on their way to the device: all of a call's in one copy.
+// The copy of host lists to the device: one copy for all lists of a call.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace afflux::cuda {
 
 class Staging {
  public:
-  // Where a list will lie, in bytes from the start.
+  // Adds a list, and returns its offset in the staged memory, in bytes.
   template <class T>
   std::int64_t add(const T* data, std::int64_t size) {
     constexpr std::size_t kAlignment = 16;

@@ -1,5 +1,5 @@
-// The server optimizers, four elements: from the direction d, and from the states as they are stored, to params and
-// states. An out may be the vector that its new values come from: a thread reads its elements before it writes.
+// The server optimizers, four elements: from the direction d, the params and the states to the new params and states.
+// An out may be the vector that it replaces: a thread reads its elements before it writes them.
 #pragma once
 #include "cuda/combine.hpp"
 #include "formula/step.hpp"
@@ -10,7 +10,7 @@ AFFLUX_FN Doubles sign(const Doubles& x) {
   return {{formula::sign(x.at[0]), formula::sign(x.at[1]), formula::sign(x.at[2]), formula::sign(x.at[3])}};
 }
 
-// Returns whether all that is written is sound. P: the type of params.
+// Computes the step. Returns true if all written values are valid. P: the type of params.
 template <class P, class Span>
 AFFLUX_DEVICE bool step(const Pass& pass, const Span& span, const Doubles& d) {
   const Step& stage = pass.step;

@@ -1,4 +1,4 @@
-// The binary tree over superblocks (order.hpp), level by level: a list of nodes to a block of threads.
+// The binary tree over superblocks (order.hpp), level by level; each block of threads processes one list of nodes.
 #pragma once
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
@@ -12,7 +12,7 @@ inline std::int64_t superblocks_of(std::int64_t size) { return (size + kSuperblo
 AFFLUX_DEVICE void join(double& left, double right) { left = left + right; }
 AFFLUX_DEVICE void join(IngestSums& left, const IngestSums& right) { add_to(left, right); }
 
-// roots[k] = the root of list k; the nodes are overwritten.
+// The kernel that sets roots[k] to the root of list k; the nodes are overwritten.
 template <class Node>
 struct TreeBody {
   static constexpr int kThreads = 256;

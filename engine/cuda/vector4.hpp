@@ -38,7 +38,7 @@ AFFLUX_DEVICE Doubles doubles(const Vector4<T>& from) {
   return to;
 }
 
-// Whether all are finite and at most `most` in absolute value.
+// Returns true if all four are finite and at most `most` in absolute value.
 AFFLUX_DEVICE bool all_within(const Doubles& x, double most) {
   double sound = 1.0;
   AFFLUX_UNROLL_ON_DEVICE
@@ -46,7 +46,7 @@ AFFLUX_DEVICE bool all_within(const Doubles& x, double most) {
   return sound != 0.0;
 }
 
-// For formulas over T, as a vector of the CPU's lanes is.
+// Operators and functions for formulas over T, like those of the CPU's vectors of lanes.
 AFFLUX_FN Doubles operator+(const Doubles& a, const Doubles& b) {
   return {{a.at[0] + b.at[0], a.at[1] + b.at[1], a.at[2] + b.at[2], a.at[3] + b.at[3]}};
 }
@@ -72,8 +72,8 @@ struct FourLanes {
   }
 };
 
-// Elements [begin, begin + count) of every vector that a kernel reads or writes. kWhole: four of them, and all vectors
-// are aligned to 16 bytes. What is beyond the end is read as 0 and not written.
+// Elements [begin, begin + count) of every vector that a kernel reads or writes. kWhole: there are four of them, and
+// all vectors are aligned to 16 bytes. Elements beyond the end are read as 0 and not written.
 template <bool kWhole>
 struct Span {
   std::int64_t begin;
@@ -105,7 +105,7 @@ struct Span {
   }
 };
 
-// body(span) for the four elements from `begin` on of vectors of `size` elements.
+// Calls body(span) for the four elements from `begin` on of vectors of `size` elements.
 template <class Body>
 AFFLUX_DEVICE void with_span(std::int64_t begin, std::int64_t size, bool aligned, const Body& body) {
   if (aligned && begin + kFour <= size)
