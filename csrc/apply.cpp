@@ -20,7 +20,8 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and RuleVectors.
+// The attributes of the classes of afflux.ops: Pass, Combine, the calibrations with their codec, the steps, and
+// RuleVectors.
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
       states_out{"states_out"}, rule_vectors{"rule_vectors"};
@@ -47,7 +48,7 @@ StepKind step_named(const std::string& wanted) {
   throw Error("[apply] step '" + wanted + "' is unknown");
 }
 
-// A host array of float64: weights, coefficients.
+// An array of float64 on the host: weights or coefficients.
 struct Numbers {
   Numbers(const char* name, const py::object& object, Shape shape = Shape::vector)
       : array({"apply", name}, object, Access::read, shape) {
@@ -64,7 +65,7 @@ Arrays<void> written(const char* name, const py::object& objects) {
   return {"apply", name, objects, Access::write, Shape::vector, false, as_view};
 }
 
-// Vectors that are overwritten, unless `outs` are.
+// Returns the vectors, for writing if there are no `outs`, else for reading.
 Arrays<void> held(const char* name, const py::object& objects, const py::object& outs) {
   const auto title = [name] { return std::string("[apply] the vectors beside ") + name; };
   const bool in_place = read_foreign(title, [&] { return py::len(outs) == 0; });
@@ -167,7 +168,7 @@ py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
   return list;
 }
 
-// The arguments of a round, read once and checked, and its arrays, held until the sweep is made.
+// The arguments of a round, which are read once, and its arrays, which are held until the sweep is done.
 class PassArrays {
  public:
   explicit PassArrays(const py::object& round)
@@ -212,7 +213,8 @@ class PassArrays {
     if (checksums)
       checksums->append(py::make_tuple(as_bytes(sums.out), as_bytes(sums.sum), all_bytes(sums.rows),
                                        all_bytes(sums.states), all_bytes(sums.rule_vectors)));
-    // Before Python can run a signal handler: an exception of one cannot hide from the caller that the sweep was made.
+    // `done` is set before Python can run a signal handler: an exception of a handler cannot hide from the caller that
+    // the sweep is done.
     if (done) done->append(sound);
   }
 
@@ -232,7 +234,8 @@ void apply_(const py::object& round, int num_threads, std::optional<py::list> do
   PassArrays(round).apply(num_threads, std::move(done), std::move(checksums));
 }
 
-// A checked round for a sweep on the CPU. Not for a GPU, where other work may change the arrays after the check.
+// A checked round for a sweep on the CPU. A round on a GPU is rejected, because there other work may change the arrays
+// after the check.
 class PreparedPass {
  public:
   explicit PreparedPass(const py::object& round) : round_(round) {

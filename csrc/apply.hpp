@@ -1,4 +1,4 @@
-// _engine.apply: one round, an afflux.ops.Pass, whose attributes are read by name.
+// _engine.apply: executes one round, an afflux.ops.Pass, whose attributes are read by name.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -23,7 +23,7 @@ void delete_managed(void* pointer) {
   if (managed->deleter != nullptr) managed->deleter(managed);
 }
 
-// Takes the tensor out of a capsule that has this name; null if it has another.
+// Takes the tensor out of a capsule with this name. Returns null for a capsule with another name.
 template <class Managed>
 Managed* take(py::handle capsule, const char* name, const char* used_name) {
   if (!PyCapsule_IsValid(capsule.ptr(), name)) return nullptr;
@@ -32,7 +32,8 @@ Managed* take(py::handle capsule, const char* name, const char* used_name) {
   return managed;
 }
 
-// NumPy's arrays with a mask. Their memory holds the masked values too. An ndarray itself is no heap type.
+// Returns true for NumPy's masked arrays, whose memory also holds the masked values. The class ndarray itself is no
+// heap type.
 bool is_masked(py::handle object) {
   if (PyType_HasFeature(Py_TYPE(object.ptr()), Py_TPFLAGS_HEAPTYPE) == 0) return false;
   const py::handle module = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy.ma");
@@ -41,7 +42,8 @@ bool is_masked(py::handle object) {
   return !type.is_none() && py::isinstance(object, type);
 }
 
-// NumPy's array of another package's bfloat16, for which NumPy gives no buffer, as its uint16; null for anything else.
+// Returns the view as uint16 of a NumPy array of another package's bfloat16, which NumPy does not export as a buffer.
+// Returns null for any other object.
 py::object bfloat16_bits(py::handle object) {
   static const Attribute dtype("dtype"), name("name");
   const py::handle numpy = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");
@@ -54,7 +56,7 @@ void release_reference(void* object) { Py_DECREF(static_cast<PyObject*>(object))
 
 thread_local Call* current_call = nullptr;
 
-// The stream that a library's work on a device goes to at present; 0: the default one.
+// Returns the current stream of the object's library on a device; 0: the default stream.
 std::uintptr_t stream_of(py::handle object, int device) {
   const std::string module = py::str(py::type::handle_of(object).attr("__module__"));
   const std::string library = module.substr(0, module.find('.'));
@@ -123,7 +125,7 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
       return;
     }
     PyErr_Clear();
-    // DLPack without a version does not say that an array is read-only, and JAX's are.
+    // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only.
     if (access == Access::write || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
@@ -207,12 +209,12 @@ void Array::from_buffer(Access access, Shape shape) {
   if (access == Access::write && buffer_.readonly) fail("is read-only, but is written");
   set_type(name_of_format(native_format(buffer_.format)));
   item_size_ = buffer_.itemsize;
-  // ctypes arrays come without strides even when asked for them: C-contiguous.
+  // ctypes arrays have no strides even if PyBUF_STRIDES is requested: they are C-contiguous.
   set_shape(buffer_.ndim, buffer_.shape, buffer_.strides, buffer_.itemsize, shape);
   data_ = buffer_.buf;
 }
 
-// All arrays with something to refuse are left to from_buffer.
+// Returns false for arrays that must be rejected, too: from_buffer reports their errors.
 bool Array::from_numpy(py::handle object, Access access, Shape shape) {
   const auto array = numpy_array(object, access == Access::write);
   if (!array || (shape == Shape::vector && array->dimensions != 1) ||
@@ -233,7 +235,7 @@ bool Array::from_exchange(py::handle object, Access access, Shape shape) {
   if (access == Access::write) check_no_grad(object);
   set_tensor(tensor, shape);
   py::object storage = torch_storage(object);
-  // A storage keeps its memory even if another thread gives the tensor another one (set_, .data =).
+  // The storage is held, not the tensor: another thread may give the tensor another storage (set_, .data =).
   if (!storage) storage = py::reinterpret_borrow<py::object>(object);
   owner_ = {storage.release().ptr(), release_reference};
   return true;
@@ -254,7 +256,7 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
     }
     if (access == Access::write) {
       check_no_grad(object);
-    } else if (requires_grad(object)) {  // which torch does not export
+    } else if (requires_grad(object)) {  // torch does not export such tensors
       detached = object.attr("detach")();
       object = detached;
     }
@@ -293,7 +295,7 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   torch_storage(object);
 }
 
-// Autograd would not see that it is written.
+// Throws Error for a tensor that requires grad: autograd would not notice that it is written.
 void Array::check_no_grad(py::handle object) const {
   if (requires_grad(object)) fail("requires grad, but is written: detach() it");
 }
@@ -308,7 +310,8 @@ void Array::set_tensor(const dlpack::Tensor& tensor, Shape shape) {
   if (tensor.data != nullptr) data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
-// Checks facts that DLPack does not have: a tensor may be lazily negated, and its storage may have been shrunk.
+// Checks torch tensors for two facts that DLPack does not describe: a tensor may be lazily negated, and its storage may
+// have been shrunk.
 py::object Array::torch_storage(py::handle object) const {
   static const Attribute untyped_storage("untyped_storage"), storage_offset("storage_offset");
   py::object storage = untyped_storage.call_any(object);

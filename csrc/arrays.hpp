@@ -1,4 +1,4 @@
-// Any array library's vector as an afflux::View, without a copy: one of our own buffers, else the buffer protocol, else
+// Vectors of any array library as an afflux::View, without a copy: afflux's own buffers, else the buffer protocol, else
 // DLPack (also for types that the buffer protocol lacks, such as bfloat16).
 #pragma once
 #include <pybind11/pybind11.h>
@@ -17,18 +17,19 @@
 namespace afflux::python {
 
 enum class Access { read, write };
-enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, taken as flat
+enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, treated as flat
 
-// An argument, or with an index one item of a sequence; spelled out only in messages.
+// The name of an argument or, with an index, of one item of a sequence. The text is built only for a message.
 struct Argument {
   const char* op;
   const char* name;
   std::ptrdiff_t index = -1;
-  pybind11::handle shape{};  // that it must have, a tuple; null: any
+  pybind11::handle shape{};  // the expected shape, a tuple; null: any shape
 };
 
-// One call's CUDA stream: the current one of the library whose array comes first. The others are asked to have theirs
-// ready on it. Between an Array's creation and the engine's call on the same thread.
+// The CUDA stream of one call: the current stream of the library of the first array on a GPU. The libraries of the
+// other arrays make their memory ready on this stream. A Call exists from before the first Array until after the
+// engine's call, on the same thread.
 class Call {
  public:
   Call();
@@ -36,7 +37,8 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // As DLPack takes it: 1 for the default stream.
+  // Returns the call's stream, as an argument of DLPack: 1 for the default stream. The first call of this function in a
+  // Call takes the current stream of the object's library.
   static std::uintptr_t stream_for(pybind11::handle object, int device);
 
  private:
@@ -46,21 +48,21 @@ class Call {
   Call* const outer_;
 };
 
-// A borrowed contiguous array. Keeps the object's memory alive and in place while it lives; create and destroy it with
-// the GIL held. Throws Error naming the operation and the argument.
+// A borrowed contiguous array. It keeps the object's memory alive and in place until its destruction. Create and
+// destroy it with the GIL held. The constructor throws Error; the message names the operation and the argument.
 class Array {
  public:
   Array(Argument argument, pybind11::handle object, Access access, Shape shape = Shape::vector);
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
-  // A vector of any of the engine's types.
+  // Returns a vector of any of the engine's types. Throws Error for another type.
   View<void> view() const;
-  // A vector of float64.
+  // Returns a vector of float64. Throws Error for another type.
   View<double> doubles() const;
-  // Throws Unavailable for what lies elsewhere.
+  // Throws Unavailable for an array on another device.
   void check_on(Device device) const;
-  // An encoded row: uint8, or the codec's own type, if it has one, taken as the bytes it holds.
+  // Returns an encoded row as bytes. Throws Error unless the array is uint8 or of the codec's row type.
   View<unsigned char> row(Codec codec) const;
 
  private:
@@ -73,9 +75,10 @@ class Array {
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
   void set_tensor(const dlpack::Tensor& tensor, Shape shape);
   void check_no_grad(pybind11::handle object) const;
-  // The object's storage; null if it is no torch tensor.
+  // Returns the object's storage, or null if the object is no torch tensor.
   pybind11::object torch_storage(pybind11::handle object) const;
-  // `strides` are in units of which an element has `unit`; null: C-contiguous.
+  // Sets the size. Throws Error for a wrong shape and for an array that is not contiguous. `unit` is the size of an
+  // element in the unit of `strides`; null strides: C-contiguous.
   template <class Int>
   void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);
   template <class Int>
@@ -87,7 +90,7 @@ class Array {
 
   Argument argument_;
   Py_buffer buffer_;
-  // Gives the memory back: a Py_buffer, a DLPack tensor or a reference to a Python object.
+  // The owner of the memory: a Py_buffer, a DLPack tensor or a reference to a Python object, with its release function.
   std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};
   void* data_ = nullptr;
   std::int64_t size_ = 0;
@@ -101,12 +104,12 @@ class Array {
 inline View<void> as_view(const Array& array) { return array.view(); }
 inline View<const unsigned char> read_only(View<unsigned char> row) { return {row.data, row.size, row.device}; }
 
-// A sequence of arrays, held together with the views that the engine reads.
+// A sequence of arrays, with the views that the engine reads.
 template <class T>
 class Arrays {
  public:
-  // view(array) makes the view of an item. None is a view without data where `optional`.
-  // `shapes`, if given, is a tuple of as many shapes, which the items must have.
+  // view(array) returns the view of an item. `optional`: an item may be None, which gives a view without data.
+  // `shapes`, if given, is a tuple of the shapes that the items must have.
   template <class Make>
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
          const Make& view, pybind11::handle shapes = {}) {
@@ -119,9 +122,9 @@ class Arrays {
     if (shapes && (!PyTuple_Check(shapes.ptr()) || static_cast<std::size_t>(PyTuple_GET_SIZE(shapes.ptr())) != count))
       throw Error(title() + " has " + std::to_string(count) + " entries, and shapes is no tuple of as many");
     const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
-    views_.reserve(std::min<std::size_t>(count, kReserved));  // a sequence may lie about its length
+    views_.reserve(std::min<std::size_t>(count, kReserved));  // the length of a sequence may be wrong
     for (std::size_t i = 0; i < count; ++i) {
-      // Owned while its memory is acquired: a sequence may make its items on the fly.
+      // The item is owned while its memory is acquired, because a sequence may create its items on demand.
       const auto object = item(title, sequence, i);
       views_.emplace_back();
       if (optional && object.is_none()) continue;
@@ -129,7 +132,7 @@ class Arrays {
       const pybind11::handle expected = shapes ? PyTuple_GET_ITEM(shapes.ptr(), place) : nullptr;
       arrays_.emplace_back(Argument{op, name, place, expected}, object, access, shape);
       views_.back() = view(arrays_.back());
-      // An empty array is no missing one: the engine reads a null pointer as "absent".
+      // An empty array is not a missing one, but the engine would treat a null pointer as missing.
       if (optional && views_.back().data == nullptr) views_.back().data = aligned_nowhere();
     }
   }

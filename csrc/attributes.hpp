@@ -1,4 +1,4 @@
-// Attributes of Python objects, read by name.
+// Access to attributes of Python objects by name.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -10,14 +10,15 @@
 
 namespace afflux::python {
 
-// A new object that a function of Python's has returned. Throws the exception that it has set.
+// Takes ownership of a new object that a function of Python has returned. If it is null, throws the exception that the
+// function has set.
 inline pybind11::object owned(PyObject* created) {
   if (created == nullptr) throw pybind11::error_already_set();
   return pybind11::reinterpret_steal<pybind11::object>(created);
 }
 
-// An attribute's or a method's name, interned once: looking it up makes no string. Make it with the GIL held. The
-// string is never freed: a static Name may outlive the interpreter.
+// The name of an attribute or a method, interned once, so that a lookup creates no string. Create it with the GIL held.
+// The string is never freed, because a static Name may be destroyed after the interpreter.
 class Name {
  public:
   explicit Name(const char* text) : text_(owned(PyUnicode_InternFromString(text)).release().ptr()) {}
@@ -35,26 +36,26 @@ class Name {
   PyObject* text_;
 };
 
-// An attribute of a caller's object. Make it once for the process.
+// An attribute of a caller's object. Create it once for the process.
 class Attribute {
  public:
   explicit Attribute(const char* name) : name_(name), interned_(name) {}
   Attribute(const Attribute&) = delete;
   Attribute& operator=(const Attribute&) = delete;
 
-  // Of a round, or of a part of one. Throws Error.
+  // Returns the attribute of a round or of a part of a round. Throws Error if it cannot be read.
   pybind11::object of(pybind11::handle owner) const {
     return read_foreign([this] { return std::string("[apply] ") + name_; }, [&] { return interned_.of(owner); });
   }
-  // Null if there is none.
+  // Returns the attribute, or null if there is none.
   pybind11::object of_any(pybind11::handle owner) const {
     return null_if_missing(PyObject_GetAttr(owner.ptr(), interned_.text()));
   }
-  // The result of the method of this name without arguments; null if there is no such method.
+  // Calls the method of this name without arguments. Returns null if there is no such method.
   pybind11::object call_any(pybind11::handle owner) const {
     return null_if_missing(PyObject_CallMethodNoArgs(owner.ptr(), interned_.text()));
   }
-  // The attribute of the type itself, not of its bases; null if there is none.
+  // Returns the attribute of the type itself, not of its bases, or null if there is none.
   pybind11::handle of_type(const PyTypeObject* type) const {
     return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_.text());
   }

@@ -21,12 +21,12 @@ namespace {
 
 constexpr std::size_t kLine = 64, kPage = 4096, kHugePage = std::size_t{1} << 21;
 
-// The alignment of the block of a vector with this number of bytes. Large blocks request huge pages: a
-// sweep over many streams otherwise waits for the TLB.
+// Returns the alignment of the block of a vector with this number of bytes. Large blocks request huge pages, because a
+// sweep over many streams would otherwise wait for the TLB.
 std::size_t border(std::size_t bytes) { return bytes >= kHugePage ? kHugePage : bytes >= kPage ? kPage : kLine; }
 
-// Each vector of a page or more begins at another line of its page than those before it: streams at one place of their
-// pages would share the few ways of one set of L1 (bench/NOTES.md).
+// Returns the offset of the next vector in its page. Each vector of a page or more begins at another line of its page
+// than the vectors before it: streams at the same offset would share the few ways of one set of L1 (bench/NOTES.md).
 std::size_t next_place() {
   static std::atomic<std::size_t> count{0};
   constexpr std::size_t kApart = 43, kLines = kPage / kLine;  // no common factor
@@ -39,7 +39,7 @@ void* allocate(std::size_t bytes) {
   void* const block = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
   if (block == nullptr) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-  if (alignment == kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a wish: failure changes nothing but speed
+  if (alignment == kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a failure changes only the speed
 #endif
   return static_cast<unsigned char*>(block) + place;
 }
@@ -48,13 +48,15 @@ void release(void* data, std::size_t bytes) {
   std::free(static_cast<unsigned char*>(data) - reinterpret_cast<std::uintptr_t>(data) % border(bytes));
 }
 
-// A bijection of `word` for each state, so that no single change of eight bytes goes unseen.
+// Mixes a word into the state. For each state this is a bijection of `word`, so every change within one word changes
+// the checksum.
 std::uint64_t mixed(std::uint64_t state, std::uint64_t word) {
   state = (state ^ word) * 0x9E3779B97F4A7C15u;
   return state ^ (state >> 32);
 }
 
-// Depends on the order of the bytes. Four chains hide the latency of the multiplication; not for files.
+// Returns a checksum that depends on the order of the bytes; not for files. Four chains hide the latency of the
+// multiplication.
 std::uint64_t checksum_of(const void* data, std::int64_t bytes) {
   constexpr std::int64_t kChains = 4, kStep = 8 * kChains;
   const auto* const from = static_cast<const unsigned char*>(data);
@@ -147,7 +149,7 @@ void Pool::report_damage(std::int64_t tag) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     damaged_.push_back(tag);
-  } catch (const std::bad_alloc&) {  // a destructor calls: one finding is lost
+  } catch (const std::bad_alloc&) {  // a destructor calls this function, so the report is dropped
   }
 }
 
@@ -219,7 +221,8 @@ void bind_buffers(py::module_& module) {
                        std::int64_t until_read) {
     return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked, until_read);
   };
-  // Known to this build alone: a process may load another one beside it, to time both (`afflux bench --against`).
+  // The types are local to this module: a process may load another build beside it, to compare their times
+  // (`afflux bench --against`).
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool", py::module_local())
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false,
            py::arg("until_read") = 0)

@@ -1,5 +1,5 @@
-// Pooled buffers for versions of params and for slots: one lives as long as anybody holds a view of it, then its memory
-// is used again. And vectors of callers that are only lent.
+// Pooled buffers for versions of params and for slots, and buffers that lend a caller's vector. A pooled buffer exists
+// as long as a view of it is held; then its memory is used again.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -15,22 +15,25 @@ namespace afflux::python {
 
 class Array;
 
-// The memory behind the buffers of one server. Outlives the server while a buffer is held. Thread-safe, and all its
-// methods run with the GIL held: a fork by Python can never catch the mutex locked.
+// The memory of the buffers of one server. It exists longer than the server while a buffer is held. It is thread-safe.
+// All methods run with the GIL held, so that the mutex is never locked during a fork by Python.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. If `checked`, frozen buffers are
-  // compared with their checksum when they come back. `until_read`: see afflux::ingest.
+  // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. `checked`: a frozen buffer is compared
+  // with its checksum when its memory is given back. `until_read`: see afflux::ingest. Throws Error for a negative size
+  // or max_buffers.
   Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked, std::int64_t until_read);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // A free buffer, else a new one. Throws Error when max_buffers are held, std::bad_alloc when memory is short.
+  // Returns the memory of a free buffer, else of a new one. Throws Error if max_buffers are held, and std::bad_alloc if
+  // memory is short.
   void* take();
-  // Whether max_buffers are held.
+  // Returns true if max_buffers are held.
   bool full() const;
-  // Takes in `memory`, writable and of at least bytes(), for its next buffer; keeps the object as long as it lives.
+  // Adds the caller's `memory` as a free buffer: writable, contiguous, of at least bytes(). The pool holds the object
+  // until its own destruction. Throws Error for other memory.
   void lend(const pybind11::buffer& memory);
   void give_back(void* data) noexcept;
   void report_damage(std::int64_t tag) noexcept;
@@ -41,10 +44,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool checked() const { return checked_; }
   std::int64_t until_read() const { return until_read_; }
   std::int64_t held() const;
-  // Where the buffers lie that are not held.
+  // Returns the addresses of the buffers that are not held.
   std::vector<std::uintptr_t> free() const;
   std::int64_t allocated() const;
-  // Tags of the frozen buffers to which a caller had written before their release.
+  // Returns the tags of the frozen buffers that were written to before their release.
   std::vector<std::int64_t> damaged() const;
 
  private:
@@ -62,9 +65,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::int64_t> damaged_;
 };
 
-// One buffer of a pool: written, then perhaps frozen for good. Or a caller's vector that is only lent, frozen, and held
-// while the buffer lives. Exports its memory through the buffer protocol (bfloat16 as uint16), read-only when frozen;
-// every NumPy view has it as its base. The destructor gives memory back to the pool without calling Python.
+// A buffer of a pool, which is written and may then be frozen; freezing is final. Or a caller's vector that is only
+// lent: it is frozen, and held until the destruction of the buffer. A buffer exports its memory by the buffer protocol
+// (bfloat16 as uint16), read-only if it is frozen; it is the base of every NumPy view. The destructor gives memory back
+// to the pool without a call of Python.
 class Buffer {
  public:
   explicit Buffer(std::shared_ptr<Pool> pool);
@@ -73,7 +77,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // The buffer that this Python object is, or null.
+  // Returns the buffer of this Python object, or null if the object is no buffer.
   static const Buffer* in(pybind11::handle object);
 
   void freeze(std::int64_t tag);
@@ -82,17 +86,17 @@ class Buffer {
   pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
   View<void> view() const;
   std::int64_t until_read() const { return pool_ == nullptr ? 0 : pool_->until_read(); }
-  // Whether it was not written to since it was frozen; true if that is not watched.
+  // Returns false if the buffer was written to after it was frozen. Always true if its pool is not checked.
   bool intact() const;
-  // Of the bytes when they were frozen, in a checked pool.
+  // Returns the checksum of the bytes at the time of freezing, if the pool is checked.
   std::optional<std::uint64_t> checksum() const { return checksum_; }
   pybind11::buffer_info buffer() const;
 
  private:
-  std::shared_ptr<Pool> pool_;   // null if lent
-  std::unique_ptr<Array> lent_;  // null if of a pool
-  pybind11::object vector_;      // that is lent
-  bool moves_ = false;           // it is torch's, which may move its memory (share_memory_)
+  std::shared_ptr<Pool> pool_;   // null if the vector is lent
+  std::unique_ptr<Array> lent_;  // null if the buffer is of a pool
+  pybind11::object vector_;      // the lent vector
+  bool moves_ = false;           // the lent vector is torch's, which may move its memory (share_memory_)
   View<void> view_;
   bool frozen_ = false;
   std::int64_t tag_ = 0;

@@ -1,4 +1,4 @@
-// Checksums as Python has them: uint32 in native order.
+// Checksums for Python: bytes of uint32 in native byte order.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -9,7 +9,7 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// NumPy's read-only vector of as many elements, each made of a tuple of the list.
+// Returns a read-only NumPy vector with element(tuple) for each tuple of the list.
 template <class T, class Element>
 py::array column(const py::list& tuples, const Element& element) {
   py::array_t<T> made(static_cast<py::ssize_t>(tuples.size()));
@@ -31,7 +31,7 @@ double real(PyObject* tuple, Py_ssize_t place) {
   return value;
 }
 
-// See afflux/_engine.pyi. The places are those of aggregation.arrivals.PendingArrival.
+// Returns the columns of afflux/_engine.pyi. The indices are those of aggregation.arrivals.PendingArrival.
 py::tuple columns(const py::list& arrivals, std::int64_t version) {
   for (const py::handle each : arrivals)
     if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) < 9)

@@ -1,4 +1,4 @@
-// Facts of arrivals as vectors, for the rules.
+// The facts of arrivals as vectors, for the rules.
 #pragma once
 #include <pybind11/pybind11.h>
 

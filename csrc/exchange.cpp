@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Whether this is torch.nn.Parameter, the one subclass of a tensor that is known to change nothing.
+// Returns true for torch.nn.Parameter, the only subclass of a tensor that is known to keep __dlpack__ unchanged.
 bool is_parameter(PyTypeObject* type) {
   static const PyTypeObject* known = nullptr;
   if (type == known) return true;
@@ -18,7 +18,7 @@ bool is_parameter(PyTypeObject* type) {
   static const Attribute module("__module__");
   const py::object name = module.of_any(reinterpret_cast<PyObject*>(type));
   if (!name || !py::isinstance<py::str>(name) || name.cast<std::string>() != "torch.nn.parameter") return false;
-  Py_INCREF(type);  // it stays, so that no other one gets its address
+  Py_INCREF(type);  // the type is held, so that no other type gets its address
   known = type;
   return true;
 }
@@ -26,7 +26,7 @@ bool is_parameter(PyTypeObject* type) {
 const dlpack::Exchange* exchange_of(PyTypeObject* type) {
   static const Attribute attribute("__dlpack_c_exchange_api__");
   static struct {
-    PyTypeObject* type;  // held, so that no other one gets its address
+    PyTypeObject* type;  // held, so that no other type gets its address
     const dlpack::Exchange* exchange;
   } last{};
   if (type == last.type) return last.exchange;

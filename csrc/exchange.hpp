@@ -1,5 +1,5 @@
-// DLPack's C functions, which a library may offer beside __dlpack__: tens of nanoseconds for an array, where torch's
-// __dlpack__ takes microseconds.
+// DLPack's C functions, which a library may offer beside __dlpack__. They take tens of nanoseconds for an array;
+// torch's __dlpack__ takes microseconds.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -7,13 +7,13 @@
 
 namespace afflux::python {
 
-// What the object says of its memory, in the host's memory; it holds while the GIL and the object are. False where
-// __dlpack__ has to be asked: the library has no such functions, a subclass may have another __dlpack__, the memory is
-// a GPU's, whose streams __dlpack__ orders, or there is none.
+// Describes the object's memory, if that is on the host. The description is valid while the GIL and the object are
+// held. Returns false if __dlpack__ must be called: the library has no such functions, a subclass may have its own
+// __dlpack__, the memory is on a GPU (there __dlpack__ orders the streams), or the library reports an error.
 bool described(pybind11::handle object, dlpack::Tensor* out);
 
-// What torch says beside it; false for objects without such an attribute.
+// Return torch's flags of the object; false for objects without such an attribute or method.
 bool requires_grad(pybind11::handle object);
-bool is_negative(pybind11::handle object);  // its memory holds the values with the other sign
+bool is_negative(pybind11::handle object);  // the memory holds the values with the opposite sign
 
 }  // namespace afflux::python

@@ -1,4 +1,4 @@
-// Shapes that a caller expects, as tuples of Python's.
+// The shapes that a caller expects, as Python tuples.
 #pragma once
 #include <pybind11/pybind11.h>
 

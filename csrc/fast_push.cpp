@@ -26,24 +26,24 @@ namespace afflux::python {
 namespace {
 
 struct Names {
-  // Of the Aggregator and its parts.
+  // The attributes of the Aggregator and its parts.
   Name admission{"admission"}, monitor{"_monitor"}, slots{"slots"}, tasks{"tasks"}, storage{"storage"},
       closed{"closed"}, failure{"failure"}, next_deadline{"next_deadline"}, pools{"_pools"},
       next_durable_version{"next_durable_version"};
-  // Of the Monitor and its mutex.
+  // The attributes of the Monitor and its mutex.
   Name mutex{"_mutex"}, owner{"owner"}, forks{"forks"}, bells{"_bells"}, handed_out{"_handed_out"}, acquire{"acquire"},
       release{"release"};
-  // Of the Admission, its state and what that holds.
+  // The attributes of the Admission, its state, and the objects in the state.
   Name state{"state"}, places{"_places"}, log{"_log"}, check_clients{"_check_clients"}, current{"current"},
       rows{"rows"}, round{"round"}, version{"version"}, driver{"driver"}, buffer_size{"buffer_size"},
       reads_ahead{"reads_ahead"}, task_events{"_task_events"};
-  // Of the TaskBook, an OpenTask and a Ticket.
+  // The attributes of the TaskBook, an OpenTask and a Ticket.
   Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"}, decision{"decision"};
   py::str joined{"joined"}, nothing{""}, pushed{"pushed"};
   py::tuple no_reports;
   py::object nan = py::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
 };
-const Names* names = nullptr;  // made with the module, for the life of the process
+const Names* names = nullptr;  // created with the module, never freed
 
 // The fields of a ServerState that are read or replaced here; all others do not change.
 enum Field : std::size_t {
@@ -65,7 +65,7 @@ constexpr std::array<const char*, 13> kFields = {"current",     "rule",   "rows"
                                                  "round",       "number", "counts", "logged",  "task_events",
                                                  "closed_task", "passes", "since"};
 
-// Aggregation.arrivals.Pushed: the facts of an arrival before it joins.
+// The facts of an arrival before it joins: the fields of aggregation.arrivals.Pushed.
 enum Fact : std::size_t { kClient, kVersion, kExamples, kLoss, kNorm, kSlot, kBuffers, kExtremes, kFacts };
 
 py::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
@@ -76,7 +76,7 @@ bool is_this_thread(py::handle thread) {
   return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
 }
 
-// Of an int of Python's own class that fits; nothing of any other object.
+// Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
 std::optional<std::int64_t> plain_int(py::handle value) {
   if (!PyLong_CheckExact(value.ptr())) return {};
   int overflow = 0;
@@ -84,27 +84,27 @@ std::optional<std::int64_t> plain_int(py::handle value) {
   return overflow == 0 ? std::optional<std::int64_t>(found) : std::nullopt;
 }
 
-// Of one of the server's own counts.
+// Returns the value of one of the server's own counts.
 std::int64_t count(py::handle value) { return plain_int(value).value(); }
 
 bool is_plain_id(py::handle client) {
   return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
 }
 
-// A tuple, or a NamedTuple without the call of its class. Items are borrowed.
+// Returns a tuple, or a NamedTuple without a call of its class. The items are borrowed.
 template <std::size_t N>
 py::object tuple_of(py::handle type, const std::array<py::handle, N>& items) {
   auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
   py::object made = owned(known->tp_alloc(known, N));
 #if PY_VERSION_HEX >= 0x030E0000
-  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not known yet
+  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not computed yet
 #endif
   for (std::size_t i = 0; i < N; ++i)
     PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
   return made;
 }
 
-// list[place:] = [item]: an interrupt may have left entries beyond those that count.
+// Sets list[place:] = [item]. An interrupt may have left entries after the valid ones.
 void put(py::handle list, std::int64_t place, py::handle item) {
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
@@ -116,7 +116,7 @@ void put(py::handle dict, py::handle key, py::handle value) {
   if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw py::error_already_set();
 }
 
-// The mutex of a Monitor, if it is free, with its owner noted.
+// A lock of a Monitor's mutex, which is taken only if the mutex is free. Sets the Monitor's owner.
 class Mutex {
  public:
   explicit Mutex(py::handle monitor) : monitor_(monitor), lock_(names->mutex.of(monitor)) {
@@ -126,7 +126,7 @@ class Mutex {
   }
   ~Mutex() {
     if (!taken_) return;
-    const py::error_scope error;  // one may be on its way
+    const py::error_scope error;  // keeps an exception that is being raised
     PyObject_SetAttr(monitor_.ptr(), names->owner.text(), Py_None);
     Py_XDECREF(PyObject_CallMethodNoArgs(lock_.ptr(), names->release.text()));
   }
@@ -162,7 +162,7 @@ class StateType {
       for (std::size_t i = 0; i < type.names_.size(); ++i) values_[i] = type.names_[i].of(state);
     }
     py::object& operator[](Field field) { return values_[type_.places_[field]]; }
-    // The state that they make.
+    // Returns a new state with these values.
     py::object state() const {
       std::array<PyObject*, kMost> items;
       for (std::size_t i = 0; i < type_.names_.size(); ++i) items[i] = values_[i].ptr();
@@ -182,10 +182,10 @@ class StateType {
 
 struct Limits {
   double max_abs, max_norm;
-  double most_squares;  // of a sum of squares whose inner products cannot overflow
+  double most_squares;  // the largest sum of squares for which inner products cannot overflow
 };
 
-// What the pushes of one server have in common. Holds nothing of the server, which holds it.
+// The constants of all pushes of one server. It holds no reference to the server, which holds it.
 class FastPush {
  public:
   FastPush(const py::tuple& classes, const std::string& kind, std::int64_t size, int num_threads, Limits limits,
@@ -205,7 +205,7 @@ class FastPush {
         max_staleness_(max_staleness),
         both_count_(both_count) {}
 
-  // See afflux/_engine.pyi.
+  // Pushes a vector, see afflux/_engine.pyi.
   py::object push(py::handle aggregator, py::handle client, py::handle version, const std::array<py::handle, 3>& given,
                   py::handle num_examples, py::handle loss) const {
     for (std::size_t i = 0; i < given.size(); ++i)
@@ -248,7 +248,8 @@ class FastPush {
         decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
                                {names->joined, late, number, py::none(), py::none()});
       record(admission, now, facts, filled, late, task);
-      // Before any other call: an exception of a signal handler must find that the arrival has joined.
+      // These come before any other call: if a signal handler raises an exception, the ticket must already show that
+      // the arrival has joined.
       if (!is_none(ticket)) names->decision.set(ticket, decision);
       if (!is_none(task)) names->close.call(tasks, task);
     }
@@ -259,12 +260,13 @@ class FastPush {
   }
 
  private:
-  // The server is not closed, and no step of it has failed.
+  // Returns true if the server is not closed, and none of its steps has failed.
   static bool is_open(py::handle aggregator) {
     return !is_set(names->closed.of(aggregator)) && is_none(names->failure.of(aggregator));
   }
 
-  // `Aggregator.enter`; and no lease of a task can have ended.
+  // Makes the checks of `Aggregator.enter`. Returns false if they fail, and if any task has a lease that may have
+  // ended.
   static bool may_enter(py::handle aggregator, py::handle state) {
     const py::object monitor = names->monitor.of(aggregator), making = names->round.of(state);
     if (PyLong_AsUnsignedLongLong(names->forks.of(monitor).ptr()) != forks || !is_open(aggregator) ||
@@ -273,7 +275,7 @@ class FastPush {
     return PyFloat_AsDouble(names->next_deadline.of(names->tasks.of(aggregator)).ptr()) == HUGE_VAL;
   }
 
-  // No arrival of the client waits, and it is no client too many for the cached rows.
+  // Returns true if no arrival of the client waits, and the cached rows have room for the client.
   bool is_new(py::handle admission, py::handle rows, py::handle client) const {
     const int waits = both_count_ ? 0 : PyDict_Contains(names->places.of(admission).ptr(), client.ptr());
     if (waits < 0) throw py::error_already_set();
@@ -282,18 +284,18 @@ class FastPush {
     PyObject* const found = PyObject_VectorcallMethod(names->check_clients.text(), arguments, 3, nullptr);
     Py_XDECREF(found);
     if (found == nullptr && PyErr_ExceptionMatches(client_error_.ptr()) == 0) throw py::error_already_set();
-    PyErr_Clear();  // `Aggregator.join` raises it once more
+    PyErr_Clear();  // `Aggregator.join` raises it again
     return found != nullptr;
   }
 
-  // The memory of a plain vector of float32 or float64; nothing of anything else.
+  // Returns the memory of a plain NumPy vector of float32 or float64; nothing for any other object.
   std::optional<View<const void>> plain_vector(py::handle vector) const {
     const auto array = numpy_array(vector, false);
     if (!array || array->dimensions != 1 || array->shape[0] != size_) return {};
     return View<const void>{array->data, size_, {}, array->type};
   }
 
-  // A slot that is free, or a new one; null if all are taken.
+  // Returns a free slot or a new one, or null if all slots are taken.
   static std::unique_ptr<Buffer> free_slot(py::handle aggregator) {
     for (const py::handle each : names->pools.of(names->slots.of(aggregator))) {
       const auto pool = each.cast<std::shared_ptr<Pool>>();
@@ -302,10 +304,11 @@ class FastPush {
     return nullptr;
   }
 
-  // The facts of a push, whose vector was copied; or None.
+  // Copies the vector of a push into a slot, and returns the facts of the push. Returns None for a push that is left to
+  // Python.
   py::object taken_in(py::handle aggregator, py::handle client, py::handle version, py::handle vector,
                       py::handle num_examples, py::handle loss) const {
-    const auto held = py::reinterpret_borrow<py::object>(vector);  // also while other threads run
+    const auto held = py::reinterpret_borrow<py::object>(vector);  // keeps it alive while other threads run
     const auto source = plain_vector(held);
     const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
     if (!source || !is_plain_id(client) || !pulled || !examples || *examples < 1) return py::none();
@@ -332,13 +335,13 @@ class FastPush {
 
   Statistics ingested(View<const void> source, const Buffer& slot) const {
     const auto sweep = [&] { return ingest(source, slot.view(), num_threads_, nullptr, slot.until_read()); };
-    constexpr std::int64_t kShort = 4096;  // elements, copied in less time than the lock takes to change hands
+    constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than giving up the GIL and taking it back
     if (size_ <= kShort) return sweep();
     const GilRelease release;
     return sweep();
   }
 
-  // `Admission.record` of an arrival that joins: the state is replaced by one assignment.
+  // Does the work of `Admission.record` for an arrival that joins. One assignment replaces the state.
   void record(py::handle admission, StateType::Values& now, PyObject* const* facts, std::int64_t filled,
               py::handle late, py::handle task) const {
     const py::object number = now[kNumber], log = names->log.of(admission);
@@ -374,7 +377,7 @@ class FastPush {
     names->state.set(admission, now.state());
   }
 
-  // The event that a push has closed its task.
+  // Returns the event that a push has closed its task.
   py::object closed_by_push(StateType::Values& now, py::handle task) const {
     now[kClosedTask] = names->task.of(names->opened.of(task));
     PyObject* const arguments[] = {now[kClosedTask].ptr(), names->pushed.ptr()};
@@ -391,7 +394,8 @@ class FastPush {
   const bool both_count_;
 };
 
-// A method of FastPush with this number of arguments, without pybind11's dispatcher, which takes a tenth of a push.
+// Calls a method of FastPush with N arguments, without pybind11's dispatcher, which takes a tenth of the time of a
+// push.
 template <std::size_t N, class Call>
 PyObject* method(PyObject* self, Py_ssize_t given, const Call& call) {
   if (given != static_cast<Py_ssize_t>(N)) {

@@ -1,4 +1,4 @@
-// Objects of the caller's, of whatever library: reading one of them may raise anything.
+// Access to objects of the caller, from any library: reading one may raise any exception.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -8,8 +8,8 @@
 
 namespace afflux::python {
 
-// Calls `read`. What a Python object raises there becomes an Error about `title()`, such as "[gram] vectors"; what no
-// object is to blame for, as a KeyboardInterrupt or a MemoryError, stays as it is.
+// Calls `read` and returns its result. An exception of a Python object becomes an Error about `title()`, such as
+// "[gram] vectors". A MemoryError, and exceptions that are no Exception (KeyboardInterrupt), are not changed.
 template <class Title, class Read>
 auto read_foreign(const Title& title, const Read& read) {
   try {

@@ -1,4 +1,4 @@
-// Reads an array's element type and strides from the buffer protocol and DLPack.
+// Element types and strides of arrays, from the buffer protocol and DLPack.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,17 +8,18 @@
 
 namespace afflux::python {
 
-// A buffer's format without a prefix that says the byte order of this machine (NumPy gives unaligned arrays one).
+// Returns a buffer's format without a prefix for this machine's byte order (NumPy gives unaligned arrays such a
+// prefix).
 const char* native_format(const char* format);
 
-// The names of types, as NumPy has them, for messages too.
+// Return NumPy's name of a type, or a description of another type for messages.
 std::string name_of_format(const std::string& format);
 std::string name_of(dlpack::Type type);
 
-// Sets `out` if it is one of the engine's types.
+// Sets `out` and returns true if the type is one of the engine's.
 bool float_of(dlpack::Type type, Type* out);
 
-// The number of elements of an array; -1: more than can be addressed.
+// Returns the number of elements of an array, or -1 if it is larger than 2^59.
 template <class Int>
 std::int64_t elements(int dimensions, const Int* shape) {
   constexpr std::int64_t kMost = std::int64_t{1} << 59;
@@ -30,7 +31,8 @@ std::int64_t elements(int dimensions, const Int* shape) {
   return count;
 }
 
-// C-contiguous. `strides` are in units of which an element has `unit`; null: C-contiguous.
+// Returns true if the array is C-contiguous. `unit` is the size of an element in the unit of `strides`; null strides:
+// C-contiguous.
 template <class Int>
 bool is_contiguous(int dimensions, const Int* shape, const Int* strides, std::int64_t unit) {
   if (strides == nullptr) return true;

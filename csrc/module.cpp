@@ -1,4 +1,5 @@
-// afflux._engine: the entry points over Python arrays. Views in, GIL released, exceptions out; no logic.
+// afflux._engine: the entry points for Python arrays. Each function makes views of the arrays, releases the GIL and
+// calls the engine; the engine's exceptions become Python exceptions.
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -33,7 +34,7 @@ Kind kind_named(const std::string& name) {
   throw Error("[ingest] conversion names '" + name + "', expected update, gradient or model");
 }
 
-// A Conversion of Python's, with the array that it reads.
+// An afflux.ops.Conversion, with the array that it reads.
 class Converted {
  public:
   explicit Converted(const py::object& conversion) {
@@ -151,7 +152,7 @@ py::bytes crc32c_(const py::object& data, std::int64_t block, std::int64_t head,
   return as_bytes(out);
 }
 
-// The tables of the engine, by name.
+// Return the tables of the engine by name.
 py::dict step_kinds() {
   py::dict kinds;
   for (const StepInfo& kind : kStepKinds) kinds[kind.name] = kind.states;
@@ -178,7 +179,7 @@ py::list backends_() {
 
 std::uint64_t forks = 0;
 
-// In a subinterpreter, pybind11 would wait for a lock that this very thread holds. Checked before pybind11's own code.
+// Rejects subinterpreters before the code of pybind11 runs, which would wait there for a lock that this thread holds.
 extern "C" PyObject* PyInit_main_interpreter_engine();
 extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_main_interpreter_engine();

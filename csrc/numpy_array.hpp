@@ -1,4 +1,4 @@
-// The memory of NumPy's own arrays, read from their fields: a third of the time that NumPy takes to describe them.
+// The memory of NumPy arrays, read from their fields: this takes a third of the time of the buffer protocol.
 #pragma once
 #include <pybind11/numpy.h>
 
@@ -15,8 +15,9 @@ struct NumpyArray {
   Type type;
 };
 
-// Nothing for what the buffer protocol has to describe, or to refuse: an array of a subclass or of another type, one
-// that is not contiguous or not aligned, and if it is `written` one that is read-only or that NumPy warns of.
+// Returns the memory of a NumPy array of float32 or float64. Returns nothing for an array that is left to the buffer
+// protocol: one of a subclass, of another type or byte order, one that is not contiguous or not aligned, one whose
+// writing makes NumPy warn, and, if it is `written`, a read-only one.
 inline std::optional<NumpyArray> numpy_array(pybind11::handle object, bool written) {
   using Api = pybind11::detail::npy_api;
   if (Py_TYPE(object.ptr()) != Api::get().PyArray_Type_) return {};

@@ -25,10 +25,10 @@ namespace {
 constexpr std::size_t kPiece = 512 << 10;
 
 #if defined(__linux__)
-// Linux 5.14; C libraries have the names later.
+// Constants of Linux 5.14; older C libraries lack their names.
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;
 
-// From the beginning of a page.
+// Memory that begins at the beginning of a page.
 struct Pages {
   char* begin;
   std::size_t size;
@@ -40,8 +40,8 @@ Pages pages_of(void* memory, std::size_t size) {
   return {static_cast<char*>(memory) - before, size + before};
 }
 
-// The pages of a mapped file become a copy of this process's own, where they are: whoever writes to the file later does
-// not change what holders of a view see. One system call swaps them, so that a reader on another thread sees either.
+// Replaces the pages of a mapped file by a private copy at the same address, so that later writes to the file do not
+// change existing views. One system call swaps the pages: a reader on another thread sees the old or the new ones.
 void detach_(const py::buffer& memory) {
   const py::buffer_info info = memory.request();
   const auto size = static_cast<std::size_t>(info.size * info.itemsize);
@@ -70,7 +70,8 @@ int populate_(const py::buffer& memory, bool write) {
   return populate(info.ptr, static_cast<std::size_t>(info.size * info.itemsize), write);
 }
 
-// The first of the files, (path, inode, bytes), that has vanished, was replaced, or is shorter; -1: none.
+// Returns the index of the first of the files (path, inode, bytes) that was deleted, was replaced, or is shorter; -1 if
+// there is none.
 std::ptrdiff_t first_changed(const std::vector<std::tuple<std::string, std::uint64_t, std::int64_t>>& files) {
   const GilRelease release;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -82,7 +83,7 @@ std::ptrdiff_t first_changed(const std::vector<std::tuple<std::string, std::uint
   return -1;
 }
 
-// The addresses of the arrays in a dictionary of contiguous arrays: several times faster than with NumPy.
+// Returns the address of contiguous memory, several times faster than NumPy does.
 std::uintptr_t address_(py::handle memory) {
   Py_buffer view;
   if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();

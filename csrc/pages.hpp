@@ -1,4 +1,5 @@
-// Pages of a mapped file, read ahead and made present before a sweep: a SIGBUS during the sweep becomes an error here.
+// Functions that read ahead the pages of a mapped file, and make them present before a sweep: a SIGBUS during the sweep
+// becomes an error here.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -6,10 +7,10 @@
 
 namespace afflux::python {
 
-// Makes the system read pages that are only on disk, and does not wait.
+// Makes the system begin to read pages that are only on disk; does not wait.
 void prefetch(void* memory, std::size_t size);
-// Waits until all pages are there. Returns 0, or the error number; EFAULT: an access would have been a SIGBUS. Systems
-// that cannot tell do nothing.
+// Waits until all pages are present. Returns 0 or the error number; EFAULT: an access would have raised SIGBUS. Does
+// nothing on systems that lack this function.
 int populate(void* memory, std::size_t size, bool write);
 
 void bind_pages(pybind11::module_& module);

@@ -21,17 +21,18 @@ bool is_ready_tensor(py::handle array, py::handle shape) {
   if (!described(array, &tensor) || !float_of(tensor.dtype, &type) || !has_shape(shape, tensor.ndim, tensor.shape) ||
       !is_contiguous(tensor.ndim, tensor.shape, tensor.strides, 1))
     return false;
-  // is_neg() takes as long as all of this. Imaginary parts of conjugates have the bit, and are strided unless they hold
-  // at most one element. The engine itself refuses any other tensor with it.
+  // is_neg() takes as long as all other checks, so it is called only for at most one element. The imaginary parts of
+  // conjugates have the negative bit; with more elements they are strided, and rejected above. The engine itself
+  // rejects any other tensor that has the bit.
   return elements(tensor.ndim, tensor.shape) > 1 || !is_negative(array);
 }
 
-// NumPy's own class alone: a subclass may mean something else by its memory (masked arrays do).
+// Accepts only the class ndarray itself: a subclass may give its memory another meaning (masked arrays do).
 bool is_ready_array(py::handle array, py::handle shape) {
   Py_buffer buffer;
   if (std::strcmp(Py_TYPE(array.ptr())->tp_name, "numpy.ndarray") != 0) return false;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();  // NumPy has types that buffers have not
+    PyErr_Clear();  // NumPy has types that the buffer protocol lacks
     return false;
   }
   const std::string format = native_format(buffer.format);

@@ -1,4 +1,4 @@
-// Python's global interpreter lock, released for a scope.
+// The release of Python's global interpreter lock (GIL) for a scope.
 #pragma once
 #include <Python.h>
 
@@ -7,16 +7,17 @@
 
 namespace afflux::python {
 
-// In its scope other threads may use Python. At the end of the process Python may not give its lock back, and then
-// ends the thread by unwinding its stack (before 3.14), where py::gil_scoped_release terminates the process and the
-// destructors of arrays would use Python without its lock. Such a thread stays here instead, as from 3.14 on.
+// A scope in which other threads may use Python. At the end of the process, Python may not give the GIL back. Before
+// Python 3.14, it then ends the thread by unwinding its stack: py::gil_scoped_release would terminate the process, and
+// the destructors of arrays would use Python without the GIL. Here such a thread sleeps for ever instead, as it does in
+// Python 3.14 and later.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
   ~GilRelease() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // the unwinding; it must not go on, and must not be ended either
+    } catch (...) {  // the unwinding, which must neither continue nor end
       for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
     }
   }

@@ -28,7 +28,7 @@ bool RowCheck::compare() const {
 }
 
 void RowCheck::beside(const std::function<void()>& work) {
-  // Shorter rows are compared in less time than a helper needs to come.
+  // Bytes from which on a helper is used: shorter rows are compared in less time than a helper needs to begin.
   constexpr std::int64_t kLong = 8192;
   const std::int64_t size = memory_.size * memory_.itemsize;
   const bool alone = num_threads_ < 2 || size < kLong || awake_helpers() == 0;

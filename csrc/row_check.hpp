@@ -1,4 +1,4 @@
-// A row in a mapped file, checked beside other work.
+// The check of a row in a mapped file, beside other work.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -9,17 +9,20 @@
 
 namespace afflux::python {
 
-// Compares a row with its checksums while other work is done, which hides the reading. Made with the GIL held.
+// A comparison of a row with its checksums during other work, which hides the time of reading. Create it with the GIL
+// held.
 class RowCheck {
  public:
-  // `memory` is the row, `checksums` what crc32c() of it with this `block` and `head` must give.
+  // `memory` is the row; `checksums` are the CRCs that crc32c() of the row must return with this `block` and `head`, as
+  // bytes of uint32. Throws Error if the memory is not C-contiguous.
   RowCheck(pybind11::buffer memory, std::int64_t block, std::int64_t head, const std::string& checksums,
            int num_threads);
 
-  // Does `work`, and compares the row beside it on a helper that spins for work if num_threads > 1, else after it;
-  // what is on disk only is asked for before. Without the GIL.
+  // Runs `work` and compares the row. If num_threads > 1, the row is long and a helper spins for work, the helper
+  // compares the row meanwhile; else this thread does so after `work`, and pages that are only on disk are requested
+  // before. Called without the GIL.
   void beside(const std::function<void()>& work);
-  // Whether the row could be read, and has these checksums; false before `beside`.
+  // Returns true if the row could be read and has these checksums; false before `beside`.
   bool sound() const { return sound_; }
 
  private:
