@@ -265,8 +265,7 @@ class FastPush {
     return !is_set(names->closed.of(aggregator)) && is_none(names->failure.of(aggregator));
   }
 
-  // Makes the checks of `Aggregator.enter`. Returns false if they fail, and if any task has a lease that may have
-  // ended.
+  // Makes the checks of `Aggregator.enter`. Returns false if one fails, or if a task has a lease, which may have ended.
   static bool may_enter(py::handle aggregator, py::handle state) {
     const py::object monitor = names->monitor.of(aggregator), making = names->round.of(state);
     if (PyLong_AsUnsignedLongLong(names->forks.of(monitor).ptr()) != forks || !is_open(aggregator) ||
@@ -335,7 +334,7 @@ class FastPush {
 
   Statistics ingested(View<const void> source, const Buffer& slot) const {
     const auto sweep = [&] { return ingest(source, slot.view(), num_threads_, nullptr, slot.until_read()); };
-    constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than giving up the GIL and taking it back
+    constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than releasing the GIL and taking it
     if (size_ <= kShort) return sweep();
     const GilRelease release;
     return sweep();

@@ -118,7 +118,7 @@ AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, f
 #pragma GCC unroll 8
   for (int k = 0; k < kThresholds; ++k) thresholds[k] = simd::load_floats(rms) * formula::threshold(kBits, k);
   LaneSums sums{};
-  for (int i = 0; i < kRotated; i += 8)  // 8 numbers lie in kBits bytes of each vector, number n in byte n mod kBits
+  for (int i = 0; i < kRotated; i += 8)  // 8 numbers are in kBits bytes of each vector, number n in byte n mod kBits
 #pragma GCC unroll 4
     for (int byte = 0; byte < kBits; ++byte) {
       simd::Words packed{};

@@ -22,7 +22,7 @@ struct Isa {
 
 [[maybe_unused]] bool always() { return true; }
 
-// Best first.
+// The compiled instruction sets, best first.
 #if defined(__aarch64__)
 const Isa kIsas[] = {{"neon", "", &neon::kernels, always}};
 #else

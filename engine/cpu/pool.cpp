@@ -69,7 +69,7 @@ class SignalsBlocked {
 
 const std::atomic<bool> never{false};  // a caller never stops its own work
 
-// One call's work, on its caller's stack.
+// The work of one call. It is on the stack of the caller.
 struct Job {
   const Work& work;
   int wanted;                   // helpers that may still join
@@ -203,7 +203,7 @@ class Pool {
     lock.unlock();
     job.work(ending_);
     lock.lock();
-    // After this the caller may return, and its job no longer exists.
+    // After the next line the caller may return, and its job no longer exists.
     if (job.helpers.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
   }
 

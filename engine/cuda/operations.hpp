@@ -1,4 +1,4 @@
-// All operations as the table that the entry points call. An Executor allocates scratch memory, copies, and runs the
+// The table of all operations, which the entry points call. An Executor allocates scratch memory, copies, and runs the
 // bodies of kernels: on a device (device.hpp), or in tests on the host (emulated.hpp).
 #pragma once
 #include "cuda/apply.hpp"

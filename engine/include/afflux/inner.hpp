@@ -4,8 +4,10 @@
 
 namespace afflux {
 
-// The vectors x_k = vectors[k] + shift * memory, and their weighted sum e = memory_weight * memory + sum_k weights[k]
-// x_k. Both are computed in float64, element by element; each product is rounded before it is added. This keeps the
+// The vectors x_k and their weighted sum e:
+//   x_k = vectors[k] + shift * memory
+//   e = memory_weight * memory + sum_k weights[k] * x_k
+// Both are computed in float64, element by element; each product is rounded before it is added. This keeps the
 // precision of an x_k that is small beside its two parts; a Gram matrix of the parts would lose it.
 struct Inner {
   List<View<const void>> vectors;  // each float32, float64 or bfloat16, all of one size
