@@ -17,9 +17,7 @@ from afflux.rules.rule import ClientId
 
 
 class MemoryRows(RowCache):
-    """Rows in memory, one per client that has pushed: memory of the device, or, for a GPU, pinned memory of the
-    host.
-    """
+    """Rows in memory, one per client that has pushed: in memory of the device, or in the host's pinned memory."""
 
     def __init__(
         self,
@@ -31,7 +29,7 @@ class MemoryRows(RowCache):
         *,
         pinned: bool = False,
     ) -> None:
-        """`pinned`: rows of a GPU are kept in pinned memory of the host."""
+        """Make an empty cache. `pinned`: rows of a GPU are kept in pinned memory of the host."""
         staging = RowStaging(device, pinned=True) if pinned and isinstance(device, Gpu) else None
         super().__init__(size, num_clients, codec, seed, device, staging)
         self._rows_device = device if staging is None else HOST
@@ -50,17 +48,17 @@ class MemoryRows(RowCache):
         return list(self.arrays)
 
     def values(self) -> Iterable[Row]:
-        """All rows, encoded, in the order of `client_ids`."""
+        """Return all rows, encoded, in the order of `client_ids`."""
         return self.arrays.values()
 
     def _commit_rows(self, rows: NewRows) -> None:
         self.arrays.update(rows)
 
     def loaded(self, rows: Mapping[ClientId, Row], total: Row) -> "MemoryRows":
-        """A cache of the same kind, with copies of these rows and their sum.
+        """Return a cache of the same kind, with copies of these rows and their sum.
 
         Raises:
-            AffluxError: a damaged row.
+            AffluxError: a row is damaged.
         """
         pinned = self.staging is not None
         other = MemoryRows(self.size, self.num_clients, self.codec, self.seed, self.device, pinned=pinned)
@@ -93,6 +91,6 @@ class MemoryRows(RowCache):
         return old, new
 
     def _empty(self) -> Row:
-        """Memory for one row."""
+        """Return memory for one row."""
         empty = self.device.empty if self.staging is None else self.staging.device.pinned
         return empty(self.row_size, self.codec.row_dtype)

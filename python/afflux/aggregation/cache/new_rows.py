@@ -11,10 +11,10 @@ Row = Any
 class NewRows(dict[ClientId, Row]):
     """The clients that a round accepts, and their rows after the round."""
 
-    clients = 0  #: how many clients have a row after the round
-    sum_out: Row | None = None  #: where the sweep writes the sum; None: in place
+    clients = 0  #: the number of clients that have a row after the round
+    sum_out: Row | None = None  #: the memory to which the sweep writes the sum; None: in place
 
     def __init__(self) -> None:
         super().__init__()
-        #: Where the sweep writes these rows, if they are kept on the host and the sweep runs on a GPU.
+        #: The memory to which the sweep writes these rows, if they are kept on the host and the sweep runs on a GPU.
         self.staged: dict[ClientId, Row] = {}

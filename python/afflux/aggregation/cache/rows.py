@@ -28,8 +28,9 @@ class RowRead(Struct, frozen=True, eq=False):
 
 
 class RowCache(ABC):
-    """Each client's last vector, encoded, and the float64 sum of all rows. A client that has never pushed has no row,
-    which counts as zeros.
+    """Each client's last vector, encoded, and the float64 sum of all rows.
+
+    A client that has never pushed has no row. A missing row counts as zeros.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class RowCache(ABC):
 
     @abstractmethod
     def values(self) -> Iterable[Row]:
-        """All rows, encoded, in the order of `client_ids`."""
+        """Return all rows, encoded, in the order of `client_ids`."""
 
     @abstractmethod
     def _commit_rows(self, rows: NewRows) -> None:
-        """Makes these rows the clients' rows. May be repeated."""
+        """Make these rows the clients' rows. May be repeated."""
 
     @property
     @abstractmethod
@@ -80,8 +81,10 @@ class RowCache(ABC):
     def _allocate(
         self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
     ) -> tuple[Mapping[ClientId, Row | None], NewRows]:
-        """The rows of these clients, and memory for the new rows of the accepted ones. For the clients in `unaliased`,
-        whose old row is read after the new one is written, the memory is separate from the old row.
+        """Return the rows of these clients, and memory for the new rows of the accepted clients.
+
+        The old row of a client in `unaliased` is read after the new row is written. For such a client the memory is
+        separate from the old row.
         """
 
     @property
@@ -90,7 +93,7 @@ class RowCache(ABC):
         return self.device.read_only(self._own_sum)
 
     def saved_sum(self) -> npt.NDArray[np.float64]:
-        """A copy of the sum on the host."""
+        """Return a copy of the sum on the host."""
         return on_host(self._own_sum, copy=True)
 
     @property
@@ -104,10 +107,10 @@ class RowCache(ABC):
         return 8 * self.size + len(self) * self.codec.row_bytes(self.size)
 
     def row(self, client_id: ClientId) -> Row | None:
-        """The client's row decoded, (d,) float32 or float64, or None if the client has never pushed.
+        """Return the client's row decoded, (d,) float32 or float64; None if the client has never pushed.
 
         Raises:
-            StoreError: it is on disk, and does not match its checksum.
+            StoreError: the row is on disk, and does not match its checksum.
         """
         row = self._encoded(client_id)
         if row is None:
@@ -115,14 +118,14 @@ class RowCache(ABC):
         return decoded(row if self.staging is None else self.device.moved(row), self.size, self.codec, self.device)
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
-        """Starts to read the row that the round of this client's push needs; None: there is nothing to read."""
+        """Start to read the row that the round of this client's push needs. Return None if there is nothing to read."""
         if self.staging is None:
             return None
         staged = self.staging.start_upload(client_id, self._encoded)
         return RowRead(None, lambda: staged)
 
     def facts(self) -> dict[str, Any]:
-        """The facts, in addition to rows and sum, on which later bits depend."""
+        """Return the facts, in addition to rows and sum, on which the bits of later results depend."""
         return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
 
     def prepare_rows(
@@ -133,10 +136,10 @@ class RowCache(ABC):
         version: int,
         extremes: Sequence[tuple[float, float]] = (),
     ) -> tuple[CachedDifference | CachedMean, NewRows]:
-        """The calibration stage of the round that makes `version`, and the rows of the accepted clients after it.
+        """Return the calibration stage of the round that makes `version`, and the new rows of the accepted clients.
 
-        A rejected arrival leaves its client's row as it is; of a client's accepted arrivals the last one becomes the
-        row. Memory, or space on the disk, for new rows is allocated here, so that running out of it is an error before
+        A rejected arrival does not change its client's row. Of a client's accepted arrivals the last one becomes the
+        row. Memory, or space on the disk, for new rows is allocated here: if it runs out, the error comes before
         anything is written. `commit` makes the rows effective. `extremes`, (min, max) of each arrival, are for ranged
         codecs.
 
@@ -165,24 +168,24 @@ class RowCache(ABC):
         return stage(self._own_sum, counted, rows, replaced, *how_rows, new.sum_out), new
 
     def begin_sweep(self, rows: NewRows) -> None:
-        """Must be called before the sweep that writes these rows. May be repeated."""
+        """Prepare for the sweep that writes these rows. Must be called before that sweep. May be repeated."""
         if self.staging is not None:
             self.staging.begin_sweep(rows)
 
     def end_sweep(self, rows: NewRows) -> None:
-        """Copies the rows that the sweep has written to the memory where rows are kept. May be repeated."""
+        """Copy the rows that the sweep has written to the memory that keeps rows. May be repeated."""
         if self.staging is not None:
             self.staging.copy_back(rows)
 
     def commit(self, rows: NewRows) -> None:
-        """Makes these rows the clients' rows. May be repeated."""
+        """Make these rows the clients' rows. May be repeated."""
         self._commit_rows(rows)
         if self.staging is not None:  # last: after this pushes read the rows on the host again
             self.staging.end_round(rows)
 
 
 def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
-    """(d,) float64 if that is the codec, else float32; on the row's device."""
+    """Return a decoded row, (d,) float64 if that is the codec, else float32; on `device`, the row's device."""
     vector = device.empty(size, decoded_dtype(codec))
     ops.decode(row, vector, codec=codec)
     device.wait()  # the next step may write the row
@@ -190,25 +193,26 @@ def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
 
 
 def decoded_dtype(codec: Codec) -> str:
-    """The dtype of decoded rows."""
+    """Return the dtype of decoded rows."""
     return "float64" if codec == codecs.float64 else "float32"
 
 
 def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
-    """The checksums of the head, if there is one, and of the code of each superblock."""
+    """Return the checksums of the head, if there is one, and of the code of each superblock."""
     block, head = row_blocks(codec)
     return ops.crc32c(row, block, head=head, num_threads=num_threads)
 
 
 def row_blocks(codec: Codec) -> tuple[int, int]:
-    """Bytes of the blocks of an encoded row, and of its head, each of which has a checksum."""
+    """Return the bytes of a block of an encoded row, and of its head. Each block and the head have a checksum."""
     head = codec.row_bytes(0)
     return codec.row_bytes(SUPERBLOCK) - head, head
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:
-    """The 64-bit key of a row's random bits: BLAKE2b of the seed, the version with which the row is committed, and
-    the client, as in docs/codecs.md.
+    """Return the 64-bit key of a row's random bits.
+
+    The key is BLAKE2b of the seed, the version with which the row is committed, and the client, as in docs/codecs.md.
 
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
     (False, False)

@@ -21,9 +21,7 @@ from afflux.rules.rule import ClientId
 
 
 class StagedRow:
-    """The row of one client on the GPU. The client's arrivals refer to it, so that it is freed with the last of
-    them.
-    """
+    """The row of one client on the GPU. The client's arrivals refer to it: it is freed with the last arrival."""
 
     __slots__ = ("__weakref__", "claim", "row")
 
@@ -36,15 +34,15 @@ class RowStaging:
     """The rows of all clients that push, and of the round that is being made."""
 
     def __init__(self, device: Gpu, *, pinned: bool) -> None:
-        """`pinned`: the rows themselves are in pinned memory, which the GPU reads."""
+        """Stage rows on `device`. `pinned`: the rows are in pinned memory, which the GPU reads."""
         self.device = device
         self._pinned = pinned
         self._lock = Lock()
         self._staged: WeakValueDictionary[ClientId, StagedRow] = WeakValueDictionary()
-        self._written: Collection[ClientId] = ()  # whose rows a sweep writes, until its round ends
+        self._written: Collection[ClientId] = ()  # the clients whose rows a sweep writes, until its round ends
 
     def start_upload(self, client_id: ClientId, row_on_host: Callable[[ClientId], Row | None]) -> StagedRow:
-        """Starts to upload a client's row, unless it is on the GPU already."""
+        """Start to upload a client's row, unless it is on the GPU already. Return the staged row."""
         claim = object()
         with self._lock:  # first: a sweep that begins after this reads the claim
             staged = self._staged.get(client_id)
@@ -64,9 +62,9 @@ class RowStaging:
     def uploaded_rows(
         self, old: Mapping[ClientId, Row | None], new: NewRows, unaliased: Collection[ClientId]
     ) -> Mapping[ClientId, Any]:
-        """The rows `old` on the GPU, for a sweep to read; sets where the sweep writes `new`.
+        """Return the rows `old` on the GPU, for a sweep to read. Set `new.staged`, to which the sweep writes.
 
-        A new row overwrites the one that is read; for the clients in `unaliased` it has separate memory.
+        A new row overwrites the old row that is read; for the clients in `unaliased` it has separate memory.
         """
         read = {client_id: None if row is None else self._uploaded(client_id, row) for client_id, row in old.items()}
         for client_id, row in new.items():
@@ -84,7 +82,7 @@ class RowStaging:
         return upload.array
 
     def begin_sweep(self, rows: NewRows) -> None:
-        """Must be called before the sweep that writes these rows. May be repeated."""
+        """Make earlier uploads of these rows invalid, before the sweep that writes the rows. May be repeated."""
         with self._lock:
             self._written = rows.keys()
             for client_id in rows:
@@ -92,12 +90,12 @@ class RowStaging:
                     staged.row = staged.claim = None
 
     def copy_back(self, rows: NewRows) -> None:
-        """Copies the rows that a sweep has written to the host. May be repeated."""
+        """Copy to the host the rows that a sweep has written. May be repeated."""
         for client_id, row in rows.staged.items():
             bring(row, rows[client_id])
 
     def end_round(self, rows: NewRows) -> None:
-        """These rows are now the clients' rows. May be repeated."""
+        """End the round: the rows that it has written on the GPU are now the clients' rows. May be repeated."""
         with self._lock:
             for client_id, row in rows.staged.items():
                 if (staged := self._staged.get(client_id)) is not None:
