@@ -13,8 +13,8 @@ from afflux.rules.rule import Rule
 #: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
 MAX_ABS = {"float32": 1e15, "float64": 1e150}
 MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
-#: This many steps in a row must not overflow: one step adds to params, or to a sum of squares, at most the largest
-#: finite number divided by this.
+#: The number of steps in a row that must not overflow. One step adds to params, or to a sum of squares, at most the
+#: largest finite number divided by this number.
 _STEPS = 1e6
 
 
@@ -28,26 +28,26 @@ class Limits:
 
     @classmethod
     def of(cls, dtype: str, max_abs: float | None, max_norm: float | None) -> "Limits":
-        """The limits that `ServerOptions` set."""
+        """Return the limits that `ServerOptions` set."""
         return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max))
 
     def allow(self, low: float, high: float, norm: float) -> bool:
-        """Whether a vector of finite values is within the limits, given its least and largest element and its norm."""
+        """Return whether a finite vector with this least and largest element and this norm is within the limits."""
         return -self.max_abs <= low and high <= self.max_abs and norm <= self.max_norm
 
     def reason(self, low: float, high: float, norm: float) -> str:
-        """The reason why a vector is not within the limits."""
+        """Return the reason why a vector is not within the limits."""
         largest = max(-low, high)
         if largest > self.max_abs:
             return f"an element of magnitude {largest:.3g}, max_abs is {self.max_abs:g}"
         return f"the norm {norm:.6g}, max_norm is {self.max_norm:g}"
 
     def of_direction(self, weights: list[float]) -> float:
-        """The largest |sum_i w_i u_i| of vectors within the limits, rounded up."""
+        """Return the largest |sum_i w_i u_i| of vectors within the limits, rounded up."""
         return sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
 
     def check_step(self, rule: Rule, step: ops.Step, lr: float, weights: list[float]) -> None:
-        """Rejects numbers of a rule that could make vectors within the limits overflow.
+        """Reject numbers of a rule with which vectors within the limits could cause an overflow.
 
         Of the values that clients send, the check depends only on those that determine the weights.
 

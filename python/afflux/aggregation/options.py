@@ -128,10 +128,11 @@ class ServerOptions:
             limit. The round of a lent vector checks its direction, and rejects vectors beyond the limit.
         max_norm: a vector with a larger Euclidean norm is refused; None: no limit. With a limit, vectors cannot be
             lent.
-        durability: of a commit to the store. "process" (default): it survives every kind of end of this process;
+        durability: what a commit to the store survives. "process" (default): every kind of end of this process.
             "power": also a power failure of the machine.
-        commit_every: versions that this divides are committed to the store; None: only `checkpoint` and `close` commit.
-        seed: of the random bits with which quantized rows are encoded; at least 0, in 64 bits.
+        commit_every: the multiples of this version number are committed to the store; None: only `checkpoint` and
+            `close` commit.
+        seed: the seed of the random bits that encode quantized rows: 0 to 2^64 - 1.
         memory_budget: bytes that the estimate of `afflux.plan` must not exceed. `max_slots` and `max_versions`, if
             they are not given, are chosen accordingly. The log is not counted; on a GPU the host's memory is not
             counted either.
@@ -139,11 +140,11 @@ class ServerOptions:
             from which the row of a client that pushes is copied to the GPU.
 
     With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
-    element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than what rounding params to
-    float32 does; the rule's weights, its learning rate and the other values of a report are the same. The sum is made
-    in the order of the joins: the bits are the same in a replay, for any number of threads and any instruction set, but
+    element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than the error of rounding params
+    to float32. The rule's weights, its learning rate and the other values of a report are the same. The sum is made in
+    the order of the joins: the bits are the same in a replay, for any number of threads and any instruction set, but
     not for permuted arrivals. A vector's norm must not exceed 1e150. Products with a raw weight that underflow are
-    lost. An update costs one more sweep, over its slot and the sum; several waiting updates share one sweep.
+    lost. An arrival costs one more sweep, over its slot and the sum; several waiting arrivals share one sweep.
 
     Raises:
         AffluxError: an option has a wrong type or value, or cannot be combined with another one.
@@ -212,7 +213,7 @@ class ServerOptions:
         return name
 
     def for_rule(self, rule: Rule) -> Self:
-        """These options for a rule, with the default of `duplicates`, which depends on the rule.
+        """Return these options for a rule, with the default of `duplicates`, which depends on the rule.
 
         Raises:
             AffluxError: an option cannot be combined with the rule.
@@ -239,7 +240,7 @@ class ServerOptions:
         return replace(self, duplicates=duplicates)
 
     def for_replacement(self, before: Rule, rule: Rule) -> Self:
-        """These options for a rule that replaces the one for which they were made.
+        """Return these options for `rule`, which replaces the rule `before` for which they were made.
 
         Raises:
             AffluxError: an option cannot be combined with the rule, or the rule differs from the previous one in a
@@ -252,7 +253,7 @@ class ServerOptions:
         return self.for_rule(rule)
 
     def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
-        """Checks the options against the device of the server's vectors: the GPU of that name, or the CPU.
+        """Check the options against the device of the server's vectors: the GPU of that name, or the CPU.
 
         Raises:
             UnavailableError: check_versions on a GPU.
@@ -282,20 +283,20 @@ class ServerOptions:
                 raise AffluxError(f"[Server] rows_on is 'host', but {why}")
 
     def stored(self) -> dict[str, Any]:
-        """The options that a store keeps, as JSON-able data."""
+        """Return the options that a store keeps, as JSON-able data."""
         values = asdict(self)
         return {name: values[name] for name in STORED}
 
 
 def options_of(op: str, options: object, fields: Options) -> ServerOptions:
-    """`options`, or the default options, with these fields replaced."""
+    """Return `options`, or the default options, with these fields replaced."""
     given = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
     keyword_arguments(op, fields, Options.__annotations__)
     return replace(ServerOptions() if given is None else given, **fields)
 
 
 def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:
-    """The largest number of copies of pushed vectors."""
+    """Return the largest number of copies of pushed vectors."""
     if rule.needs.passes:
         if max_slots is not None:
             raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
@@ -304,7 +305,7 @@ def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:
 
 
 def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
-    """The codec of the cached rows, by default one that keeps every bit; None for rules that cache no rows."""
+    """Return the codec of the cached rows, by default one that keeps every bit; None for rules that cache no rows."""
     if not rule.calibrate.cached:
         return None
     exact = codecs.float64 if slot_dtype == "float64" else codecs.float32  # also for bfloat16
@@ -317,7 +318,7 @@ def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
 
 
 def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
-    """Checks N for rules that need it, and returns it."""
+    """Check and return N, for rules that need it."""
     if num_clients is None:
         why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
         raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
@@ -330,10 +331,10 @@ def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> i
 
 
 def known_on_arrival(rule: Rule) -> OnArrival:
-    """The rule's weigh part, if its weights are known on arrival except for a common factor.
+    """Return the rule's weigh part, if its weights are known on arrival except for a common factor.
 
     Raises:
-        AffluxError: they are not; the message has the reason.
+        AffluxError: the weights are not known; the message has the reason.
     """
     weigh, needs = rule.weigh, rule.needs
     if rule.calibrate.cached:
@@ -352,10 +353,10 @@ def known_on_arrival(rule: Rule) -> OnArrival:
 
 
 def why_copied(rule: Rule, options: ServerOptions) -> str | None:
-    """The reason why a server copies pushed vectors; None if a round may read them in place.
+    """Return the reason why a server copies pushed vectors; None if a round may read them in place.
 
-    A round that has read a non-finite value is repeated without that vector. So such a round must not overwrite
-    vectors that it reads.
+    A round that has read a non-finite value in a vector that is not copied is repeated without this vector. So such a
+    round must not overwrite vectors that it reads.
     """
     if options.accumulate:
         return "accumulate=True adds it up at once"
@@ -375,9 +376,10 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
 
 
 def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
-    """The properties that a rule must share with the rule that it replaces. These are the ones that `Server.open`
-    requires (the name, the kind and the vectors that the server keeps), and those that a push checks before its vector
-    joins.
+    """Return the properties that a rule must share with the rule that it replaces.
+
+    These are the properties that `Server.open` requires (the name, the kind and the vectors that the server keeps), and
+    those that a push checks before its vector joins.
     """
     codec, needs = codec_of(rule, slot_dtype), rule.needs
     return {
@@ -394,7 +396,7 @@ def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
 
 
 def _check_first_values(rule: Rule, dtype: str) -> None:
-    """Rejects a rule whose vectors start at a value that the dtype cannot represent."""
+    """Reject a rule whose vectors start at a value that the dtype cannot represent."""
     for name, first in rule.rule_vectors.items():
         if not first < float(np.finfo(dtype).max):
             raise AffluxError(f"[Server] {rule.name} starts its {name} at {first}, which {dtype} cannot hold")

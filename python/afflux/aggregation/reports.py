@@ -63,7 +63,7 @@ class Report(Struct, frozen=True, eq=False):
     nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot
 
     def metrics(self) -> dict[str, float]:
-        """The report as a flat dict of numbers, for a logger of metrics.
+        """Return the report as a flat dict of numbers, for a logger of metrics.
 
         Returns:
             Plain floats. All reports of a server have the same keys::
@@ -113,7 +113,7 @@ class Report(Struct, frozen=True, eq=False):
 
 
 def _effective_number(weights: list[float]) -> float:
-    """(sum w)^2 / sum w^2, of weights divided by the largest one, so that no square overflows."""
+    """Return (sum w)^2 / sum w^2. The weights are divided by the largest magnitude first: no square overflows."""
     largest = max(map(abs, weights))
     if largest == 0:
         return 0.0
@@ -122,7 +122,7 @@ def _effective_number(weights: list[float]) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    """The mean; NaN of no values. Each value is divided first, because a sum of large values might overflow."""
+    """Return the mean; NaN of no values. Each value is divided first: a sum of large values might overflow."""
     return fsum(value / len(values) for value in values) if values else nan
 
 
@@ -135,7 +135,7 @@ class Receipt(NamedTuple):
     staleness: int | None
     version: int  #: the server's version after this push
     join: int | None  #: the number of this decision, from 0: its index in the log; None if it is not in the log
-    step: int | None  #: the version that its step makes, unless the rule skips the step; None if it is in no buffer
+    step: int | None  #: the version that the arrival's step makes, unless the rule skips it; None if in no buffer
     report: Report | None  #: not None if this push completed a round
     more: tuple[Report, ...] = ()  #: reports of rounds that were full as soon as their pass began (gradient scheduling)
     durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
@@ -167,28 +167,28 @@ class Join(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """`Server.set_rule_vector` has replaced a rule vector. The vector itself is not kept."""
+    """The replacement of a rule vector by `Server.set_rule_vector`. The vector itself is not kept."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The buffer was emptied before it was full: by `flush` (a step with its arrivals) or by `discard`."""
+    """The emptying of a buffer that was not full: by `flush` (a step with its arrivals) or by `discard`."""
 
     kind: Literal["flush", "discard"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """`Server.replace_rule` has replaced the rule: at once if the buffer was empty, else when it is emptied."""
+    """The replacement of the rule by `Server.replace_rule`: at once, or when a buffer with arrivals is emptied."""
 
     config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client has checked a version out (`Server.checkout`)."""
+    """The checkout of a version by a client (`Server.checkout`)."""
 
     task: str  #: its id
     client_id: ClientId
@@ -199,7 +199,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A task was closed: by a push, by the end of its lease, or by `Task.cancel`."""
+    """The end of a task: by a push, by the end of its lease, or by `Task.cancel`."""
 
     task: str  #: its id
     why: Literal["pushed", "expired", "cancelled"]
@@ -209,5 +209,5 @@ Entry = Join | Cut | Handed | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:
-    """Zero counts of pushes by status; `refused` counts pushes that raised an error."""
+    """Return zero counts of pushes by status; `refused` counts pushes that raised an error."""
     return dict.fromkeys((*STATUSES, "refused"), 0)
