@@ -37,11 +37,11 @@ FAULTS_KEPT = 1000
 
 
 class ClientError(AffluxError):
-    """An argument from a client is invalid."""
+    """An invalid argument from a client."""
 
 
 class Admission:
-    """Decides about arrivals by the rules of `Server` and `ServerOptions`, counts decisions, and keeps the log."""
+    """The decisions about arrivals, by the options of a server; their counts, and the log."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Admission:
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
         self._task_events: list[Opened | Closed] = []  # since the last compaction
-        # The index of a client's waiting arrival, unless both of its arrivals count. Entries may be outdated: the state
+        # The index of each client's waiting arrival; empty if duplicates is "both". Entries may be outdated: the state
         # determines which arrivals wait.
         self._places: dict[ClientId, int] = {}
 
@@ -84,7 +84,7 @@ class Admission:
         return None if self._log is None else self._log[: self.state.logged]
 
     def entries(self) -> list[Entry]:
-        """All decisions.
+        """Return all decisions.
 
         Raises:
             AffluxError: the server keeps no log.
@@ -100,7 +100,7 @@ class Admission:
             ClientError: there are too many clients, or the version does not exist yet.
         """
         state = self.state
-        # A decided round counts, whether its sweep was made or not: so the log of joins determines everything.
+        # A decided round counts even before its sweep is made, so that the decisions alone determine the staleness.
         staleness = state.current.version + (state.round is not None) - version
         if staleness < 0:
             raise ClientError(
@@ -240,7 +240,10 @@ class Admission:
     def _opened(
         self, passes: Participation | None, prepared: Round
     ) -> tuple[list[PendingArrival], Participation | None, dict[str, int]]:
-        """Return the buffer after a round: it has only the arrivals that waited for this pass."""
+        """Return the buffer, the pass and the counts after a round.
+
+        The buffer has only the arrivals that waited for this pass.
+        """
         state = self.state
         counts, rule = state.counts, state.next_rule or state.rule
         if passes is None:
@@ -253,7 +256,7 @@ class Admission:
         return entering, passes, counts
 
     def count(self, status: Status | Literal["refused"], closed: Closed | None = None) -> None:
-        """Count a push that is no arrival, and close its task; "refused": it raised an error."""
+        """Count a push without a decision about an arrival; "refused": it raised an error. `closed` closes its task."""
         counts = self.state.counts
         counts = {**counts, status: counts[status] + 1}
         self.state = replace(self.state if closed is None else self._noted(closed), counts=counts)
@@ -287,7 +290,11 @@ class Admission:
         self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
     def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
-        """Replace the rule, at once if the buffer is empty, else when it is emptied; return whether at once."""
+        """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.
+
+        Returns:
+            Whether the rule was replaced at once.
+        """
         state = self.state
         at_once, logged = not state.filled, state.logged
         if self._log is not None:
@@ -298,7 +305,10 @@ class Admission:
         return at_once
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
-        """Empty the buffer without a push, with a round or without one. Overdue rounds need no entry in the log."""
+        """Empty the buffer without a push. `prepared` is the round of its arrivals; None discards them.
+
+        Overdue rounds need no entry in the log.
+        """
         state = self.state
         logged = state.logged
         if self._log is not None and kind != "overdue":
@@ -331,13 +341,13 @@ class Admission:
         self._places = {}
 
     def discard_leftovers(self) -> None:
-        """Removes entries beyond the counts, which an interrupt may have left."""
+        """Remove entries beyond the counts, which an interrupt may have left."""
         del self.state.waiting[self.state.filled :]
         if self.state.passes is not None:
             self.state.passes.discard_leftovers()
 
     def commit(self, current: Pulled, done: Round) -> None:
-        """End the round: its version is the newest one."""
+        """End the round, and make its version the newest one."""
         state = after(self.state, current, done)
         self.state = replace(state, unreported=self._with_report(done.report)) if self.reporting else state
 
@@ -346,7 +356,7 @@ class Admission:
         self.state = replace(self.state, round=None, decided_state=None)
 
     def _with_report(self, report: Report) -> tuple[Report, ...]:
-        """Return the waiting reports, and this one."""
+        """Return the waiting reports and this one; none if reports are not kept."""
         return (*self.state.unreported, report) if self.reporting else ()
 
     def next_report(self) -> Report | None:
@@ -359,11 +369,15 @@ class Admission:
         return first
 
     def load(self, state: ServerState, log: list[Entry] | None) -> None:
-        """Replace the state by a saved one. A log that was not kept so far does not begin in the middle."""
+        """Replace the state by a saved one.
+
+        After this the server keeps a log only if it kept one before and the saved state has one: a log never begins in
+        the middle.
+        """
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
         state = replace(state, since=monotonic(), unreported=self.state.unreported)
-        # One statement without a call in it: an interrupt comes before or after.
+        # One statement without a call: an interrupt comes before it or after it.
         self._log, self._places, self.state = log, places, state
 
     def _place(self, client_id: ClientId) -> int | None:
@@ -376,7 +390,7 @@ class Admission:
         making = self.state.round
         coming = {} if making is None else making.rows
         if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
-            return  # even if all waiting clients are new; counting them at each push would be quadratic in M
+            return  # room for all, even if all waiting clients are new; a count at each push would be quadratic in M
         new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:

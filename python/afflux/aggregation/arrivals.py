@@ -30,7 +30,7 @@ class PendingArrival(NamedTuple):
 
 
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
-    """The arrivals in canonical order: by client (see `client_order`), version pulled, and join."""
+    """Return the arrivals in canonical order: by client (see `client_order`), version pulled, and join."""
     texts = [w for w in waiting if type(w.client_id) is str]
     ints = [w for w in waiting if type(w.client_id) is not str] if texts else waiting
     return sorted(ints, key=_ORDER) + sorted(texts, key=_ORDER)

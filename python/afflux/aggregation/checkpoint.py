@@ -1,4 +1,4 @@
-"""Converts a server's state to plain arrays and JSON-able facts, and back. Data is checked before it is used."""
+"""The conversion of a server's state to plain arrays and JSON-able facts, and back. Data is checked before use."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _MOST_EXAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saved:
-    """A state that was checked."""
+    """A checked state."""
 
     version: int
     params: Array  #: the state's array
@@ -58,7 +58,7 @@ class Saved:
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
 
     def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
-        """The server's state, after params and slots were copied to the server's own memory."""
+        """Return the server's state. `current` and `arrivals` are copies in the server's own memory."""
         return ServerState(
             current=current,
             rule=self.rule,
@@ -77,7 +77,7 @@ class Saved:
 
 
 def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
-    """`facts`, and the facts of the state whose size does not grow with the number of clients or joins."""
+    """Return `facts`, and the facts of the state whose size does not grow with the number of clients or joins."""
     total, arrivals = state.total, state.arrivals()
     added = 0 if total is None else total.added
     return {
@@ -97,12 +97,12 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
 
 
 def arrival_record(w: PendingArrival) -> list[Any]:
-    """[client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able."""
+    """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able."""
     return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness]
 
 
 def log_record(entry: Entry) -> list[Any]:
-    """The fields of a Join; for another entry its kind and its fields. JSON-able."""
+    """Return the fields of a Join, or the kind and the fields of another entry, JSON-able."""
     if isinstance(entry, Join):
         return [*entry[:6], _without_nan(entry.loss), entry.lent]
     if isinstance(entry, Opened):
@@ -115,13 +115,14 @@ def log_record(entry: Entry) -> list[Any]:
 
 
 def _without_nan(number: float) -> float | None:
-    """None in the place of NaN, because JSON has no NaN, and a NaN does not equal itself."""
+    """Return None for NaN, else the number: JSON has no NaN, and a NaN does not equal itself."""
     return None if number != number else number
 
 
 def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None) -> dict[str, Any]:
-    """The state as {"meta": facts, "arrays": {name: array}}; `facts` identify the kind of server. All decided rounds
-    must be complete.
+    """Return the state as {"meta": facts, "arrays": {name: array}}.
+
+    `facts` identify the kind of server. All decided rounds must be complete.
     """
     rows, current, d, total = state.rows, state.current, facts["d"], state.total
     waiting = [*state.arrivals(), *state.deferred()]
@@ -158,7 +159,7 @@ def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
 
 
 def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> Saved:
-    """Checks a state against the server that will load it; the server does not change.
+    """Check a state against the server that will load it; the server does not change.
 
     Raises:
         AffluxError: the state is damaged, or of another kind of server.
@@ -172,12 +173,12 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
 
 
 def _without_tied(fact: object) -> object:
-    """A layout without the names that it ignores: they depend on the source of the model."""
+    """Return a layout without the names of tied arrays, which depend on the model's source; other facts as they are."""
     return {name: value for name, value in fact.items() if name != "tied"} if isinstance(fact, dict) else fact
 
 
 class _Loader:
-    """Reads the parts of one state. Each is checked against the others and against the server."""
+    """A reader of the parts of one state. Each part is checked against the others and against the server."""
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
@@ -190,7 +191,7 @@ class _Loader:
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
 
     def saved(self) -> Saved:
-        """The whole state."""
+        """Return the whole state."""
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
         own: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
@@ -221,7 +222,7 @@ class _Loader:
         )
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None) -> Array:
-        """The array of this name. Its values must be finite; with `seen`, only in the rows that `seen` marks."""
+        """Return the array of this name. Its values must be finite; with `seen`, only in the rows that `seen` marks."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
@@ -235,7 +236,7 @@ class _Loader:
         return array
 
     def _list(self, name: str) -> Sequence[Any]:
-        """The list of this name. Other sequences are refused, because they may not be in memory."""
+        """Return the list of this name. Other sequences are refused, because they may not be in memory."""
         found = self._meta[name]
         if not isinstance(found, list | tuple):
             _fail(f"{name} is {brief(found)}, must be a list")
@@ -260,7 +261,7 @@ class _Loader:
         return [*waiting[:added], *(w._replace(slot=slot) for w, slot in zip(waiting[added:], slots, strict=True))]
 
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
-        """An arrival without its slot."""
+        """Return an arrival without its slot."""
         client_id, version, examples, loss, norm, low, high, join, staleness = record
         version, join, staleness = map(_count, (version, join, staleness))
         examples = _count(examples, _MOST_EXAMPLES)
@@ -328,7 +329,7 @@ class _Loader:
             )
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
-        """The clients that have entered in this pass, the buffer's clients last."""
+        """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
         order, ours = [_id(client_id) for client_id in self._list("passed")], self._state.passes
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
@@ -338,7 +339,7 @@ class _Loader:
 
 
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
-    """The tasks that these records open and do not close."""
+    """Return the tasks that these records open and do not close."""
     tasks: dict[str, Opened] = {}
     for entry in map(_log_entry, records):
         if isinstance(entry, Opened):
@@ -377,7 +378,7 @@ def _count(value: Any, most: int = MOST_COUNT) -> int:
 
 
 def _number(value: Any) -> float:
-    """NaN for None, as JSON has none."""
+    """Return the number as a float; NaN for None, because JSON has no NaN."""
     if value is not None and not isinstance(value, NUMBERS):
         _fail(f"{brief(value)} is not a number")
     return nan if value is None else float(value)

@@ -7,8 +7,10 @@ from afflux.rules.rule import ClientId
 
 
 class Participation(NamedTuple):
-    """The current pass. An object is never changed, but replaced, like the state that it belongs to. It shares its
-    lists with its successor. The lists only grow: after an interrupt they may have more entries than the counts.
+    """The current pass.
+
+    An object is never changed, but replaced, like the state that it belongs to. It shares its lists with its successor.
+    The lists only grow: after an interrupt they may have more entries than the counts.
     """
 
     num_clients: int
@@ -20,7 +22,7 @@ class Participation(NamedTuple):
 
     @classmethod
     def of(cls, num_clients: int, order: list[ClientId], queue: list[PendingArrival]) -> "Participation":
-        """A pass in which these clients have entered, and these arrivals wait."""
+        """Return a pass in which these clients have entered, and these arrivals wait."""
         return cls(num_clients, order, {who: i for i, who in enumerate(order)}, queue, len(order), len(queue))
 
     @property
@@ -29,36 +31,35 @@ class Participation(NamedTuple):
         return self.num_clients - self.entered
 
     def has(self, client_id: ClientId) -> bool:
-        """Whether the client has entered."""
+        """Return whether the client has entered."""
         place = self.places.get(client_id)
         return place is not None and place < self.entered and self.order[place] == client_id
 
     def enter(self, client_id: ClientId) -> "Participation":
-        """The pass after this client has entered, which had not entered yet."""
+        """Return the pass after this client has entered. The client must not have entered before."""
         self.places[client_id] = self.entered
         self.order[self.entered :] = [client_id]
         return self._replace(entered=self.entered + 1)
 
     def defer(self, arrival: PendingArrival) -> "Participation":
-        """The pass with one more arrival that waits for the next pass."""
+        """Return the pass with one more arrival that waits for the next pass."""
         self.queue[self.queued :] = [arrival]
         return self._replace(queued=self.queued + 1)
 
     def emptied(self, arrivals: int) -> "Participation":
-        """The pass without the last clients that have entered, and without waiting arrivals."""
+        """Return the pass without the last `arrivals` clients that have entered, and without waiting arrivals."""
         return self._replace(entered=self.entered - arrivals, queue=[], queued=0)
 
     def discard_leftovers(self) -> None:
-        """Removes entries beyond the counts, which an interrupt may have left."""
+        """Remove entries beyond the counts, which an interrupt may have left."""
         del self.queue[self.queued :]
 
     def waiting(self) -> list[PendingArrival]:
-        """The arrivals that wait for the next pass."""
+        """Return the arrivals that wait for the next pass."""
         return self.queue[: self.queued]
 
     def opened(self, buffer_size: int, oldest: int) -> tuple[list[PendingArrival], int, "Participation"]:
-        """The next buffer, with the arrivals that may enter now; the number of arrivals that were too old; and the new
-        pass.
+        """Return the arrivals that may enter the next buffer now, the number of dropped arrivals, and the new pass.
 
         If this pass is complete, the next one begins. Arrivals that pulled a version before `oldest` are dropped.
         """

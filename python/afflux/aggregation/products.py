@@ -12,7 +12,7 @@ from afflux.rules.rule import Float64
 
 
 class RoundVectors:
-    """Arrivals.inner of one round. After the round is decided, other rounds reuse its slots, and a call is refused."""
+    """The function `Arrivals.inner` of one round. After `close` a call raises: other rounds reuse the slots."""
 
     __slots__ = ("_given",)
 
@@ -27,7 +27,7 @@ class RoundVectors:
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
-        """See Arrivals.inner."""
+        """Compute the inner products; see `Arrivals.inner`."""
         given = self._given
         if given is None:
             raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are reused")
@@ -51,13 +51,13 @@ class RoundVectors:
         return ops.inner(slots, wanted, memory=vector, shift=moved, memory_weight=own, num_threads=num_threads)
 
     def close(self) -> None:
-        """Refuses later calls: the rule has returned its weights, or has failed."""
+        """Refuse later calls: the rule has returned its weights, or has failed."""
         self._given = None
 
 
 @reads("[Arrivals] weights of inner")
 def _numbers(weights: object) -> Float64:
-    """The numbers as a float64 array for the engine."""
+    """Return the numbers as a float64 array for the engine."""
     array = np.asarray(weights)
     if isinstance(weights, np.ma.MaskedArray) or array.dtype.kind not in "fiub":
         raise AffluxError(f"[Arrivals] weights of inner are {brief(weights)}, must be numbers")

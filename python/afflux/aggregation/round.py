@@ -46,8 +46,10 @@ class RoundStart(Struct, frozen=True, eq=False):
 
 
 class LentVectors(NamedTuple):
-    """The lent, and therefore unchecked, vectors of a round, and the data that are needed to repeat the round without
-    them: such a round overwrites none of its inputs.
+    """The lent vectors of a round, and the data to repeat the round without some of them.
+
+    A push does not check a lent vector. A round with lent vectors overwrites none of its inputs, so that it can be
+    repeated.
     """
 
     places: tuple[int, ...]
@@ -58,7 +60,10 @@ class LentVectors(NamedTuple):
     max_abs: float
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, str]:
-        """Return the problem of each vector that was read and has a value that is not finite, or beyond max_abs."""
+        """Return the problem of each vector, by index, that has a non-finite value or a value beyond max_abs.
+
+        Vectors of weight 0 are not checked: the sweep does not read them.
+        """
         found: dict[int, str] = {}
         for i in self.places:
             index = None if self.weights.vectors[i] == 0 else first_beyond(slots[i], self.max_abs)
@@ -101,11 +106,11 @@ class Round:
 
     @property
     def unsound(self) -> bool:
-        """Whether the sweep has written a value that is not finite: no version is published, no state is kept."""
+        """Whether the sweep has written a non-finite value. Then the version is not published, and no state is kept."""
         return bool(self.done) and not self.done[0]
 
     def release(self) -> None:
-        """Release slots and versions after the round, because the push that has made it may hold it for a while."""
+        """Release slots and versions after the round: the push that has made the round may hold it longer."""
         self.slots.clear()  # the sweep's own list
         if self.checked is not None:
             self.checked.release()  # frames of a stored traceback may hold it
@@ -131,13 +136,14 @@ class Round:
         sound: list[bool] = []
         ops.apply(self.sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
         if not sound[0]:
-            # In the engine's floating-point mode, as prepare.
+            # In the engine's floating-point mode, like `prepare`.
             strict_float_mode(lambda known: self._make_without(known, num_threads, sound), lent)
         self.done.append(sound[-1])
 
     def _make_without(self, lent: LentVectors, num_threads: int, sound: list[bool]) -> None:
-        """Repeat the sweep without the arrivals that hold invalid values, if there are any, and without a limit on the
-        direction, because the limit of params, which may be a part of it, is unknown.
+        """Repeat the sweep without the arrivals that hold invalid values, if there are any.
+
+        The repeated sweep has no limit on the direction: it may contain params, whose limit is unknown.
         """
         weights, bad = lent.weights, lent.bad(self.slots)
         if bad:
@@ -152,9 +158,9 @@ class Round:
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
-    """Decide a round. It writes only to new memory, so that an error changes nothing.
+    """Decide a round. Only new memory is written, so that an error changes nothing.
 
-    It runs in the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
+    The computation uses the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
     """
     return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
 
@@ -266,7 +272,7 @@ def params_weight(kind: Kind, weights: Float64) -> float:
 
 
 def reasons(weights: Weights) -> tuple[str, ...]:
-    """Return the reason why each arrival was rejected; empty: it was not."""
+    """Return the reason why each arrival was rejected; empty for an arrival that was not."""
     vectors = weights.vectors.tolist()
     if not weights.rejected and all(vectors):
         return ("",) * len(vectors)
@@ -284,7 +290,10 @@ def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
 
 
 def accepted(weights: Weights) -> list[bool]:
-    """Return which arrivals are not rejected. If WKAFL rejects all and steps nevertheless, all are rejected."""
+    """Return whether each arrival is accepted: its weight is not 0, and the rule does not reject it.
+
+    A rule may reject all arrivals and make the step nevertheless (WKAFL).
+    """
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
@@ -327,7 +336,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
-        # Weights that were divided by their sum already are one to rounding, and stay as they are.
+        # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
             vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
     if weights.rejected and not set(weights.rejected) <= set(range(count)):
@@ -350,7 +359,10 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
 
 
 def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
-    """Return a read-only copy of a result of weigh: finite numbers of this shape. The caller checks weights."""
+    """Return a read-only copy of a result of weigh: finite numbers of this shape.
+
+    The caller checks that weights are finite.
+    """
     try:
         array = np.asarray(given)
         if array.dtype.kind not in "fiub":

@@ -16,8 +16,10 @@ from afflux.rules.rule import Rule, Scalars
 
 
 class ServerState(Struct, frozen=True, eq=False):
-    """All decisions so far. A state is never changed; one assignment replaces it, so an interrupt at any moment leaves
-    the old state or the new one. States share the lists that grow, and have the numbers of their valid entries.
+    """All decisions so far.
+
+    A state is never changed. One assignment replaces it, so that an interrupt at any moment leaves the old state or the
+    new one. States share the lists that grow, and have the numbers of their valid entries.
     """
 
     current: Pulled  #: the newest version
@@ -41,11 +43,11 @@ class ServerState(Struct, frozen=True, eq=False):
     unreported: tuple[Report, ...] = ()  #: steps for which on_step was not called yet, oldest first
 
     def arrivals(self) -> list[PendingArrival]:
-        """The arrivals in the buffer."""
+        """Return the arrivals in the buffer."""
         return self.waiting[: self.filled]
 
     def deferred(self) -> list[PendingArrival]:
-        """The arrivals that wait for the next pass."""
+        """Return the arrivals that wait for the next pass."""
         return [] if self.passes is None else self.passes.waiting()
 
     @property
@@ -62,7 +64,7 @@ class ServerState(Struct, frozen=True, eq=False):
 
     @property
     def slots_held(self) -> int:
-        """Number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
+        """The number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
         total = self.total
         if total is not None:
             return self.filled - total.added
@@ -70,7 +72,7 @@ class ServerState(Struct, frozen=True, eq=False):
 
 
 def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
-    """The state after a round; the round's version is then the newest one."""
+    """Return the state after a round, whose version is `current`."""
     return replace(
         state, current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
     )

@@ -8,21 +8,21 @@ from afflux.aggregation.round import NamedVectors, Round
 
 
 class RoundStorage(Protocol):
-    """Keeps the state of one server on disk. Each method raises StoreError if the disk fails or is full."""
+    """The storage of one server's state on disk. Each method raises StoreError if the disk fails or is full."""
 
     path: Path  #: for messages
 
     def check(self) -> None:
-        """Checks that the open files still exist and are complete."""
+        """Check that the open files still exist and are complete."""
 
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
-        """Vectors into which a sweep may write the new values of these; the same vectors to update in place."""
+        """Return the vectors into which a sweep may write the new values; the same vectors to update in place."""
 
     def prepare_sweep(self, decided: Round) -> None:
-        """Makes writable all memory that the sweep of this round writes. May be repeated."""
+        """Make writable all memory that the sweep of this round writes. May be repeated."""
 
     def save_round(self, swept: Round, admission: Admission) -> None:
-        """Records a round whose sweep has been made; commits it if its version is one to commit. May be repeated."""
+        """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
 
     def next_durable_version(self, version: int) -> int | None:
-        """The first version from this one on that a round commits; None if no round commits."""
+        """Return the first version, from this one on, that a round commits; None if no round commits."""

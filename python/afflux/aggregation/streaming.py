@@ -4,9 +4,9 @@
     v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
 
 A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, a term
-is added without the mutex, by one thread at a time, and by another thread if that one is interrupted. Waiting terms are
-added together in one sweep over the sum, with the same bits as one sweep for each term. So a push leaves its term to a
-later push, as long as another slot is free.
+is added without the mutex, by one thread at a time. If that thread is interrupted, another one adds it. Waiting terms
+are added together in one sweep over the sum, with the same bits as one sweep for each term. So a push leaves its term
+to a later push, as long as another slot is free.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS
 from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
-#: The largest magnitude of a raw weight, of the factor and of a vector's norm: so no sum of accepted vectors overflows.
+#: The largest magnitude of a raw weight, of the factor and of a vector's norm, so that no sum overflows.
 MOST = 1e150
 MOST_SQUARES = MOST * MOST
 
@@ -33,24 +33,26 @@ MOST_SQUARES = MOST * MOST
 class Total:
     """The sum of a buffer's terms."""
 
-    vectors: list[Slot]  #: the sum, (d,) float64, and nothing else; the round's own list, which is emptied at its end
-    zeros: ops.Array  #: (d,), the initial value; on a GPU the sum itself when it is made
+    vectors: list[Slot]  #: only the sum, (d,) float64; a round has this list as its slots, and empties it
+    zeros: ops.Array  #: (d,), the initial value; on a GPU this is the sum itself, which begins as zeros
     added: int = 0  #: number of arrivals in the sum
     due: Sequence["Term"] = ()  #: the next terms to add, in the order of their joins
     driver: int | None = None  #: the thread that adds them; None: no thread does
 
     def make(self, num_threads: int) -> None:
-        """Adds the terms that are due."""
+        """Add the terms that are due."""
         self.add(self.due, num_threads)
         self.due = ()
 
     def add(self, terms: Sequence["Term"], num_threads: int) -> None:
-        """Adds these terms, in the order of their joins, in one sweep, together with all terms before them that are not
-        added yet. After an interrupt, the next call continues.
+        """Add these terms, which are in the order of their joins, in one sweep.
+
+        They must include all earlier terms that are not added yet. Terms that are added already are skipped, so that
+        the next call continues after an interrupt.
         """
         left = [term for term in terms if not term.done]
         if left:
-            done: list[bool] = []  # shared by all of them
+            done: list[bool] = []  # shared by these terms
             for term in left:
                 term.done = done
             (vector,) = self.vectors
@@ -80,10 +82,10 @@ class Term:
 
 
 class Streaming:
-    """Makes the terms of one server's arrivals."""
+    """The sums and the terms of one server's arrivals."""
 
     def __init__(self, size: int, device: Device = HOST) -> None:
-        """For vectors of `size` elements."""
+        """Prepare for vectors of `size` elements."""
         self._size = size
         self._device = device
         if device is HOST:  # on a GPU a sum is filled with zeros when it is made
@@ -91,7 +93,7 @@ class Streaming:
             self._zeros = np.zeros(size)  # never written: the system may map all of it to one page of zeros
 
     def total(self, added: int = 0, values: Float64 | None = None) -> Total:
-        """A total of `added` arrivals whose sum is `values` (d,), which is copied; or an empty total."""
+        """Return a total of `added` arrivals whose sum is `values`, (d,), copied; without arguments an empty total."""
         if self._device is HOST:
             total = Total([Buffer(self._pool)], self._zeros, added)
         else:
@@ -102,10 +104,10 @@ class Streaming:
         return total
 
     def term(self, rule: Rule, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
-        """The term of the arrival at index `place` in the buffer; `facts` are its staleness, num_examples and norm.
+        """Return the term of the arrival at index `place` of the buffer; `facts`: its staleness, num_examples and norm.
 
         Raises:
-            AffluxError: its raw weight is not a number, or is too large.
+            AffluxError: the raw weight is not a number, or is too large.
         """
         weigh = cast(OnArrival, rule.weigh)  # ServerOptions.for_rule has checked it
         # In the engine's floating-point mode, like all weights.
@@ -119,8 +121,9 @@ class Streaming:
 def combine(
     rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[Term], params_weight: float
 ) -> ops.Combine:
-    """Stage 1 of the round of these terms, once they are all added; `weights` are the rule's, in canonical order, as
-    the terms are.
+    """Return stage 1 of the round of these terms, for use after all terms are added.
+
+    `weights` are the rule's weights. They and the terms are in canonical order.
 
     Raises:
         AffluxError: the rule's raw weights and its factor do not give its weights.
@@ -138,8 +141,8 @@ def combine(
 
 
 def bounded(name: str, what: str, given: float) -> float:
-    """The result of weigh's method `what`, if it is a number of at most MOST."""
-    # As Python's float first: NumPy would round MOST to the type of a float32.
+    """Return the result of weigh's method `what`; raise an error unless its magnitude is at most MOST."""
+    # Converted to a Python float first: NumPy would round MOST to float32 if `given` is a float32.
     if not isinstance(given, NUMBERS) or not abs(value := float(given)) <= MOST:
         raise AffluxError(f"[{name}] weigh's {what} gave {given!r}, must be a number of at most {MOST} in magnitude")
     return value
