@@ -71,7 +71,7 @@ class Task:
         """The version, as `pull` returns it: read-only, without a copy.
 
         Raises:
-            AffluxError: it is no longer held: the task is closed, or the version too old.
+            AffluxError: the version is no longer held, because the task is closed or the version is too old.
         """
         pulled = self.copied or self._aggregator.tasks.base_of(self._task)
         if pulled is None and not self._task.opened.hold:
@@ -90,7 +90,7 @@ class Task:
         return self.pulled.params
 
     def load(self, target: Tree) -> None:
-        """Copies params, and buffers, into a torch module or a tree of writable arrays; see `Layout.load`.
+        """Copy params, and buffers, into a torch module or a tree of writable arrays; see `Layout.load`.
 
         Raises:
             AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
@@ -99,11 +99,11 @@ class Task:
             self._adapter.copy_out("Task.load", self.pulled, target)
 
     def tree(self) -> Tree:
-        """A writable copy, in the library, the dtypes and the nesting of the server's first params.
+        """Return a writable copy, in the library, the dtypes and the nesting of the server's first params.
 
-        A torch module is a dict by dotted name, for `load_state_dict`; with strict=False if some of its arrays are tied
-        or not selected. JAX's arrays are not writable. If the server was opened from a store, all arrays are
-        NumPy's.
+        The copy of a torch module is a dict by dotted name, for `load_state_dict` (with strict=False if some arrays of
+        the module are tied or not selected). JAX's arrays are not writable. If the server was opened from a store, all
+        arrays are NumPy's.
 
         Raises:
             AffluxError: as `pulled`.
@@ -112,7 +112,7 @@ class Task:
             return self._adapter.copied_tree(self.pulled)
 
     def cancel(self) -> bool:
-        """Closes the task, because its client will not push; returns whether it was open."""
+        """Close the task, because its client will not push. Return whether the task was open."""
         self._aggregator.enter("Task.cancel")
         return close_task(self._aggregator, self._task, "cancelled")
 
@@ -131,9 +131,7 @@ class Task:
 
 @contextmanager
 def _reading(aggregator: Aggregator) -> Iterator[None]:
-    """A block that reads a version of a task. A step that needs the version's memory waits for the block, and does not
-    fail.
-    """
+    """Mark a block that reads a version of a task. A step that needs the version's memory waits for the block."""
     ticket = Ticket()
     try:
         aggregator.reading.add(ticket)
@@ -146,7 +144,7 @@ def _reading(aggregator: Aggregator) -> Iterator[None]:
 def checkout(  # noqa: D417
     self: CheckoutSource, client: ClientId, *, lease: float | None = None, hold: bool = True
 ) -> Task:
-    """Opens a task: a client trains from the newest version.
+    """Open a task: a client trains from the newest version.
 
     A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several tasks.
 
@@ -157,8 +155,8 @@ def checkout(  # noqa: D417
         hold: whether the server holds the version's params while the task is open, for conversions from and to
             models. The server releases them when the version's staleness exceeds max_staleness, or when max_versions
             (default 64) versions are held, the oldest first. After that a push that needs them is `expired`; other
-            pushes are not affected. With False the params exist as long as the version is the newest one. Servers
-            with inplace=True hold no versions: with hold=False, the task has its own copy.
+            pushes are not affected. With False the params exist as long as the version is the newest one. A server
+            with inplace=True holds no versions and needs hold=False; the task then has its own copy.
 
     Raises:
         AffluxError: an argument has a wrong type or value.
@@ -205,12 +203,12 @@ def checkout(  # noqa: D417
 
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
-    """The open tasks of a server."""
+    """Return the open tasks of a server."""
     return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
 
 
 def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "cancelled"]) -> bool:
-    """Closes a task without a push, if it is open; returns whether it was open."""
+    """Close a task without a push, if it is open. Return whether it was open."""
 
     def closed() -> bool:
         if not aggregator.tasks.is_open(task):
@@ -223,7 +221,7 @@ def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "
 
 
 def close_overdue(aggregator: Aggregator) -> None:
-    """Closes the tasks whose lease has ended."""
+    """Close the tasks whose lease has ended."""
     deadline = aggregator.tasks.next_deadline
     if deadline != inf and deadline <= monotonic():
         for task in aggregator.locked(aggregator.tasks.overdue):

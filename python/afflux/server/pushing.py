@@ -1,4 +1,4 @@
-"""A push: a client's vector is checked, converted to the rule's kind, and joins; or an error changes nothing."""
+"""`Server.push`: the check of a client's vector, its conversion to the rule's kind, and its join."""
 
 from math import inf, nan
 from traceback import clear_frames
@@ -52,15 +52,16 @@ def push(  # noqa: D417
     timeout: float | None = None,
     copy: bool = True,
 ) -> Receipt:
-    """Hands in what a client learned; the M-th arrival makes the server step.
+    """Push a client's update, gradient or model. The M-th arrival makes a server step.
 
-    A client sends one of three vectors, and the sweep that takes it in converts it to the kind that the rule takes:
+    A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the rule
+    takes:
 
         update = model - base,  model = base + update                      in the dtype of params
         gradient = -update / (client_lr local_steps), and back             in float64, rounded once
 
-    where the base is the version that the client pulled, rounded to the dtype of each of the model's arrays before it
-    is subtracted: a bfloat16 client never saw more.
+    The base is the version that the client pulled. Before the subtraction it is rounded to the dtype of each of the
+    model's arrays, because a bfloat16 client has received the rounded values.
 
     Args:
         task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
@@ -68,7 +69,7 @@ def push(  # noqa: D417
         version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a model
             need its params: with a number, the version must be the newest one, or held for a task.
         update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
-            whose arrays go straight into one slot.
+            whose arrays are copied into one slot.
         gradient: in the same forms; it points in the direction of ascent.
         model: in the same forms, the client's own params; a torch module or its state_dict, for example.
         num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
@@ -79,25 +80,25 @@ def push(  # noqa: D417
             they are in `model`.
         timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
             the rule's own code (weigh, step) in any case.
-        copy: False lends the vector: its round reads it in place. Until then (`version` has reached Receipt.step, or
-            the buffer was discarded) it must not be changed, nor its memory resized, freed or moved (by torch's
-            share_memory_ or queues). Its norm is NaN, and its round rejects it (weight 0) if it has a non-finite value.
-            For one contiguous vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff,
-            ...).
+        copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
+            Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
+            resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report. The
+            round rejects the vector (weight 0) if it has a non-finite value. For one contiguous vector of the slots'
+            dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
 
     Returns:
         The receipt of the push.
 
     Raises:
         AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a receipt
-            says so instead); arguments that do not go together; nothing has changed.
-        StoreError: the store cannot be read or written; its attribute `joined`, and the message, say whether the
-            arrival has joined, and must not be pushed again.
+            reports it instead); or arguments that cannot be combined. Nothing has changed.
+        StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say whether
+            the arrival has joined. If it has, it must not be pushed again.
         BusyError: all slots were in use for `timeout` seconds; nothing has changed.
         UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
-    A KeyboardInterrupt during a step, or while an arrival is added up, is raised although the arrival has joined (see
-    `counts`); the next call that needs the result finishes it.
+    A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has joined
+    (see `counts`). The next call that needs the result finishes the work.
 
     Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a GPU,
     a vector on the host and a base, the base is copied to the host first.)
@@ -121,7 +122,7 @@ def push(  # noqa: D417
         found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
         if type(found) is Receipt:
             return found
-        pushed = found  # its vector is in its slot, or None
+        pushed = found  # the vector is in its slot; None: nothing was done
     if pushed is None:
         aggregator.enter("push")
     if aggregator.versions.checked:
@@ -188,7 +189,7 @@ def push(  # noqa: D417
             ticket.slot = aggregator.take_slot(timeout)
             rows = aggregator.admission.state.rows
             row = None if rows is None else rows.prefetch(client_id)
-            if given != adapter.kind:  # only after it has a slot: a step may wait until the base is read
+            if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
                 ticket.reading = True
                 aggregator.reading.add(ticket)
                 base = _base(aggregator, task, version, pulled)
@@ -206,7 +207,7 @@ def push(  # noqa: D417
         if conversion is not None:
             base = conversion = None  # the round that this push completes may need the memory
             aggregator.reading.discard(ticket)
-        if row is not None:  # it was read while the vector was copied
+        if row is not None:  # the row was read while the vector was copied
             ticket.staged_row = row.finish()
         pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
         checking = False
@@ -247,7 +248,7 @@ _MOST_REASON = 500
 
 
 class CallError(AffluxError):
-    """An error of the caller, and not of a client."""
+    """An error of the caller, not of a client."""
 
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
@@ -280,7 +281,7 @@ def _no_arrival(
     reason: str,
     task: OpenTask | None = None,
 ) -> Receipt:
-    """The receipt of a push that makes no arrival, and closes its task."""
+    """Count a push that makes no arrival, close its task, and return its receipt."""
     admission = aggregator.admission
 
     def decided() -> tuple[Status, str]:
@@ -309,7 +310,7 @@ def _no_arrival(
 def _only_one(
     update: object, gradient: object, model: object, num_examples: object, wanted: Kind
 ) -> tuple[Kind, object]:
-    """The vector that was given, and its kind: with num_examples=0 none is needed."""
+    """Return the kind of the given vector, and the vector. With num_examples=0 no vector is needed."""
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
     if update is None and gradient is None and model is not None:
@@ -322,7 +323,7 @@ def _only_one(
 
 
 def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
-    """Check the arguments that the caller, and no client, determines."""
+    """Check the arguments that the caller determines, not a client."""
     seconds = 0.0 if timeout is None else as_float(timeout)
     if seconds is None or not seconds >= 0:
         raise AffluxError(f"[push] timeout is {brief(timeout)}, must be None or a number of seconds, at least 0")
@@ -337,7 +338,7 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
 
 
 def _number(client_id: ClientId, version: object) -> int:
-    """The number of the version of a push."""
+    """Return the number of the version of a push."""
     number = as_int(version.version if isinstance(version, Pulled) else version)
     if number is None:
         raise AffluxError(
@@ -353,7 +354,7 @@ def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxErr
 
 
 def _examples(client_id: ClientId | None, num_examples: object) -> int:
-    """The number of examples of a push."""
+    """Return the number of examples of a push."""
     examples = as_int(num_examples)
     if examples is None or not 0 <= examples < 2**63:
         raise AffluxError(
@@ -364,7 +365,7 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
 
 
 def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
-    """The open task of a push; None if it is not open."""
+    """Return the open task of a push; None if the task is not open."""
     if client is not None or version is not None:
         raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
     task_id = task.id if isinstance(task, Task) else as_text(task)
@@ -376,7 +377,7 @@ def _found(aggregator: Aggregator, task: object, client: object, version: object
 def _base(
     aggregator: Aggregator, task: "Task | str | None", version: "int | Pulled | None", number: int
 ) -> Pulled | None:
-    """The version that the client pulled, if it is held somewhere."""
+    """Return the version that the client pulled; None if it is not held."""
     if isinstance(version, Pulled):
         return version
     if isinstance(task, Task) and task.copied is not None:
@@ -388,7 +389,7 @@ def _base(
 
 
 def _scale(client_id: ClientId | None, client_lr: object, local_steps: object) -> float | None:
-    """client_lr * local_steps, checked; None if one of them is not given."""
+    """Return client_lr * local_steps, checked; None if one of them is not given."""
     if type(client_lr) is float and type(local_steps) is int and 0 < client_lr < 1e100 and 0 < local_steps < 2**53:
         return client_lr * local_steps
     whose = f"client {client_id!r}'s"

@@ -1,4 +1,4 @@
-"""Reading a server: the newest version, and the size of its state."""
+"""Reading of a server: the newest version, and the size of the state."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,11 +29,12 @@ def pull(self: PullSource) -> Pulled: ...
 @overload
 def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
 def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-    """The newest params and their version. A pull never waits for a step in progress, unless inplace; with
-    `flush_after` it may make a step.
+    """Return the newest params and their version.
 
-    Without `out` nothing is copied. With `out`, params (and buffers) are copied into it, a flat vector or a tree
-    like the server's, and only the version is returned.
+    A pull never waits for a step in progress, unless inplace. With `flush_after` it may make a step.
+
+    Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params (and
+    buffers) are copied into `out`, and only the version is returned.
 
     >>> import numpy as np
     >>> from afflux import Server, rules
@@ -53,7 +54,7 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
 
 
 def newest(aggregator: Aggregator) -> Pulled:
-    """The newest version; copied only if params are overwritten in place."""
+    """Return the newest version; a copy only if params are overwritten in place."""
     admission, device = aggregator.admission, aggregator.device
     if aggregator.versions.inplace:
 
@@ -67,13 +68,13 @@ def newest(aggregator: Aggregator) -> Pulled:
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
-    """A version for callers: on a GPU new array objects with the same memory."""
+    """Return a version for callers: on a GPU it has new array objects with the same memory."""
     device = aggregator.device
     return version if device is HOST else replace(version, params=device.alias(version.params))
 
 
 def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
-    """Copies the newest version with `copy`; returns its number."""
+    """Copy the newest version with `copy`. Return its number."""
 
     def copied() -> int:
         now = aggregator.admission.state.current
@@ -94,7 +95,7 @@ def _check_pull(aggregator: Aggregator) -> None:
 
 
 def state_bytes(aggregator: Aggregator) -> int:
-    """See `Server.state_bytes`."""
+    """Return the number of bytes of `Server.state_bytes`."""
     state, slots = aggregator.admission.state, aggregator.slots
     if aggregator.streaming is not None:
         buffered = slots.slot_bytes + 8 * slots.size

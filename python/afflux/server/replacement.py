@@ -1,4 +1,4 @@
-"""Replacing the rule of a running server."""
+"""The replacement of the rule of a running server."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from afflux.server.inputs import InputAdapter
 
 
 class RuleHolder(Protocol):
-    """The parts of a server that replacing its rule needs."""
+    """The parts of a server that the replacement of its rule needs."""
 
     options: ServerOptions
     _aggregator: Aggregator
@@ -21,23 +21,23 @@ class RuleHolder(Protocol):
 
 
 def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
-    """Replaces the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
+    """Replace the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
 
-    Arrivals in the buffer keep the rule under which they joined; the new rule is in force from the next empty buffer
+    Arrivals in the buffer keep the rule under which they joined. The new rule is in force from the next empty buffer
     on. The state that the server keeps for its rule (moments, cached rows, numbers) does not change. The log gets an
-    entry `Replaced`. A store keeps the new rule with its next commit, even if it still waits. Other threads may push at
-    the same time.
+    entry `Replaced`. The next commit to a store contains the new rule, even if the rule is not yet in force. Other
+    threads may push at the same time.
 
     Args:
         rule: a rule with the name, the kind and the codec of the previous rule, and the same names of rule vectors,
-            scalars and vectors that the user sets. It must need inner products if and only if the previous rule does,
-            and take each client once per pass if and only if the previous rule does.
+            scalars and vectors that the user sets. The new rule must need norms, need inner products, and take each
+            client once per pass, each if and only if the previous rule does.
 
     Returns:
         Whether the new rule is already in force, because the buffer was empty.
 
     Raises:
-        AffluxError: the rule differs in one of these, or an option of the server (max_slots, num_clients,
+        AffluxError: the rule differs in one of these properties, or an option of the server (max_slots, num_clients,
             memory_budget) cannot be combined with it; nothing has changed.
 
     Without `max_slots` the number of slots grows with buffer_size, but is never reduced.

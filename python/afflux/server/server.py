@@ -42,12 +42,12 @@ class Server:
         store: a new folder for all of the server's state; see `open` and docs/store.md.
         num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
         push_threads: threads of the sweep that copies a pushed vector.
-        on_step: a function that is called with the `Report` of each step, after its version can be pulled, without any
-            lock, by the call that made the step; it may call the server. Calls are in the order of the steps and never
-            overlap: if two threads make steps at about the same time, one thread may call for both. If on_step itself
-            causes a step, the call for that step follows after it returns. An exception that it raises is logged
-            (logger "afflux"), and no step is lost. A step that an interrupt has left unfinished is reported with the
-            next one, or by `poll`.
+        on_step: a function that is called with the `Report` of each step, after the step's version can be pulled, by
+            the call that made the step. No lock is held: on_step may call the server. Calls are in the order of the
+            steps and never overlap: if two threads make steps at about the same time, one thread may call for both. If
+            on_step itself causes a step, the call for that step follows after on_step returns. An exception that
+            on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
+            unfinished is reported with the next step, or by `poll`.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
@@ -55,9 +55,10 @@ class Server:
 
     Threads may push and pull at the same time. A push copies its vector without any lock. Then, under a short lock, it
     joins, or fails without a change of the state. While a round is applied the next buffer fills; only the arrival that
-    would complete it waits. Staleness counts the rounds that were complete at the join, applied or not: the log of
-    joins determines every bit. A forked child has its own copy if no other thread was pushing at the fork; on a GPU
-    calls raise.
+    would complete that buffer waits. Staleness counts the rounds that were complete at the join, applied or not.
+    Therefore the log of joins determines every bit of the results. A forked child has its own copy, if no other thread
+    was pushing at the fork. It cannot use a server on a GPU or with a store: calls raise, except pulls from a store's
+    server on the CPU.
 
     >>> import numpy as np
     >>> from afflux.rules import fedbuff
@@ -113,12 +114,12 @@ class Server:
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
     ) -> "Server":
-        """A server that continues from the last commit of a store, with the same bits.
+        """Return a server that continues from the last commit of a store, with the same bits.
 
         Args:
             path: the store's folder.
-            rule: the rule of the stored server, possibly with other parameters. It must be given if it has a part that
-                is not registered. None: the stored rule.
+            rule: the rule of the stored server, possibly with other parameters. It must be given if the stored rule has
+                a part that is not registered. None: the stored rule.
             num_threads: see the class.
             push_threads: see the class.
             durability: see `ServerOptions`; None: the stored value.
@@ -128,9 +129,9 @@ class Server:
             on_step: see the class.
 
         Raises:
-            UnavailableError: `like` is on an unsupported GPU, or the server was made with check_versions.
-            StoreError: there is no store, the rule is wrong or missing, another process uses the store, or it is
-                damaged. The store does not change.
+            UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
+            StoreError: there is no store, the rule is wrong or missing, another process uses the store, or the store
+                is damaged. The store does not change.
 
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
@@ -177,8 +178,10 @@ class Server:
         return checking.open_tasks(self._aggregator, self._adapter)
 
     def poll(self) -> Report | None:
-        """Closes the tasks whose lease has ended. If arrivals have waited longer than `flush_after`, makes their step
-        and returns its report; else returns None.
+        """Close the tasks whose lease has ended, and make a step if arrivals have waited longer than `flush_after`.
+
+        Returns:
+            The report of that step; None if no step was due.
         """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
@@ -187,7 +190,7 @@ class Server:
         return report
 
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
-        """Sets a vector that the rule reads but does not compute, such as Zeno++'s validation gradient.
+        """Set a vector that the rule reads but does not compute, such as Zeno++'s validation gradient.
 
         Args:
             name: one of `rule.needs.handed_in`.
@@ -209,12 +212,12 @@ class Server:
         self._aggregator.hand_in(name, new)
 
     def flush(self) -> Report | None:
-        """Makes a step with the waiting arrivals, however few, and returns its report; None if there are none."""
+        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait."""
         self._enter("flush")
         return self._aggregator.flush()
 
     def discard(self) -> int:
-        """Removes the waiting arrivals, for example because the rule cannot weight them; returns their number."""
+        """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number."""
         self._enter("discard")
         return self._aggregator.discard()
 
@@ -235,13 +238,14 @@ class Server:
 
     @property
     def arrivals_waiting(self) -> int:
-        """Arrivals in the buffer, fewer than M."""
+        """The number of arrivals in the buffer, fewer than M."""
         return self._state.filled
 
     @property
     def joins(self) -> int:
-        """The number of decisions about pushes so far, which is the number of the next one. After `open`: those in the
-        commit.
+        """The number of decisions about pushes so far, which is also the number of the next decision.
+
+        After `open`: the number of decisions in the commit.
         """
         return self._state.number
 
@@ -257,7 +261,11 @@ class Server:
 
     @property
     def log(self) -> tuple[Entry, ...]:
-        """All decisions so far, if the server was made with log=True."""
+        """All decisions so far, if the server was made with log=True.
+
+        Raises:
+            AffluxError: the server keeps no log.
+        """
         return tuple(self._aggregator.admission.entries())
 
     @property
@@ -291,15 +299,16 @@ class Server:
         return reading.state_bytes(self._aggregator)
 
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
-        """Commits all decisions so far, including the waiting arrivals. Writes d elements for each waiting arrival.
+        """Commit all decisions so far, including the waiting arrivals. This writes d elements for each waiting arrival.
 
         Args:
-            notes: JSON-able data for the caller's own state; a server that opens the store has them as `notes`.
+            notes: JSON-able data for the caller's own state; a server that opens the store has these as `notes`.
             keep: older versions that are still needed. They are `retained_versions` of this server, and of a server
                 that opens the store.
 
         Raises:
-            StoreError: there is no store, or it cannot be written; the last commit does not change.
+            StoreError: the store cannot be written; the last commit does not change.
+            AffluxError: the server has no store, `notes` is not JSON-able, or `keep` has a foreign version.
         """
         self._enter("checkpoint")
         store = self._stored("checkpoint")
@@ -311,7 +320,7 @@ class Server:
         self._aggregator.when_idle("checkpoint", commit)
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """Closes the store, after a last checkpoint. Pulled params do not change.
+        """Close the store, after a last checkpoint. Pulled params do not change.
 
         Args:
             checkpoint: False leaves the store at its last commit; use it if files have vanished or the disk is full.
@@ -343,7 +352,7 @@ class Server:
             self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
+        """Return a copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
         A server with the same rule and options that loads it continues with the same bits. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
@@ -353,7 +362,7 @@ class Server:
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state_dict() of a server with the same rule and options.
+        """Load the state_dict() of a server with the same rule and options.
 
         The waiting arrivals of this server are discarded, and open tasks are closed. Pulled versions do not change.
         Clients that train from a version that the loaded state does not have must pull again. A server that accumulates
@@ -372,7 +381,7 @@ class Server:
         self._aggregator.notify_waiters()
 
     def __del__(self) -> None:
-        """Releases the store of a server that was deleted without close(), as the end of the process would."""
+        """Release the store of a server that was deleted without close(), as the end of the process would."""
         store = self.__dict__.get("_store")
         if store is not None and not self._aggregator.closed:
             persistence.forget(store, self._aggregator)
@@ -395,7 +404,7 @@ class Server:
         self._aggregator.versions.refuse_damage(op)
 
     def _enter_on_time(self, op: str) -> None:
-        """Enters a call that first makes a due step, and closes the tasks whose lease has ended."""
+        """Enter a call; first make a due step, and close the tasks whose lease has ended."""
         self._enter(op)
         flush_late(self._aggregator)
         checking.close_overdue(self._aggregator)
