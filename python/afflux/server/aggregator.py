@@ -1,4 +1,4 @@
-"""Turns arrivals into rounds: the decision about each push, and the round that it completes, one after the other."""
+"""The decision about each push, and the round that the push completes, one after the other."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,10 +25,10 @@ _Result = TypeVar("_Result")
 
 
 class Aggregator:
-    """Executes decisions with a `Monitor`: admits arrivals, makes rounds, publishes versions.
+    """All parts of a server that a round needs, and a `Monitor` for the threads that use them.
 
-    Holds all parts of a server that a round needs. `admission.state` is replaced by one assignment, so that reading it
-    needs no mutex.
+    An aggregator admits arrivals, makes rounds and publishes versions. One assignment replaces `admission.state`, so
+    that reading the state needs no mutex.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Aggregator:
         self.admission = admission
         self.streaming = streaming
         self.device = device
-        self.fast = fast  #: makes pushes that only join, in C++; None: not possible for this server
+        self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.closed = False
         self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
-        self.failed_late: tuple[int, float] | None = None  #: `number` and `since` of the failed `flush_late`
+        self.failed_late: tuple[int, float] | None = None  #: the state's `number` and `since` at a failed `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = device.alone
         #: Rejects calls in a forked child that cannot use the server.
@@ -77,12 +77,13 @@ class Aggregator:
     # Entering
 
     def enter(self, op: str) -> None:
-        """Reject calls from within another call of this thread, and in a forked child: they would deadlock.
+        """Reject calls that cannot be made, or that would deadlock.
 
         Raises:
             StoreError: the server is closed.
-            AffluxError: a step has written a value that is not finite.
-            AffluxError, UnavailableError: see above.
+            AffluxError: a step has written a value that is not finite, or the call comes from within another call of
+                this thread.
+            UnavailableError: a forked child cannot use the server.
         """
         if forks[0] != self._monitor.forks:
             self._monitor.check_process(op)
@@ -143,7 +144,7 @@ class Aggregator:
         return found[0]
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
-        """Call `action` with the mutex, when no thread makes a round or terms; begins none."""
+        """Call `action` with the mutex, when no thread makes a round or terms; start no such job."""
 
         def attempt() -> bool | None:
             if self._working():
@@ -154,12 +155,12 @@ class Aggregator:
         self._monitor.wait_for(attempt, work=False)
 
     def _working(self) -> bool:
-        """Whether a thread makes a round or terms."""
+        """Return whether a thread makes a round or terms."""
         making, adding = self.admission.state.round, self.admission.state.total
         return (making is not None and making.driver is not None) or (adding is not None and adding.driver is not None)
 
     def locked(self, action: Callable[[], _Result]) -> _Result:
-        """Calls `action` with the mutex."""
+        """Call `action` with the mutex."""
         return self._monitor.locked(action)
 
     def take_slot(self, timeout: float | None) -> Slot:
@@ -202,7 +203,7 @@ class Aggregator:
         return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, ""))
 
     def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
-        """Return the decision after its round is published (or skipped) and its term is added; None before."""
+        """Return the decision; None until its round is published or skipped, and its term is added or can wait."""
         admission, decision = self.admission, ticket.decision
         if decision is None:
             if self.closed or self.failure:
@@ -220,7 +221,7 @@ class Aggregator:
             # Waiting terms are added with those of the round, in one sweep.
             if completes and (state.round is not None or self._working() or not self._has_room()):
                 return None
-            # Without the call of the class's own __new__, as the receipt above: it takes three times as long.
+            # Without the class's own __new__, as for the receipt above: that call takes three times as long.
             arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
             term = None
             if self.streaming is not None and status == "joined":
@@ -240,11 +241,11 @@ class Aggregator:
         return decision if made else None
 
     def _has_ended(self, op: str, decided: Round | None) -> bool:
-        """Return whether a round was made, if there is one; the server may have been closed just after it.
+        """Return whether a round was made; True if there is no round. The server may be closed since the round.
 
         Raises:
-            StoreError: the server was closed before it was made.
-            AffluxError: its step, or an earlier one, has written a value that is not finite.
+            StoreError: the server was closed before the round was made.
+            AffluxError: the round's step, or an earlier one, has written a value that is not finite.
         """
         waits = decided is not None and self.admission.state.round is decided
         if waits or (decided is not None and decided.unsound):
@@ -254,7 +255,7 @@ class Aggregator:
     def _left(self, term: Term) -> bool:
         """Return whether a push may return before its term is added.
 
-        The term can wait for the terms of later pushes while these find a slot: an existing one or, if several pushes
+        The term can wait for the terms of later pushes while these find a slot: an existing slot or, if several pushes
         are in progress, a new one.
         """
         state, slot = self.admission.state, term.slot
@@ -267,7 +268,11 @@ class Aggregator:
         return self.slots.spare or state.slots_held < taken < self.slots.limit
 
     def _has_room(self) -> bool:
-        """Release bases of tasks to make room for a version; return False if a push that reads one must end first."""
+        """Release bases of tasks to make room for a version.
+
+        Returns:
+            False if a push that reads a version must end first.
+        """
         while self.versions.full and self.tasks.release_one(self.admission.state.current.version):
             pass
         return not (self.versions.full and self.reading)
@@ -310,7 +315,7 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
-        prepared = None  # it holds versions of params, and on_step may take long
+        prepared = None  # the round holds versions of params, and on_step may take long
         self.report_steps()
         return found[0]
 
@@ -358,7 +363,12 @@ class Aggregator:
         return not (begun and making is not None and making.report is begun[-1])
 
     def _overdue_begun(self, begun: list[Report]) -> bool | None:
-        """Return True after those rounds; None while one of them must be made. A closed server begins none."""
+        """Return True after the overdue rounds; None while one of them must be made.
+
+        Raises:
+            StoreError: the server is closed.
+            AffluxError: a step has written a value that is not finite.
+        """
         self._check_open("push")
         return self._begin_overdue(begun) or None
 
@@ -430,7 +440,10 @@ class Aggregator:
         return self.admission.state.unfinished
 
     def _fail(self, made: Round) -> None:
-        """Refuse a round's version. Afterwards only reading and loading a state are possible."""
+        """Abandon a round that has written a non-finite value.
+
+        After this the server can only be read, load a state, or be closed.
+        """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
         self.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "

@@ -3,9 +3,9 @@
 It is independent of the object. The object's owner provides four functions, which a `Monitor` calls:
 
     publish()     with the mutex, first: makes the results of finished jobs visible; returns whether jobs are left
-    next_job()    with the mutex: a job that no thread drives; None if there is none
+    next_job()    with the mutex: returns a job that no thread drives; None if there is none
     run(job)      without the mutex: does the job, or what an interrupted thread left of it
-    at_rest()     in a forked child: no thread was at work when the process forked
+    at_rest()     in a forked child: returns whether no thread was at work when the process forked
 
 The mutex is held for decisions and copies of the state, never during a job. A KeyboardInterrupt may be raised at any
 call. It leaves the mutex free and the job without a driver, so that another thread, or the next call, continues the
@@ -40,7 +40,7 @@ _Job = TypeVar("_Job", bound=Job)
 
 
 class Monitor(Generic[_Job]):
-    """See the module."""
+    """One mutex, the jobs that run without it, and the threads that wait; see the module."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Monitor(Generic[_Job]):
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
         self.owner: int | None = None  #: the thread that holds the mutex
-        self.forks = forks[0]  #: the fork counter of the process that may use it
+        self.forks = forks[0]  #: the fork counter of the process that may use the monitor
         self.alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
     def wait_for(
         self, attempt: Callable[[], _Found | None], timeout: float | None = None, *, work: bool = True
     ) -> _Found | None:
-        """Calls `attempt` with the mutex until its result is not None; between two calls, runs jobs or sleeps.
+        """Call `attempt` with the mutex until its result is not None. Between two calls, run jobs or sleep.
 
         A job that `attempt` has created, or that has no driver, is claimed before the mutex is released.
 
@@ -114,7 +114,7 @@ class Monitor(Generic[_Job]):
                 self.notify()
 
     def locked(self, action: Callable[[], _Found]) -> _Found:
-        """Calls `action` once, with the mutex."""
+        """Call `action` once, with the mutex."""
         me = get_ident()
         with self._mutex:
             self.owner = me
@@ -124,7 +124,7 @@ class Monitor(Generic[_Job]):
                 self.owner = None
 
     def notify(self) -> None:
-        """Publishes finished jobs, and wakes all waiters."""
+        """Publish finished jobs, and wake all waiters."""
         me = get_ident()
         with self._mutex:
             self.owner = me
@@ -136,7 +136,7 @@ class Monitor(Generic[_Job]):
                 self.owner = None
 
     def notify_waiters(self) -> None:
-        """Calls `notify` if a thread waits; else returns at once."""
+        """Call `notify` if a thread waits; else return at once."""
         if self._bells:
             self.notify()
 
@@ -152,10 +152,10 @@ class Monitor(Generic[_Job]):
         return bell
 
     def check_process(self, op: str) -> None:
-        """In a forked child: makes the copy usable in the child, if no thread was in a job when the process forked.
+        """Make the copy of a forked child usable in the child, if no other thread was at work when the process forked.
 
         Raises:
-            UnavailableError: a thread was in a job, or the child cannot use its parent's resources.
+            UnavailableError: a thread was at work, or the child cannot use its parent's resources.
         """
         if forks[0] == self.forks:
             return

@@ -4,7 +4,10 @@ from afflux.server.aggregator import Aggregator
 
 
 def flush_late(aggregator: Aggregator) -> None:
-    """Makes the step if it is due and can be made now. `Aggregator.flush(late=True)` waits, and raises if it fails."""
+    """Make the step if it is due and can be made now, and raise no error if it fails.
+
+    `Aggregator.flush(late=True)` waits for other threads, and raises an error if the step fails.
+    """
     state = aggregator.admission.state
     tried = state.number, state.since
     if not aggregator.admission.late or aggregator.failed_late == tried:
@@ -15,5 +18,5 @@ def flush_late(aggregator: Aggregator) -> None:
         return
     try:
         aggregator.flush(late=True, wait=False)
-    except Exception:  # nothing that it depends on will have changed when the next call comes
+    except Exception:  # the next call does not try again unless the state has changed
         aggregator.failed_late = tried

@@ -1,4 +1,4 @@
-"""Calls the user's function after each server step."""
+"""The calls of the user's function after each server step."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _LOGGER = logging.getLogger("afflux")
 
 
 class StepCalls:
-    """Calls `on_step` with one report after the other, in the order of the steps. Calls never overlap.
+    """The calls of `on_step` with the reports, in the order of the steps. Calls never overlap.
 
     Args:
         on_step: the user's function. An exception that it raises is logged, because the step is made, and the caller
@@ -35,7 +35,7 @@ class StepCalls:
         self._running: tuple[int, object] | None = None
 
     def run(self) -> None:
-        """Calls `on_step` until no report waits; returns at once if another call of `run` does so, in any thread."""
+        """Call `on_step` until no report waits. Return at once if another call of `run`, in any thread, does this."""
         # Made first, so that after an interrupt at any moment `finally` has the token.
         token = getpid(), object()
         try:
@@ -49,9 +49,9 @@ class StepCalls:
                 self._running = None
 
     def _next(self, token: tuple[int, object]) -> Report | None:
-        """The next report for the call with this token; the call with the token runs until there is none."""
+        """Return the next report for this token; None if no report waits, or another call of `run` is active."""
         running = self._running
-        # In a forked child the thread that ran may not exist.
+        # In a forked child the running thread of the parent may not exist.
         if running is not None and running is not token and running[0] == token[0]:
             return None
         report = self._take()

@@ -36,7 +36,7 @@ class TaskBook:
     Args:
         max_versions: the largest number of versions whose params are held; None: MOST_BASES.
         max_staleness: params older than this are not held; None: no limit.
-        closed_last: the id of the last closed task in the server's state; None: none was closed.
+        closed_last: returns the id of the last closed task in the server's state; None if no task was closed.
     """
 
     def __init__(
@@ -58,40 +58,40 @@ class TaskBook:
         return iter([*self._open.values()])
 
     def opened(self) -> list[Opened | Closed]:
-        """The log entries that have opened the tasks."""
+        """Return the log entries that have opened the tasks."""
         return [task.opened for task in self]
 
     def is_open(self, task: OpenTask) -> bool:
-        """Whether a task is open."""
+        """Return whether a task is open."""
         self._finish_closing()
         return self._open.get(task.opened.task) is task
 
     def _finish_closing(self) -> None:
-        """Closes the task that the state has closed last, if an interrupt came before it was closed in the book."""
+        """Close the task that the state has closed last, if an interrupt came before the book closed it too."""
         last = self._closed_last()
         if last is not None and (torn := self._open.get(last)) is not None:
             self.close(torn)
 
     def find(self, task_id: str) -> OpenTask | None:
-        """The open task of this id; None if there is none."""
+        """Return the open task of this id; None if there is none."""
         return self._open.get(task_id)
 
     def base(self, version: int) -> Pulled | None:
-        """The version of this number, if a task holds it."""
+        """Return the version of this number; None if no task holds it."""
         found = self._bases.get(version)
         return None if found is None else found[0]
 
     def base_of(self, task: OpenTask) -> Pulled | None:
-        """The version that a task holds; None if the task is closed, or the version was released."""
+        """Return the version that a task holds; None if the task is closed, or the version was released."""
         held = task.opened.hold and self._open.get(task.opened.task) is task
         return self.base(task.opened.version) if held else None
 
     def bases(self) -> dict[int, Pulled]:
-        """The versions that are held, by number."""
+        """Return the versions that are held, by number."""
         return {version: base for version, (base, _) in self._bases.items()}
 
     def new(self, client_id: ClientId, version: int, lease: float | None, *, hold: bool) -> OpenTask:
-        """A new task, which is not in the book yet."""
+        """Return a new task, which is not in the book yet."""
         pid = os.getpid()
         if self._start[0] != pid:  # ids are unique: a random start for each process, and a counter
             self._start = pid, token_hex(8)
@@ -100,7 +100,7 @@ class TaskBook:
         return OpenTask(opened, inf if lease is None else monotonic() + lease)
 
     def add(self, task: OpenTask, base: Pulled | None) -> None:
-        """Opens the task. If `base` is given, the task holds it."""
+        """Open the task. If `base` is given, the task holds it."""
         self.next_deadline = min(self.next_deadline, task.deadline)
         self._open[task.opened.task] = task
         if base is not None and task.opened.hold:
@@ -109,42 +109,42 @@ class TaskBook:
                 self._bases.pop(min(self._bases))
 
     def restore(self, opened: Iterable[Opened], bases: Mapping[int, Pulled]) -> None:
-        """Opens the tasks of a store, with the bases that the store has kept."""
+        """Open the tasks of a store, with the bases that the store has kept."""
         for entry in opened:
             left = inf if entry.until is None else monotonic() + entry.until - time()
             self.add(OpenTask(entry, left), bases.get(entry.version))
 
     def close(self, task: OpenTask) -> None:
-        """Closes the task. May be repeated."""
+        """Close the task. May be repeated."""
         task_id, version = task.opened.task, task.opened.version
         held = self._bases.get(version)
         if held is not None:
             held[1].discard(task_id)
             if not held[1]:
                 self._bases.pop(version, None)
-        self._open.pop(task_id, None)  # last: a task that is still there is closed again
+        self._open.pop(task_id, None)  # last: a task that is still in the book is closed again
 
     def clear(self) -> None:
-        """Closes all tasks."""
+        """Close all tasks."""
         self._open, self._bases, self.next_deadline = {}, {}, inf
 
     def overdue(self) -> list[OpenTask]:
-        """The tasks whose lease has ended."""
+        """Return the tasks whose lease has ended."""
         now = monotonic()
         return [task for task in self._open.values() if task.deadline <= now]
 
     def find_next_deadline(self) -> None:
-        """Sets `next_deadline`, after the tasks whose lease has ended were closed."""
+        """Set `next_deadline`, after the tasks whose lease has ended were closed."""
         self.next_deadline = min((task.deadline for task in self._open.values()), default=inf)
 
     def release_outdated(self, version: int) -> None:
-        """Releases the bases that are too old at this version of the server."""
+        """Release the bases that are too old at this version of the server."""
         if self._max_staleness is not None:
             while self._bases and version - min(self._bases) > self._max_staleness:
                 self._bases.pop(min(self._bases))
 
     def release_one(self, newest: int) -> bool:
-        """Releases the oldest base whose memory this frees; False if there is none."""
+        """Release the oldest base whose memory this frees. Return False if there is none."""
         for version in sorted(self._bases):
             if version == newest:
                 break  # the server itself holds it

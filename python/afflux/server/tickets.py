@@ -16,7 +16,7 @@ Decided = tuple[Decision, int, int, Term | None, Round | None]
 
 
 class TaskClosedError(AffluxError):
-    """Another push of the task, or the end of its lease, has closed the task first."""
+    """A push whose task was closed before: by another push, by the end of its lease, or by `Task.cancel`."""
 
 
 class Ticket(Struct, eq=False):
@@ -27,12 +27,12 @@ class Ticket(Struct, eq=False):
     decision: Decided | None = None
     counted: bool = False  #: whether the push is counted as one without an arrival
     task: OpenTask | None = None  #: the task that the push closes
-    made_step: bool = False  #: whether it has completed a round
-    reading: bool = False  #: whether its conversion reads a version
+    made_step: bool = False  #: whether the push has completed a round
+    reading: bool = False  #: whether the push's conversion reads a version
 
     def add_to(self, error: StoreError) -> None:
-        """Adds to an error whether the arrival of the push has joined."""
-        if error.joined is None:  # else another push, which raised it first, has set it
+        """Add to an error whether the arrival of the push has joined."""
+        if error.joined is None:  # else another push, which raised the error first, has set it
             error.joined = self.decision is not None
             joined = "has joined: do not push it again" if error.joined else "has not joined"
             error.args = (f"{error}; the push {joined}",)
