@@ -1,5 +1,6 @@
-"""The server: clients pull and push, and every M arrivals make a round. Also its plan, persistence, and replay of a
-log.
+"""The server: clients pull and push, and every M arrivals make a round.
+
+Also the plan of a server, its persistence, and the replay of its log.
 """
 
 from afflux.server.server import Server

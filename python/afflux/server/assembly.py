@@ -1,4 +1,4 @@
-"""Makes the parts of a new server from its checked options."""
+"""The assembly of a new server from its checked options."""
 
 from types import MappingProxyType
 
@@ -31,10 +31,12 @@ def assemble(
     num_threads: int | None,
     on_step: OnStep | None,
 ) -> Aggregator:
-    """An aggregator at version 0; `parts` are the arrays of `params`, `options` those of `ServerOptions.for_rule`.
+    """Return an aggregator at version 0.
+
+    `parts` are the arrays of `params`. `options` are a result of `ServerOptions.for_rule`.
 
     Raises:
-        AffluxError: params or its buffers have a non-finite value or a wrong dtype.
+        AffluxError: params or the buffers have a non-finite value or a wrong dtype.
     """
     size, device, dtype = adapter.size, adapter.device, options.dtype
     versions = Versions(

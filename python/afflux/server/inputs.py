@@ -1,4 +1,4 @@
-"""Converts a caller's arguments to plain ids and flat vectors, and back. Messages name the client and the array."""
+"""The conversion of a caller's arrays to flat vectors, and back. Messages name the client and the array."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,22 +36,23 @@ from afflux.rules.rule import Float64, Kind
 
 @dataclass(frozen=True, slots=True)
 class InputAdapter:
-    """Reads the vectors and trees that are pushed to one server."""
+    """The conversion between one server's flat vectors and the vectors and trees of its callers."""
 
     kind: Kind
     layout: Layout | None  #: the layout, for servers that were made with a tree
     size: int  #: d
     num_threads: int
     device: Device = HOST  #: the device of the server's vectors
-    likes: Mapping[str, Like] = field(default_factory=dict)  #: of the arrays of the first params, by name
+    likes: Mapping[str, Like] = field(default_factory=dict)  #: for each array of the first params, by name
 
     @classmethod
     @reads("[Server] params")
     def of(
         cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
-        """An adapter for vectors like `params`, on the device of params; and the parts of params. The default of
-        `layout` is the layout of all of params.
+        """Return an adapter for vectors like `params`, on the device of params; and the parts of params.
+
+        The default of `layout` is the layout of all of params.
         """
         if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
@@ -66,14 +67,14 @@ class InputAdapter:
         return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """The array, or the tree's arrays (see Layout.parts), that form the flat vector."""
+        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
         try:
             return self._parts(what, vector)
         except Exception as error:
             unreadable(what, error)
 
     def found(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """As `parts`, for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
+        """Return the parts for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
         if self.layout is None or self.device is not HOST or not is_tree(vector):
             return self.parts(what, vector)
         try:
@@ -100,7 +101,7 @@ class InputAdapter:
         conversion: ops.Conversion | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """The sweep from the caller's memory into a slot. On the host, `beside` runs in parallel with it."""
+        """Make the sweep from the caller's memory into a slot. On the host, `beside` runs in parallel with it."""
         if type(parts) is Found:
             try:
                 return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
@@ -109,7 +110,7 @@ class InputAdapter:
         try:
             if self.device is not HOST:
                 return self.device.ingest(parts, slot, self.num_threads, conversion)
-            # As `HOST.ingest`, without its function call.
+            # Like `HOST.ingest`, without the call of that function.
             first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
             return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
         except (AffluxError, UnavailableError) as error:
@@ -123,7 +124,7 @@ class InputAdapter:
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
     def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
-        """The caller's own vector, to be read in place."""
+        """Return the caller's own vector as a slot that is read in place."""
         try:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
@@ -144,13 +145,13 @@ class InputAdapter:
         if gpu_of(vector) is not None and not self.device.owns(vector):
             raise AffluxError("is of another library than params, whose work a round does not wait for")
         slot = Buffer.lent(vector, self.size, dtype, self.device.index)
-        self.device.wait()  # because a round may read it on another stream
+        self.device.wait()  # because a round may read the vector on another stream
         return slot
 
     def buffers(
         self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
     ) -> Float64 | None:
-        """The client's values of the model's buffers, (d_b,); None if the model has none.
+        """Return the client's values of the model's buffers, (d_b,); None if the model has none.
 
         Args:
             whose: describes the push in messages.
@@ -189,11 +190,11 @@ class InputAdapter:
         return flat
 
     def place(self, index: int) -> str:
-        """For messages: the array of the model that contains an element of the flat vector."""
+        """Return, for messages, the array of the model that contains an element of the flat vector."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
     def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree") -> None:
-        """Copies a version into the caller's memory."""
+        """Copy a version into the caller's memory."""
         try:
             if not is_tree(out):
                 if length("out", out) != self.size:
@@ -211,7 +212,7 @@ class InputAdapter:
             unreadable(f"[{op}] out", error)
 
     def copied_tree(self, version: Pulled) -> Tree:
-        """A copy of a version, in the form of the server's first params."""
+        """Return a copy of a version, in the form of the server's first params."""
         flat = on_host(version.params, copy=True)
         if self.layout is None:
             return self._copied("", None, flat)
@@ -232,17 +233,17 @@ class InputAdapter:
 
 @reads("[Server] a model")
 def is_tree(model: object) -> bool:
-    """Whether it is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
+    """Return whether a model is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
     return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
 
 
 def within(fields: Iterable[Field], index: int) -> str:
-    """For messages: the name of the field that contains an index of the flat vector."""
+    """Return, for messages, the name of the field that contains an index of the flat vector."""
     return next((f" (in {field.name})" for field in fields if field.start <= index < field.stop), "")
 
 
 def length(what: str, array: ops.Array) -> int:
-    """The number of elements of a flat vector of any library."""
+    """Return the number of elements of a flat vector of any library."""
     shape = getattr(array, "shape", None)
     if shape is None:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")

@@ -1,4 +1,4 @@
-"""Saves and loads a server's state: as plain arrays and JSON, or in a store on disk."""
+"""Saving and loading of a server's state: as plain arrays and JSON, or in a store on disk."""
 
 import json
 import sys
@@ -46,7 +46,7 @@ class Attached:
 
 
 def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder: Path | None) -> ServerOptions:
-    """The options, checked against the device of params and the store's folder, within the memory budget."""
+    """Return the options, checked against the device of params and the store, and fitted to the memory budget."""
     gpu = None if adapter.device is HOST else adapter.device.name
     options.for_place(rule, gpu, store=folder is not None)
     if options.memory_budget is None:
@@ -56,7 +56,7 @@ def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder:
 
 
 def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
-    """The facts about a server with which a saved state must agree."""
+    """Return the facts about a server with which a saved state must agree."""
     rule, state = aggregator.rule, aggregator.admission.state
     return {
         "rule": rule.name,
@@ -78,9 +78,7 @@ def open_store(
     commit_every: CommitEvery,
     like: object,
 ) -> Store:
-    """Opens the store of `Server.open`, and checks the arguments; for a server on the GPU of `like`, if that is
-    given.
-    """
+    """Check the arguments of `Server.open`, and open the store. `like` is an array on the server's GPU, or None."""
     folder = path_of("open", "path", path)
     optional(a_rule)("open", "rule", rule)
     optional(one_of("process", "power"))("open", "durability", durability)
@@ -93,7 +91,7 @@ def open_store(
 
 
 def start_of(store: Store) -> tuple[Vector, ServerOptions]:
-    """Params of zeros, and the options of the server of a store.
+    """Return params of zeros, and the options of the server of a store.
 
     Raises:
         StoreError: the stored options or sizes are invalid.
@@ -108,7 +106,7 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
 
 
 def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
-    """Makes a store for a new server, and moves the server's state there."""
+    """Make a store for a new server, and move the server's state there."""
     facts = facts_of(aggregator, layout, options)
     durability = options.durability or "process"
     with removed_if_it_fails(path):
@@ -124,8 +122,9 @@ def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, option
 
 
 def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions) -> Versions:
-    """Versions in the slots of a store: the server's own versions on the CPU; copies of some versions of a server on a
-    GPU.
+    """Make and return versions in the slots of a store.
+
+    On the CPU they become the server's own versions. For a server on a GPU they are copies of some of its versions.
     """
     old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
     if aggregator.device is HOST:
@@ -137,7 +136,7 @@ def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions
 
 
 def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
-    """Moves the state of a new server into a new store."""
+    """Move the state of a new server into a new store."""
     admission, versions = aggregator.admission, _store_versions(store, aggregator, options)
     state = admission.state
     now = state.current
@@ -151,7 +150,7 @@ def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> No
 
 
 def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
-    """Loads the last commit of a store into a server that was made with the store's options."""
+    """Load the last commit of a store into a server that was made with the store's options."""
     admission, device = aggregator.admission, aggregator.device
     in_store = _store_versions(store, aggregator, options)
     if device is not HOST:  # without the initial version of this server
@@ -179,7 +178,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
-    """A version of a store, on the server's device."""
+    """Return a version of a store, on the server's device."""
     if aggregator.device is HOST:
         return version
     draft = aggregator.versions.take()
@@ -188,7 +187,7 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout | None, options: ServerOptions) -> None:
-    """Loads a state_dict. All new objects are made before any old one is replaced."""
+    """Load a state_dict. All new objects are made before any old one is replaced."""
     facts = facts_of(aggregator, layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
@@ -200,11 +199,11 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     aggregator.failure = None
-    aggregator.tasks.clear()  # their versions belong to another history
+    aggregator.tasks.clear()  # their versions are not versions of the loaded state
 
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
-    """Checks the waiting rule of a saved state, and adds slots for its arrivals."""
+    """Check the waiting rule of a saved state, and add slots for its arrivals."""
     rule = saved.next_rule
     if rule is None:
         return
@@ -217,9 +216,7 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
 
 
 def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
-    """The arrivals of a saved state, with their vectors in the server's own memory. After an error nothing has
-    changed.
-    """
+    """Return the arrivals of a saved state, with vectors in the server's own memory. An error changes nothing."""
     if saved.added and aggregator.streaming is None:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
@@ -232,7 +229,7 @@ def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
 
 
 def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> list[PendingArrival]:
-    """The same for a server that accumulates: the vectors of a buffered state are added here, through one slot."""
+    """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
     total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
@@ -255,22 +252,26 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
 
 
 def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> Slot:
-    """A slot of the server that holds the vector of a saved arrival."""
+    """Return a slot of the server that holds the vector of a saved arrival."""
     slot = aggregator.slots.checked("load_state_dict", slot)
     aggregator.device.fill(slot, np.asarray(arrival.slot))
     return slot
 
 
 def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
-    """The state_dict of a server without unfinished rounds."""
+    """Return the state_dict of a server without unfinished rounds."""
     admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
     aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
     return checkpoints.save(facts, admission.state, admission.log)
 
 
 def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:
-    """Commits the state of a server without unfinished rounds, with the versions of `keep`, by number. Versions that
-    are held for tasks are also kept.
+    """Commit the state of a server without unfinished rounds, with the versions of `keep`.
+
+    Versions that are held for tasks are also committed.
+
+    Returns:
+        The versions of `keep`, by number.
     """
     kept = retained(keep, aggregator)
     _commit(store, aggregator, notes_as_json(notes), kept)
@@ -279,10 +280,10 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
 
 
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
-    """Commits a server without unfinished rounds, with the versions of `kept` and those that are held for tasks.
+    """Commit a server without unfinished rounds, with the versions of `kept` and those that are held for tasks.
 
-    With max_versions there is always space for the newest version, the last commit's and the one being written. The
-    remaining space is for the versions of tasks, the newest first.
+    With max_versions, three versions always have space: the newest one, the last commit's, and the one being written.
+    The remaining space is for the versions of tasks, the newest first.
     """
     admission, most = aggregator.admission, aggregator.versions.max_versions
     admission.compact_task_events(aggregator.tasks.opened())
@@ -294,7 +295,7 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
-    """Closes a store, after a last checkpoint if `checkpoint` is true and it is possible."""
+    """Close a store, after a last checkpoint if `checkpoint` is true and a checkpoint is possible."""
     checkpoint = checkpoint and not aggregator.failure
 
     def end() -> None:
@@ -313,7 +314,10 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
 
 
 def forget(store: Store, aggregator: Aggregator) -> None:
-    """Closes the store of a garbage-collected server, without a checkpoint; does nothing in a forked child."""
+    """Close the store of a garbage-collected server, without a checkpoint.
+
+    Do nothing in a forked child, or while the interpreter shuts down.
+    """
     if sys.is_finalizing():
         return
     with suppress(Exception):
@@ -323,10 +327,10 @@ def forget(store: Store, aggregator: Aggregator) -> None:
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
-    """Checks the versions of checkpoint(keep=...), and returns them by number.
+    """Check the versions of checkpoint(keep=...), and return them by number.
 
     Raises:
-        AffluxError: one is not a version that this server handed out.
+        AffluxError: one of them is not a version that this server handed out.
     """
     try:
         held = list(keep)
@@ -345,7 +349,7 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
 
 
 def notes_as_json(notes: object) -> str:
-    """The notes of a checkpoint in their stored form."""
+    """Return the notes of a checkpoint in their stored form."""
     try:
         return json.dumps(notes)
     except (TypeError, ValueError, RecursionError) as error:

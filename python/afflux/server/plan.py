@@ -1,4 +1,4 @@
-"""Estimates the memory and disk use of a server, part by part, without making it."""
+"""Estimates of the memory and disk use of a server, part by part, without making the server."""
 
 import sys
 from collections.abc import Mapping
@@ -24,8 +24,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by part, after every client has pushed. It does not contain parts that grow without a bound: the log, and
-    Python objects, about 100 bytes for each client.
+    """Bytes by part, after every client has pushed.
+
+    Parts that grow without a bound are not counted: the log, and Python objects, about 100 bytes for each client.
 
     Memory, in bytes, with p and s the sizes of an element of params and of a slot (4 by default)::
 
@@ -35,7 +36,7 @@ class Plan:
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each of `Server.rule_vectors`
-        8 d      the sum, if accumulating, in place of the buffer, with s d for each push that is under way, and
+        8 d      the sum, if accumulating, in place of the buffer, with s d for each push in progress, and
                  at most s max_slots d where several threads push; 8 d more while a round is applied, if others push
     """
 
@@ -69,7 +70,7 @@ def plan(
     gpu: bool = False,
     **fields: Unpack[Options],
 ) -> Plan:
-    """Estimates memory and disk use of `Server(rule, params, options, ...)`.
+    """Estimate memory and disk use of `Server(rule, params, options, ...)`.
 
     Without `max_versions`, only the newest version and the one being made are counted, and no versions that clients
     hold. In a store, params, rows and the rule's vectors are in files, which the system caches in memory as long as it
@@ -100,7 +101,7 @@ def plan(
 
 
 def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) -> Plan:
-    """The plan for options that were checked."""
+    """Return the plan for checked options."""
     dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
     max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
     size, slot = ITEM_BYTES[dtype] * d, ITEM_BYTES[slot_dtype] * d
@@ -153,7 +154,7 @@ def _disk(
     commit_every: int | None,
     holder: str = "a client holds",
 ) -> dict[str, Part]:
-    """Each array has as many segments as its slots need."""
+    """Return the parts on disk. Each array has as many segments as its slots need."""
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
     slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
     if "total" in shapes:
@@ -173,7 +174,7 @@ def _disk(
 
 
 def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, gpu: bool = False) -> ServerOptions:
-    """The options with max_slots and max_versions chosen within memory_budget; given values are not changed.
+    """Return the options with max_slots and max_versions chosen within memory_budget. Given values do not change.
 
     Raises:
         AffluxError: the budget cannot be kept.

@@ -1,4 +1,4 @@
-"""Replays a server's log: its decisions, in order. A replay needs only the log and the vectors."""
+"""The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,15 +24,15 @@ def replay(
     rule_vector: Callable[[Handed], ops.Array] | None = None,
     rule: Callable[[Replaced], Rule] | None = None,
 ) -> Server:
-    """Repeats the decisions of `log` on `server`, one after the other. The same joins give the same bits.
+    """Repeat the decisions of `log` on `server`, one after the other. The same joins give the same bits.
 
     Args:
         log: `server.log` of a server that was made with log=True.
         server: a new server with the original rule, params and options; it is also the result. Its flush_after has no
             effect during the replay, because the log has every step.
         vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
-            does not keep vectors. It may fill and return the same array each time: vectors that were lent (copy=False)
-            are copied here.
+            does not keep vectors. The function may fill and return the same array each time: vectors that were lent
+            (copy=False) are copied here.
         buffers: the same for the buffers of models that have them.
         rule_vector: the same for the vectors that were set with `Server.set_rule_vector`.
         rule: a function that returns the rule of each `Server.replace_rule`, if the rule has parts that are not

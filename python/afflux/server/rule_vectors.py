@@ -1,4 +1,4 @@
-"""Checks and copies a vector that the user sets for the rule."""
+"""The check and the copy of a vector that the user sets for the rule."""
 
 from dataclasses import replace
 from math import inf
@@ -18,7 +18,7 @@ from afflux.server.vectors import overflow, take_in
 def rule_vector(
     aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions, name: str, vector: "ops.Array | Tree"
 ) -> Vector:
-    """The vector of `Server.set_rule_vector`, checked and copied."""
+    """Return a checked copy of the vector of `Server.set_rule_vector`."""
     needs, rule = aggregator.rule.needs, aggregator.rule.name
     if as_text(name) not in needs.handed_in:
         known = ", ".join(needs.handed_in) or "none"

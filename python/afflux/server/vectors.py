@@ -1,4 +1,4 @@
-"""Copies a pushed vector into a slot, in one sweep, and rejects invalid values."""
+"""The sweep that copies a pushed vector into a slot, and rejects invalid values."""
 
 from math import sqrt
 
@@ -23,14 +23,14 @@ def take_in(
     conversion: ops.Conversion | None = None,
     beside: RowCheck | None = None,
 ) -> tuple[ops.Ingested, float]:
-    """The sweep that copies a pushed vector into a slot, and checks it.
+    """Copy a pushed vector into a slot, in one sweep, and check the vector.
 
     Args:
         what: describes the vector in messages.
         adapter: the server's adapter.
         parts: the result of `InputAdapter.parts`.
         slot: (d,), overwritten.
-        limits: the limits on its elements and its norm, after the conversion.
+        limits: the limits on the vector's elements and norm, after the conversion.
         conversion: the conversion to the kind of the rule.
         beside: a check that runs in parallel.
 
@@ -47,12 +47,12 @@ def take_in(
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
     norm = sqrt(squares)
     if not limits.allow(low, high, norm):
-        index = first_beyond(slot, limits.max_abs)  # None: it is the norm
+        index = first_beyond(slot, limits.max_abs)  # None: the norm is too large
         at = "" if index is None else f": at index {index}{adapter.place(index)}"
         raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
     return facts, norm
 
 
 def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
-    """The error of a vector beyond MOST_SQUARES: `which`, "sums" or "inner products", could overflow."""
+    """Return the error of a vector beyond MOST_SQUARES: `which`, "sums" or "inner products", could overflow."""
     return AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
