@@ -139,7 +139,7 @@ class Admission:
         return seconds is not None and state.filled > 0 and monotonic() - state.since > seconds
 
     def _target(self) -> int:
-        """The number of arrivals of a full buffer: M, or the number of clients that are left in the pass."""
+        """Return the number of arrivals of a full buffer: M, or the number of clients that are left in the pass."""
         state = self.state
         size = state.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)

@@ -57,8 +57,8 @@ class Server:
     joins, or fails without a change of the state. While a round is applied the next buffer fills; only the arrival that
     would complete that buffer waits. Staleness counts the rounds that were complete at the join, applied or not.
     Therefore the log of joins determines every bit of the results. A forked child has its own copy, if no other thread
-    was pushing at the fork. It cannot use a server on a GPU or with a store: calls raise, except pulls from a store's
-    server on the CPU.
+    was pushing at the fork. The child cannot use a server on a GPU or with a store: calls raise, except pulls if params
+    are on the CPU.
 
     >>> import numpy as np
     >>> from afflux.rules import fedbuff
