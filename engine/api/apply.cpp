@@ -249,8 +249,8 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     const cuda::NewHeads renewed = rows::new_heads(written, codec, pass.params.size);
     return cuda::backend()->apply(cuda::on(device), with_outs(pass), heads.data(), renewed);
   }
-  // An invalid AFFLUX_ISA, AFFLUX_POLICY or AFFLUX_THREAD_BYTES throws here, before anything is written. With checksums
-  // the sweep does not write past the caches, because the written memory is read again.
+  // An invalid AFFLUX_ISA, AFFLUX_POLICY, AFFLUX_THREAD_BYTES or AFFLUX_SPIN_US throws here, before anything is
+  // written. With checksums the sweep does not write past the caches, because the written memory is read again.
   kernels();
   const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
   const int threads = threads_worth(overlaps.traffic(), num_threads);

@@ -177,6 +177,7 @@ void checksum::extend(const Stream* streams, std::int64_t count, bool table) {
 std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t block, std::int64_t head,
                                   int num_threads, bool table) {
   check::threads("crc32c", num_threads);
+  check::host("crc32c", "data", data);
   check::view("crc32c", "data", data, data.size);
   if (block < 1) check::fail("crc32c", "block is " + std::to_string(block) + ", must be at least 1");
   if (head < 0 || head > data.size)

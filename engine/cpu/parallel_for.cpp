@@ -96,7 +96,9 @@ int threads_worth(std::int64_t bytes, int num_threads) {
     each = from_environment("AFFLUX_THREAD_BYTES", "bytes", 1, kMost, std::int64_t{1} << 19);
     thread_bytes.store(each, std::memory_order_relaxed);
   }
-  return static_cast<int>(std::clamp<std::int64_t>(bytes / each, 1, num_threads));
+  const int threads = static_cast<int>(std::clamp<std::int64_t>(bytes / each, 1, num_threads));
+  if (threads > 1) prepare_pool();
+  return threads;
 }
 
 }  // namespace afflux

@@ -28,7 +28,8 @@ std::int64_t piece_size(std::int64_t d, int num_threads);
 // Returns the number of threads, from 1 to num_threads, for work that reads and writes this number of bytes: one for
 // each 512 KiB. One thread processes 512 KiB in about 50 us, and a sleeping helper needs as long to start. No bit of a
 // result depends on the number. The environment variable AFFLUX_THREAD_BYTES sets the bytes for each thread; tests set
-// it to 1. Throws Error if the variable is not a number of bytes.
+// it to 1. Throws Error if the variable is not a number of bytes; and if AFFLUX_SPIN_US is invalid and the result is
+// more than 1. So a call that writes only afterwards has written nothing when it throws.
 int threads_worth(std::int64_t bytes, int num_threads);
 
 }  // namespace afflux

@@ -263,6 +263,8 @@ void with_helpers(int helpers, const Work& work) {
   shared_pool().run(work, helpers, true);
 }
 
+void prepare_pool() { shared_pool(); }
+
 void with_awake_helpers(int helpers, const Work& work) {
   Pool* const made = pool.load(std::memory_order_acquire);
   if (helpers < 1 || made == nullptr) return work(never);

@@ -25,6 +25,10 @@ using Work = std::function<void(const std::atomic<bool>& stop)>;
 // time of their creation, whichever thread makes the call.
 void with_helpers(int helpers, const Work& work);
 
+// Creates the pool, without threads. A call that is to use helpers calls it before it writes anything, because it
+// throws Error if AFFLUX_SPIN_US is invalid.
+void prepare_pool();
+
 // Does the same with helpers that spin for work only. No helper is created or woken, which would take longer than short
 // work does.
 void with_awake_helpers(int helpers, const Work& work);

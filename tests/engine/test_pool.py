@@ -157,3 +157,24 @@ except afflux.AffluxError as error:
 """
     said = f"AFFLUX_SPIN_US is '{wanted}', must be a number of microseconds from 0 to 10000000 False\n"
     assert run(sys.executable, "-c", code, AFFLUX_SPIN_US=wanted) == said
+
+
+def test_a_spin_time_that_is_none_leaves_the_heads_of_rows():
+    """A row's head is written before the sweep; the first sweep with a helper creates the pool."""
+    code = """
+import numpy as np, afflux
+from afflux import ops
+d = 300_000
+codec = ops.codecs.affine(4)
+x, row = np.linspace(-1, 1, d, dtype=np.float32), np.empty(codec.row_bytes(d), np.uint8)
+ops.encode(x, row, codec=codec, facts=ops.RowFacts(7), num_threads=1)
+before = row.copy()
+stage = ops.CachedDifference(np.zeros(d), 10, [row], [row], codec, [ops.RowFacts(9)])
+sweep = ops.Pass(x, np.empty_like(x), ops.Combine([x], np.ones(1)), stage, ops.Sgd(1.0))
+try:
+    ops.apply(sweep, num_threads=2)
+except afflux.AffluxError as error:
+    print(error, (row != before).any())
+"""
+    said = "AFFLUX_SPIN_US is 'x', must be a number of microseconds from 0 to 10000000 False\n"
+    assert run(sys.executable, "-c", code, AFFLUX_SPIN_US="x") == said

@@ -196,7 +196,8 @@ void call_codec(Draw& draw, Memory& memory) {
 
 void call_crc(Draw& draw, Memory& memory) {
   const std::int64_t size = draw.size();
-  const View<const unsigned char> data{static_cast<unsigned char*>(memory.fresh(size)), size, {}};
+  View<const unsigned char> data{static_cast<unsigned char*>(memory.fresh(size)), size, {}};
+  if (draw.rare(200)) data.device = {DeviceKind::cuda, 0};
   memory.remember();
   crc32c(data, draw.rare(3) ? draw.integer() : 1 + draw.byte() * 40, draw.rare(3) ? draw.integer() : draw.byte(),
          draw.threads(), draw.rare(2));
