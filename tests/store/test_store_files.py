@@ -41,7 +41,7 @@ def test_a_file_that_is_too_long(name, path):
         pushes(server, [0, 5, 25, 8])
         assert server.rows.client_ids
     assert store.check(copy).problems == (line.replace(str(path), str(copy)),)
-    assert "recreate these files? No row is lost." in run("repair", path, input="n\n").stdout
+    assert "repair these files? No row is lost." in run("repair", path, input="n\n").stdout
     assert file.stat().st_size == size + 10
     told = run("repair", path, "--yes")
     assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "repaired: every file is whole again; no row was lost")

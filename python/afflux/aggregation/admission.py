@@ -90,7 +90,9 @@ class Admission:
             AffluxError: the server keeps no log.
         """
         if self.log is None:
-            raise AffluxError("[log] this server keeps no log: make it with log=True")
+            raise AffluxError(
+                "[log] this server keeps no log: make it with log=True, and load no state of a server without a log"
+            )
         return self.log
 
     def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:

@@ -227,7 +227,7 @@ def _remedy(path: Path, health: Health) -> str:
 
 def _question(health: Health) -> str:
     if health.keeps_bits:
-        return "recreate these files? No row is lost."
+        return "repair these files? No row is lost."
     steps = [f"drop {_rows(len(health.damaged))}"] if health.damaged else []
     steps += [f"drop {_arrivals(len(health.arrivals))}"] if health.arrivals else []
     steps += ["recompute the sum"] if health.damaged or not health.arrivals else []

@@ -17,6 +17,8 @@ from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
+from afflux.store.lock import Lock
+from afflux.store.metadata import folder_of
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.records import layout_of
 from afflux.store.segments import Place
@@ -107,9 +109,11 @@ def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
     """Yield a reader of a store that a server may have open, and whether a server has it open."""
     with ExitStack() as undo:
         try:
-            store, in_use = undo.enter_context(locked_reader(path)), False
+            undo.callback(Lock(folder_of(path), shared=True).release)
+            in_use = False
         except StoreError:
-            store, in_use = undo.enter_context(StoreReader(path, alone=False)), True
+            in_use = True
+        store = undo.enter_context(StoreReader(path, alone=not in_use))
         yield store, in_use
 
 
