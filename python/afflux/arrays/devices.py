@@ -1,6 +1,6 @@
-"""The device of a server's vectors: the host's memory, or a GPU, with arrays of the library of the initial params.
+"""Devices of a server's vectors: the host's memory, or a GPU, with arrays of the library of the initial params.
 
-On a GPU every vector is allocated by that library, and freed when its last reference is dropped.
+On a GPU that library allocates every vector, and frees the vector when its last reference is dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -20,9 +20,10 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 class Device(ABC):
-    """Makes vectors (d,), and copies callers' arrays. `dtype` is a name; bfloat16 and uint8 are possible.
+    """The allocation of vectors (d,) on one device, and the copies between vectors and callers' arrays.
 
-    When a method returns, any stream of the GPU may read the values that it has written.
+    A `dtype` is a name; bfloat16 and uint8 are possible. When a method returns, any stream of the GPU may read the
+    values that the method has written.
     """
 
     name: str
@@ -31,10 +32,10 @@ class Device(ABC):
 
     @abstractmethod
     def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Any:
-        """A pool of vectors, of which at most `limit` are in use at once; 0: any number.
+        """Return a pool of vectors, of which at most `limit` are in use at once; 0: any number.
 
-        `until_read`: about the number of bytes that pass through the caches between the ingest into a vector and its
-        round.
+        `until_read` is the approximate number of bytes that pass through the caches between the ingest into a vector
+        and the round that reads the vector.
 
         Raises:
             UnavailableError: the library has no such type.
@@ -42,56 +43,56 @@ class Device(ABC):
 
     @abstractmethod
     def take(self, pool: Any) -> Any:
-        """The next vector of a pool, for the engine. Raises AffluxError if there is none."""
+        """Return the next vector of a pool, for the engine. Raises AffluxError if there is none."""
 
     @abstractmethod
     def empty(self, size: int, dtype: str) -> Any:
-        """A new vector, on a cache line."""
+        """Return a new vector that begins on a cache line."""
 
     @abstractmethod
     def full(self, size: int, value: float, dtype: str) -> Any:
-        """A new vector of equal elements."""
+        """Return a new vector of equal elements."""
 
     @abstractmethod
     def fill(self, vector: Any, values: npt.NDArray[Any]) -> None:
-        """Writes the values of a NumPy array of the same type (uint16 for bfloat16) into a vector of this device."""
+        """Write the values of a NumPy array of the same type (uint16 for bfloat16) into a vector of this device."""
 
     @abstractmethod
     def copy(self, vector: Any) -> Any:
-        """A copy."""
+        """Return a copy of the vector."""
 
     def owns(self, array: Array) -> bool:
-        """Whether the array is of the library of this device's arrays."""
+        """Return whether the array's library is that of this device's arrays; on the host always True."""
         return True
 
     def alias(self, vector: Any) -> Any:
-        """A new object with the same memory, for a caller. Changes of that object (requires_grad_, resize_) do not
-        affect the server's object.
+        """Return the vector for a caller: on the host the vector itself, on a GPU a new object with the same memory.
+        Changes of the new object (requires_grad_, resize_) do not affect the server's object.
         """
         return vector
 
     @abstractmethod
     def read_only(self, vector: Any) -> Any:
-        """A read-only view; a copy, if the library has no read-only arrays."""
+        """Return a read-only view; a copy if the library has no read-only arrays."""
 
     @abstractmethod
     def immutable_copy(self, vector: Any) -> Any:
-        """A copy, read-only if its library supports that."""
+        """Return a copy, read-only if its library supports that."""
 
     @abstractmethod
     def ingest(
         self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
     ) -> ops.Ingested:
-        """The sweep from a caller's arrays into a slot of this device. A base of the conversion must be on the same
-        device.
+        """Copy a caller's arrays into a slot of this device, as `ops.ingest`. A base of the conversion must be on the
+        same device.
         """
 
     @abstractmethod
     def wait(self) -> None:
-        """Waits until the work that this thread has queued in the library is done."""
+        """Wait until the work that this thread has queued in the library is done."""
 
     def moved(self, values: npt.NDArray[Any]) -> Any:
-        """A new vector with the values of a NumPy array."""
+        """Return a new vector with the values of a NumPy array."""
         vector = self.empty(values.size, values.dtype.name)
         self.fill(vector, values)
         return vector
@@ -104,7 +105,7 @@ _places = count()
 
 
 def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: int, dtype: str) -> Any:
-    """A vector that begins on a cache line. A large vector begins at another line of its page than the previous ones.
+    """Return a vector that begins on a cache line. Successive large vectors begin at different lines of their pages.
 
     Vectors with the same offset in their pages compete for the few ways of one set of the first cache (bench/NOTES.md).
     """
@@ -120,7 +121,7 @@ def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: 
 
 
 class Host(Device):
-    """NumPy's arrays, and the engine's buffers."""
+    """The CPU: NumPy's arrays, and the engine's buffers."""
 
     name = "the CPU"
 
@@ -162,9 +163,11 @@ class Host(Device):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """`shapes` are those of the parts; others are refused. `beside` runs in parallel with the sweep."""
-        # As `ops.ingest`, without its function calls and that of the class's __new__, which slow pushes of short
-        # vectors.
+        """Copy as `Device.ingest`. Parts of other shapes than `shapes` are refused. `beside` runs in parallel with the
+        copy.
+        """
+        # As `ops.ingest`, but without its function calls and without Ingested.__new__, because calls slow pushes of
+        # short vectors.
         first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes, beside)
         return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Upload(NamedTuple):
-    """A vector on the GPU that is being copied from the host, or was made on the GPU. After `wait` any stream may use
-    it.
+    """A vector on the GPU that is being copied from the host, or was made on the GPU. After `wait`, any stream may use
+    the vector.
     """
 
     array: Any
@@ -34,8 +34,8 @@ class Upload(NamedTuple):
 class Gpu(Device):
     """A GPU: the code that is the same for torch and CuPy."""
 
-    #: The stream of uploads, by GPU: uploads run in parallel with the caller's work, one after the other. A stream is
-    #: never deleted, because memory that was allocated for it is reused in its order.
+    #: The stream of uploads of each GPU. Uploads run one after the other, in parallel with the caller's work. A stream
+    #: is never deleted, because memory that was allocated for it is reused in its order.
     _streams: ClassVar[dict[int, Any]]
 
     def __init__(self, index: int) -> None:
@@ -63,15 +63,15 @@ class Gpu(Device):
 
     @abstractmethod
     def pinned(self, size: int, dtype: str) -> npt.NDArray[Any]:
-        """A new vector in pinned memory of the host, which the GPU can read and write."""
+        """Return a new vector in pinned memory of the host, which the GPU can read and write."""
 
     @abstractmethod
     def _sent(self, source: npt.NDArray[Any]) -> Upload:
-        """A new vector, allocated and written on the stream of uploads."""
+        """Return a copy of `source` on the GPU, allocated and written on the stream of uploads."""
 
     def upload(self, values: npt.NDArray[Any], *, pinned: bool) -> Upload:
-        """A new vector with the values of a NumPy array. The caller may change the array at once. If it is pinned
-        memory itself, the caller may change it only when the copy is no longer used.
+        """Return a new vector with the values of a NumPy array. The caller may change the array at once. If the array
+        is `pinned` memory itself, the caller may change it only after the upload is done.
         """
         if pinned:
             return self._sent(values)
@@ -88,7 +88,7 @@ class Gpu(Device):
 
     @abstractmethod
     def owner(self, array: Array) -> object:
-        """An object that exists as long as the array's memory is in use."""
+        """Return an object that exists as long as the array's memory is in use."""
 
     def ingest(
         self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
@@ -251,10 +251,10 @@ class Arrays:
         self.buffer_bytes = size * ITEM_BYTES[dtype]
 
     def take(self) -> Array:
-        """A new one.
+        """Return a new array.
 
         Raises:
-            AffluxError: `limit` are held.
+            AffluxError: `limit` arrays are held.
         """
         with self._lock:
             if self._limit and self.held >= self._limit:
@@ -270,26 +270,27 @@ class Arrays:
 
     @property
     def held(self) -> int:
-        """The arrays that are in use, or are being made."""
+        """The number of arrays that are in use or are being made."""
         return len(self._live) + self._coming
 
     def has(self, array: Array) -> bool:
-        """Whether its memory is that of an array of this pool."""
+        """Return whether the array's memory is that of an array of this pool."""
         owner = self._device.owner(array)
         return any(live() is owner for live in self._live.valuerefs())
 
     @property
     def damaged(self) -> list[int]:
-        """None: writes to the memory are not detected."""
+        """The versions that were written to: always empty, because such writes are not detected."""
         return []
 
 
 def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:
-    """The device of a server with these params.
+    """Return the device of a server with these params.
 
     Raises:
-        AffluxError: they lie on several devices, or their library's arrays cannot be written.
-        UnavailableError: they are on a GPU that this build or this machine does not support.
+        AffluxError: the params are on several devices.
+        UnavailableError: the params are on a GPU, but this build or this machine does not support GPUs, or the params
+            are neither torch's nor CuPy's arrays.
     """
     arrays = as_list(parts)
     places = [gpu_of(array) for array in arrays]

@@ -1,6 +1,4 @@
-"""Single arrays of any library: reading their dtypes, passing them to the engine without a copy,
-and writing to them.
-"""
+"""Single arrays of any library: their dtypes, their use by the engine without a copy, and writing to them."""
 
 import re
 import sys
@@ -33,16 +31,16 @@ REAL = FLOATS | _INTEGERS
 
 
 def label(name: str) -> str:
-    """A name for messages; a tree that is a single array has no names."""
+    """Return the name for messages, or "the tree" for the empty name of a tree that is a single array."""
     return name or "the tree"
 
 
 def kind_of(name: str, array: Array) -> str:
-    """The name of the array's dtype.
+    """Return the name of the array's dtype.
 
     Raises:
-        AffluxError: it is neither float, integer nor bool, a masked array, or a torch tensor that is sparse or holds no
-            data.
+        AffluxError: the dtype is neither float, integer nor bool, or the array is a masked array, or a torch tensor
+            that is sparse or holds no data.
     """
     if is_masked(array):
         raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
@@ -55,23 +53,25 @@ def kind_of(name: str, array: Array) -> str:
 
 
 def is_masked(array: Array) -> bool:
-    """Whether it is a masked array of NumPy, whose memory also holds the masked values."""
+    """Return whether the array is a masked array of NumPy, whose memory also holds the masked values."""
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
 def type_of(name: str, array: Array) -> str:
-    """The name of the array's dtype, of any library."""
+    """Return the name of the dtype of an array of any library."""
     return _dtype_name(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
 
 
 def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
-    """Whether it is a torch tensor; does not import torch."""
+    """Return whether the array is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def all_own(values: Iterable[object]) -> bool:
-    """Whether all are NumPy's arrays or torch's tensors themselves, not of subclasses; does not import torch."""
+    """Return whether the type of each value is np.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
+    torch is not imported.
+    """
     parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
     own = _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
     return set(map(type, values)) <= own
@@ -86,13 +86,13 @@ def _with_torch(*classes: type) -> frozenset[type]:
 
 
 def is_cupy(array: Array) -> bool:
-    """Whether it is a CuPy array; does not import CuPy."""
+    """Return whether the array is a CuPy array, without importing CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
 def gpu_of(array: Array) -> int | None:
-    """The index of the array's GPU; None if it is not on a GPU."""
+    """Return the index of the array's GPU; None if the array is not on a GPU."""
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
         return None
     try:
@@ -103,13 +103,13 @@ def gpu_of(array: Array) -> int | None:
 
 
 def on_gpu(array: Array) -> bool:
-    """Whether it is an array of torch or CuPy on a GPU."""
+    """Return whether the array is torch's or CuPy's and on a GPU."""
     return (is_torch(array) or is_cupy(array)) and gpu_of(array) is not None
 
 
 def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
-    """The array as NumPy reads it, or a copy; of an array on a GPU always a copy. bfloat16, which NumPy lacks, becomes
-    uint16.
+    """Return the array as NumPy reads it, or a copy of it. An array on a GPU is always copied. bfloat16, which NumPy
+    lacks, becomes uint16.
     """
     if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
         vector = vector.vector  # on the host the buffer gives the bytes, for any library
@@ -125,9 +125,7 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
 
 
 def bring(vector: Array, out: npt.NDArray[Any]) -> None:
-    """Copies a vector of torch or CuPy into the host's memory, of the same type; the copy is complete when this
-    returns.
-    """
+    """Copy a vector of torch or CuPy into the host's memory, of the same type, and wait until the copy is complete."""
     if is_torch(vector):
         as_torch(out).copy_(vector.detach())
     else:
@@ -135,7 +133,7 @@ def bring(vector: Array, out: npt.NDArray[Any]) -> None:
 
 
 def forbid_resizing(tensor: "torch.Tensor") -> None:
-    """Makes torch refuse to resize the memory of this vector on the CPU, as it does for memory that NumPy has read."""
+    """Make torch refuse to resize this vector on the CPU, as torch refuses it for memory that NumPy has read."""
     import torch
 
     if tensor.device.type == "cpu" and tensor.numel():
@@ -144,7 +142,7 @@ def forbid_resizing(tensor: "torch.Tensor") -> None:
 
 
 def private_copy(array: Array) -> Array:
-    """An array with the same values and dtype to which no other code writes."""
+    """Return an array with the same values and dtype to which no other code writes."""
     if is_torch(array):
         return array.clone()
     if is_cupy(array):
@@ -161,8 +159,8 @@ def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
 
 
 def ready(name: str, array: Array) -> Array:
-    """The array as the engine reads it: C-contiguous and of one of FLOATS. It is copied only if it
-    is not so already.
+    """Return the array as the engine reads it: C-contiguous and of a dtype in FLOATS. Only an array that is not so
+    already is copied.
     """
     kind = kind_of(name, array)
     if is_torch(array):
@@ -179,7 +177,7 @@ def ready(name: str, array: Array) -> Array:
 
 
 def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
-    """Writes arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
+    """Write arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
     if not on_gpu(out):
         parts = [part.cpu() if is_torch(part) else part.get() if is_cupy(part) else part for part in parts]
     try:
@@ -189,15 +187,15 @@ def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
 
 
 def with_names(error: Exception, names: Sequence[str]) -> str:
-    """The error about one of many parts, with the part's name in the place of its number."""
+    """Return the text of an error about one of many parts, with the part's name in the place of its number."""
     return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
 def prepare(name: str, array: Array, values: Array) -> Array:
-    """The values that `put` may write into `array`: `values`, rounded half to even for integers.
+    """Return the values that `put` may write into `array`: `values`, rounded half to even for integers.
 
     Raises:
-        AffluxError: the array cannot be written, or is of integers that cannot hold the values.
+        AffluxError: the array cannot be written, or its integers cannot hold the values.
     """
     kind = kind_of(name, array)
     if is_torch(array):
@@ -223,9 +221,9 @@ def prepare(name: str, array: Array, values: Array) -> Array:
 
 
 def put(array: Array, values: Array) -> None:
-    """Writes `values` into the array, converting to its dtype; for integers they are what `prepare` gave."""
+    """Write `values` into the array, converting to its dtype. For integers, pass the result of `prepare`."""
     if is_torch(array):
-        # Not through NumPy: autograd must see that the tensor has changed.
+        # Not through NumPy: autograd must detect that the tensor has changed.
         import torch
 
         array.detach().copy_(as_torch(values))
@@ -246,7 +244,10 @@ def put(array: Array, values: Array) -> None:
 
 
 def as_torch(array: Array) -> "torch.Tensor":
-    """The array's memory, which may be read-only: from_numpy would warn."""
+    """Return a tensor of the array's memory; a copy if the memory is read-only and the library does not support that.
+
+    torch.from_numpy would warn about read-only memory.
+    """
     import torch
 
     if is_torch(array):
@@ -258,27 +259,29 @@ def as_torch(array: Array) -> "torch.Tensor":
 
 
 def immutable_copy(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """A copy whose memory is a bytes object, so that NumPy refuses to make it writable again."""
+    """Return a copy whose memory is a bytes object, so that NumPy refuses to make it writable again."""
     return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
 
 
 def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A read-only copy, in C order."""
+    """Return a read-only copy, in C order."""
     array = np.array(values, dtype, order="C")
     array.setflags(write=False)
     return array
 
 
 def first_beyond(vector: Array, most: float) -> int | None:
-    """The index of the first NaN, or value of a magnitude beyond `most`; None if there is none."""
+    """Return the index of the first element that is NaN or has a magnitude beyond `most`; None if there is none."""
     values = on_host(vector)
     if values.dtype == np.uint16:  # the bits of bfloat16
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    good = np.abs(values) <= np.float64(most)  # which float32 may not hold
+    good = np.abs(values) <= np.float64(most)  # float64, because float32 may not hold `most`
     return None if good.all() else int(np.argmin(good))
 
 
 def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which elements are finite; uint16 holds the bits of bfloat16, whose exponent tells."""
+    """Return which elements are finite. uint16 holds the bits of bfloat16, which is not finite if all bits of its
+    exponent are 1.
+    """
     good: npt.NDArray[np.bool_] = np.isfinite(array) if array.dtype != np.uint16 else (array & 0x7F80) != 0x7F80
     return good

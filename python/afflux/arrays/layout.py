@@ -1,6 +1,4 @@
-"""Converts a model's arrays into one flat vector and back. Buffers, such as BatchNorm statistics,
-form a second vector.
-"""
+"""The layout of a model's arrays in one flat vector. Buffers, such as BatchNorm statistics, form a second vector."""
 
 import dataclasses
 from collections.abc import Collection, Iterable
@@ -56,8 +54,8 @@ class Layout:
     matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
     dotted names are the same to a layout.
 
-    Every method checks names and shapes before it writes. If one is wrong, it raises an `AffluxError`, "[layout] ...",
-    that names the array, and writes nothing.
+    Every method checks names and shapes before it writes. If a name or a shape is wrong, the method raises an
+    `AffluxError`, "[layout] ...", that names the array, and writes nothing.
 
     >>> model = {"dense": {"w": np.ones((2, 2)), "b": np.zeros(1)}, "steps": np.array(7)}
     >>> layout = Layout.of(model)
@@ -86,7 +84,7 @@ class Layout:
 
     @classmethod
     def of(cls, tree: Tree, select: Select | None = None, *, buffers: Collection[str] | None = None) -> "Layout":
-        """The layout of a tree, or of a part of it.
+        """Return the layout of a tree, or of a part of it.
 
         Args:
             tree: the model. Tied parameters of a torch module count once, under their first name; its non-persistent
@@ -125,16 +123,16 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements of the flat vector of parameters, d."""
+        """The number of elements of the flat vector of parameters, d."""
         return self.fields[-1].stop if self.fields else 0
 
     @property
     def buffers_size(self) -> int:
-        """Elements of the flat vector of buffers."""
+        """The number of elements of the flat vector of buffers."""
         return self.buffers[-1].stop if self.buffers else 0
 
     def parts(self, tree: Tree) -> list[Array]:
-        """The parameters in the layout's order, each C-contiguous and of a type that the engine reads.
+        """Return the parameters in the layout's order, each C-contiguous and of a type that the engine reads.
 
         Only arrays that the engine cannot read in place are copied: strided arrays (as in channels_last), unaligned or
         byte-swapped ones, and integers (to float64). torch tensors stay on their device; the engine also reads tensors
@@ -154,11 +152,11 @@ class Layout:
         return self._parameter_matcher.ready(tree)
 
     def _found(self, tree: Tree) -> Found | list[Array]:
-        """As `parts`, for `Host.ingest`; see `Matcher.found`."""
+        """Find the arrays as `parts` does, for `Host.ingest`; see `Matcher.found`."""
         return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
-        """The arrays of a tree by name: parameters, then buffers. The tree must hold all arrays of the layout.
+        """Return the arrays of a tree by name: parameters, then buffers. The tree must hold all arrays of the layout.
 
         Raises:
             AffluxError: missing or unknown names, other shapes.
@@ -167,12 +165,12 @@ class Layout:
         return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
-        """The buffers in the layout's order, like `parts`; the tree may lack parameters."""
+        """Return the buffers in the layout's order, like `parts`. The tree may lack parameters."""
         return self._buffer_matcher.ready(tree)
 
     @reads("[layout] tree or out")
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
-        """Copies the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
+        """Copy the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
         A new vector is NumPy's, on whatever device the tree is. `out` may be on a GPU, if all arrays of the tree are on
         the same GPU. A value beyond the range of float32 becomes infinite, and a server refuses it.
@@ -192,17 +190,17 @@ class Layout:
 
     @reads("[layout] tree")
     def flatten_buffers(self, tree: Tree) -> Float64:
-        """Copies the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
+        """Copy the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
         interop.fill(out, self._buffer_matcher.names, self.buffer_parts(tree))
         return out
 
     @reads("[layout] flat or buffers")
     def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
-        """A tree of views into `flat`, nested as the original tree. Copies nothing.
+        """Return a tree of views into `flat`, nested as the original tree. Nothing is copied.
 
-        A module becomes a dict by dotted name, any mapping a dict, a named tuple a tuple. In the place of a buffer,
-        a dict has no key and a sequence holds None, unless the vector `buffers` is given; then it holds a view into it.
+        A module becomes a dict by dotted name, any mapping a dict, a named tuple a tuple. The place of a buffer holds a
+        view into the vector `buffers`. Without `buffers`, a dict has no key there, and a sequence holds None.
         """
         _check("flat", flat, self.size)
         views = _pieces(self.fields, flat)
@@ -213,9 +211,9 @@ class Layout:
 
     @reads("[layout] target, flat or buffers")
     def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
-        """Copies `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
+        """Copy `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
-        Converts to each array's dtype and device; integers are rounded half to even.
+        Values are converted to each array's dtype and device; for integers they are rounded half to even.
 
         Args:
             target: overwritten; may lack buffers if none are given.
@@ -247,7 +245,7 @@ class Layout:
             interop.put(array, values)
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain dicts and lists, for a checkpoint.
+        """Return the layout as plain dicts and lists, for a checkpoint.
 
         >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()  # doctest: +NORMALIZE_WHITESPACE
         {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]},
@@ -263,7 +261,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: Any) -> "Layout":
-        """The inverse of `to_json`. Raises AffluxError if `data` is not a layout."""
+        """Return the layout that `to_json` has converted. Raises AffluxError if `data` is not a layout."""
         try:
             fields = _placed((*field, None) for field in data["fields"])
             buffers = _placed(data["buffers"])
@@ -308,7 +306,7 @@ def _buffers_of(walk: trees.Walk) -> Collection[str]:
 
 @reads("[layout] buffers")
 def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
-    """The names of the buffers, which must be names of arrays of the tree."""
+    """Return the names of the buffers. Raises AffluxError if one is not the name of an array of the tree."""
     names = [buffers] if isinstance(buffers, str) else list(buffers)
     found = {text for text in map(as_text, names) if text is not None and text in leaves}
     unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
@@ -319,7 +317,7 @@ def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]
 
 @reads("[layout] tree")
 def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]) -> list[tuple[Field, ...]]:
-    """The fields of the parameters that are kept, then those of the buffers."""
+    """Return the fields of the parameters in `kept`, then those of the buffers in `kept`."""
     placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
     for name, array in walk.leaves.items():
         if name in kept:
@@ -331,7 +329,7 @@ def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]
 
 
 def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Field, ...]:
-    """Fields one after the other."""
+    """Return the fields of arrays that lie one after the other in their vector."""
     fields = []
     start = 0
     for name, shape, dtype in arrays:
@@ -345,7 +343,7 @@ def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat
 
 
 def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -> None:
-    """Checks a flat vector that a caller passes; without a dtype it must be float32 or float64."""
+    """Check a flat vector that a caller passes. Without `dtypes`, the vector must be float32 or float64."""
     dtypes = dtypes or (np.float32, np.float64)
     expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
     if interop.on_gpu(vector):
@@ -361,7 +359,7 @@ def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -
 
 
 def _is_buffer(walk: trees.Walk, name: str, array: Array) -> bool:
-    """Whether the array is a buffer: as its module declares it, or without a module by its name and dtype."""
+    """Return whether the array is a buffer: as its module declares it, or without a module by its name and dtype."""
     if name in walk.declared:
         return walk.declared[name]
     path = name.split(".")

@@ -20,7 +20,7 @@ class Like:
 
     @classmethod
     def of(cls, name: str, array: Array) -> "Like":
-        """The likeness of an array of any library; of an unknown library, that of a NumPy array."""
+        """Return the likeness of an array; for an array of an unknown library, that of a NumPy array."""
         if is_torch(array):
             return cls("torch", array.dtype, array.device)
         if is_cupy(array):
@@ -31,7 +31,7 @@ class Like:
         return cls("numpy", array.dtype if isinstance(array, np.ndarray) else np.dtype(type_of(name, array)))
 
     def made_of(self, name: str, values: npt.NDArray[Any]) -> Array:
-        """An array of these values, rounded half to even for integers; it may share their memory."""
+        """Return an array of these values, rounded half to even for integers. The array may share their memory."""
         if self.library == "jax":
             own = Like("numpy", np.dtype(self.dtype)).made_of(name, values)
             return sys.modules["jax"].numpy.array(own)

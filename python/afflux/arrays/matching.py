@@ -1,4 +1,4 @@
-"""Finds the arrays of a layout by name in the trees that callers pass."""
+"""The search for a layout's arrays, by name, in the trees that callers pass."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from afflux.ops.validation import reads
 
 class Found(NamedTuple):
     """Arrays of a tree, in a layout's order. The engine checks their types and shapes in the pass in which it reads
-    them. If it refuses them, `Matcher.ready` converts them, or raises an error with the reason.
+    them. If the engine refuses them, `Matcher.ready` converts them, or raises an error with the reason.
     """
 
     arrays: list[Array]
@@ -23,9 +23,9 @@ class Found(NamedTuple):
 
 
 class Matcher:
-    """Finds some arrays of a layout, in their order.
+    """A finder of given arrays of a layout, in their order.
 
-    A module, or a flat dict or list of arrays, is not walked: its arrays are looked up by name or by place. No state is
+    A module, or a flat dict or list of arrays, is not walked: its arrays are looked up by name or by index. No state is
     kept from one tree to the next.
     """
 
@@ -38,8 +38,8 @@ class Matcher:
         *,
         partial: bool,
     ) -> None:
-        """`names` of the wanted arrays, among the `known` names. A tree may also hold the names in `tied`, and if
-        `partial`, any other names.
+        """Prepare to find the arrays `names`, which are among the `known` ones of the layout. A tree may also hold the
+        names in `tied` and, if `partial`, any other names.
         """
         self.names = tuple(names)
         self._shapes = tuple(shapes)
@@ -53,11 +53,11 @@ class Matcher:
 
     @reads("[layout] tree")
     def find(self, tree: Any) -> list[Array]:
-        """The wanted arrays.
+        """Return the wanted arrays.
 
         Raises:
-            AffluxError: the tree lacks some, or holds unknown ones, or an element that is not an array; or one has
-                another shape.
+            AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array, or a
+                wanted array has another shape.
         """
         arrays = self._found(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
@@ -65,13 +65,13 @@ class Matcher:
         return arrays
 
     def found(self, tree: Any) -> Found | list[Array]:
-        """The wanted arrays: not checked if `_quick` finds them, else as by `ready`."""
+        """Return the wanted arrays: unchecked if `_quick` finds them, else the result of `ready`."""
         found = self._quick(tree)
         return self.ready(tree) if found is None else Found(found, self._shapes, tree)
 
     @reads("[layout] tree")
     def ready(self, tree: Any) -> list[Array]:
-        """The wanted arrays as the engine reads them, see `interop.ready`.
+        """Return the wanted arrays as the engine reads them, see `interop.ready`.
 
         Raises:
             AffluxError: as `find`; an array has a wrong dtype, or no memory.
@@ -89,8 +89,8 @@ class Matcher:
         return self._walked(tree) if found is None else found
 
     def _quick(self, tree: Any) -> list[Array] | None:
-        """The wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. None if the tree
-        is something else, or lacks some, or holds unknown ones.
+        """Return the wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. Return None
+        for any other tree, and if the tree lacks a wanted array or holds an unknown one.
         """
         kind = type(tree)
         # No other types: a defaultdict, for example, creates missing entries.
@@ -104,9 +104,7 @@ class Matcher:
         return None
 
     def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
-        """The wanted arrays of a flat dict; None if the tree is something else, or lacks some, or
-        holds unknown ones.
-        """
+        """Return the wanted arrays of a flat dict; None as in `_quick`."""
         if not interop.all_own(tree.values()):
             return None
         try:
@@ -116,9 +114,7 @@ class Matcher:
         return found if self._partial or len(tree) == len(found) or tree.keys() <= self._known else None
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
-        """The wanted arrays of a flat list; None if the tree is something else, or lacks some, or
-        holds unknown ones.
-        """
+        """Return the wanted arrays of a flat list; None as in `_quick`."""
         if not self._places or not interop.all_own(tree):
             return None
         if not self._partial and len(tree) > self._longest:
@@ -142,7 +138,7 @@ class Matcher:
 
 
 def _unwrapped(unknown: Sequence[str]) -> str:
-    """For messages: which module to push in place of one that torch.compile or DataParallel has wrapped."""
+    """Return a hint for messages: the module to push in place of one that torch.compile or DataParallel has wrapped."""
     wrapper = unknown[0].partition(".")[0] if unknown else ""
     wrapped = wrapper in ("_orig_mod", "module") and all(name.startswith(f"{wrapper}.") for name in unknown)
     return f": give the module that is wrapped, its attribute {wrapper}" if wrapped else ""
@@ -155,5 +151,5 @@ def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """A few of the names, for messages."""
+    """Return the first names and the number of the others, for messages."""
     return ", ".join(map(interop.label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

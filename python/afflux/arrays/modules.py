@@ -14,26 +14,27 @@ _DICTS = frozenset({dict, OrderedDict})
 
 
 def is_module(tree: object) -> bool:
-    """Whether it is a torch module. It is recognised by its method, so that torch stays optional."""
+    """Return whether the tree is a torch module. A method of modules identifies them, so that torch stays optional."""
     try:
         return hasattr(tree, "named_parameters")
-    except Exception:  # reading the tree finds a property that raises
+    except Exception:  # a property of the object raises; reading the tree reports the error
         return False
 
 
 def is_state_dict(tree: object) -> bool:
-    """Whether it is what `torch.nn.Module.state_dict` returns, or a copy of it by `copy.deepcopy` or torch.load."""
+    """Return whether the tree is a state_dict of a torch.nn.Module, or its copy by `copy.deepcopy` or torch.load."""
     return type(tree) is OrderedDict and hasattr(tree, "_metadata")
 
 
 def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters and the persistent buffers, as torch's methods give them: tied arrays once, under the first name.
+    """Return the parameters and the persistent buffers, as torch's methods give them. Tied arrays count once, under the
+    first name.
 
     Args:
         module: a torch.nn.Module, or something with its methods.
 
-    Cost: no array is read. Modules that override none of torch's methods are walked without these, several times as
-    fast.
+    Cost: no array is read. Modules that override none of torch's methods are walked without calls of these methods,
+    which is several times as fast.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is not None and isinstance(module, base):
@@ -49,8 +50,8 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def tied(module: Any) -> list[str]:
-    """Further names under which a torch module's state_dict holds arrays of `members`. Empty for modules that override
-    their state_dict.
+    """Return further names under which a torch module's state_dict holds arrays of `members`. The list is empty for
+    modules that override a method in _METHODS or have hooks of their state_dict.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is None or not isinstance(module, base):
@@ -65,7 +66,7 @@ def tied(module: Any) -> list[str]:
 
 
 class _Walk:
-    """Collects the arrays of a module and of those in it, in the order of torch's methods."""
+    """The arrays of a module and of its submodules, collected in the order of torch's methods."""
 
     def __init__(self, base: type) -> None:
         self.parameters: dict[str, Any] = {}
@@ -78,7 +79,7 @@ class _Walk:
         self._seen_buffers: set[int] = set()
 
     def visit(self, module: Any, prefix: str) -> bool:
-        """Adds a module's arrays; false if the module, or a submodule, overrides torch's methods."""
+        """Add a module's arrays. Return False if the module or a submodule overrides torch's methods or has hooks."""
         if id(module) in self._seen:
             return True
         self._seen.add(id(module))
@@ -110,7 +111,7 @@ class _Walk:
 def _add(
     arrays: dict[str, Any], prefix: str, seen: set[int], found: dict[str, Any], left_out: Collection[str] = ()
 ) -> None:
-    """Adds a module's own arrays; arrays that are left out are still recorded as seen."""
+    """Add a module's own arrays. Arrays in `left_out` are only recorded as seen."""
     for name, array in arrays.items():
         if array is not None and id(array) not in seen:
             seen.add(id(array))

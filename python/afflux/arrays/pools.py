@@ -28,8 +28,8 @@ class Versions:
         size: d.
         max_versions: the largest number of versions that are held at once; None: no limit.
         dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
-        checked: whether each version is compared with its checksum when it returns, and versions that were written to
-            although they are read-only are counted. Reads every version twice.
+        checked: whether each version is compared with its checksum when it returns to the pool. `damaged` then lists
+            the versions that were written to although they are read-only. Every version is read twice.
         inplace: whether there is only one buffer, to which every version is written.
         memory: allocates the memory of a version; None: the pool itself.
         device: the device of the versions.
@@ -84,7 +84,9 @@ class Versions:
         return draft
 
     def finished(self, draft: "Draft", version: int) -> Vector:
-        """Make a draft the newest version; return its params, read-only. If inplace they are never handed out."""
+        """Make a draft the newest version, and return its params, read-only. If inplace, return the writable buffer,
+        which callers never get.
+        """
         if self.inplace:
             return draft.array
         self._newest = draft
@@ -120,7 +122,7 @@ class Versions:
         return list(self._pool.damaged)
 
     def refuse_damage(self, op: str) -> None:
-        """Raise an error once for each version that was written to, after it is no longer in use."""
+        """Raise an error, once for each version that was written to, when that version is no longer in use."""
         if not self.checked:
             return
         damaged = self.damaged
@@ -154,7 +156,9 @@ class Draft:
         return np.asarray(self.buffer) if isinstance(self.buffer, Buffer) else self.buffer
 
     def publish(self, version: int) -> Vector:
-        """Return the finished version, read-only: NumPy refuses to make it writable again, other libraries do not."""
+        """Return the finished version. On the host it is read-only, and NumPy refuses to make it writable again; on a
+        GPU it stays writable.
+        """
         if not isinstance(self.buffer, Buffer):
             return self.buffer
         self.buffer.freeze(version)
@@ -162,7 +166,7 @@ class Draft:
 
     @property
     def intact(self) -> bool:
-        """Return whether it was not written to since its publication; True if that is not checked."""
+        """Whether the version was not written to since its publication; True if that is not checked."""
         return not isinstance(self.buffer, Buffer) or self.buffer.intact()
 
 
@@ -199,7 +203,7 @@ class Slots:
 
     @property
     def spare(self) -> bool:
-        """Return whether a slot that was in use before is free."""
+        """Whether a slot that was in use before is free; on a GPU always False."""
         return self._device is HOST and any(pool.allocated > pool.held for pool in self._pools)
 
     def grow(self, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Selects the arrays of a layout: the trainable ones, those of given names, or those that a function chooses."""
+"""The selection of a layout's arrays: the trainable ones, those of given names, or those that a function chooses."""
 
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ Select = Literal["trainable"] | Collection[str] | Callable[[str, Array], bool]
 
 @reads("[layout] select")
 def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Select) -> frozenset[str]:
-    """The names of the arrays that `select` chooses, see `Layout.of`.
+    """Return the names of the arrays that `select` chooses, see `Layout.of`.
 
     Args:
         arrays: all arrays of the model by dotted name.
@@ -42,19 +42,19 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
 
 
 def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
-    """torch's tensors that require grad, the buffers in the same modules, and all arrays of other libraries."""
+    """Return torch's tensors that require grad, the buffers in the same modules, and all arrays of other libraries."""
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
     owners = {_owner(name) for name in trained}
     return frozenset(trained | {name for name in buffers if _owner(name) in owners})
 
 
 def _owner(name: str) -> str:
-    """The name of the module that holds the array."""
+    """Return the name of the module that holds the array."""
     return name.rpartition(".")[0]
 
 
 def _meant(name: Any, arrays: Collection[str]) -> str:
-    """A hint with the known names that are most similar to an unknown one."""
+    """Return a hint with the known names that are most similar to an unknown one."""
     close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
     if not close and isinstance(name, str):
         close = [known for known in arrays if known.startswith(f"{name}.")][:3]

@@ -1,6 +1,4 @@
-"""Takes trees of arrays (any nesting of modules, mappings and sequences) apart, builds them again, and converts to
-JSON.
-"""
+"""Trees of arrays, any nesting of modules, mappings and sequences: their parts, their rebuilding, and their JSON."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Walk:
         self.node = self._visit(tree, ())
 
     def tied(self) -> tuple[str, ...]:
-        """Further names, in state_dicts, of arrays that torch modules hold twice."""
+        """Return further names, in state_dicts, of arrays that torch modules hold twice."""
         return tuple(".".join((*path, name)) for module, path in self._modules for name in tied(module))
 
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
@@ -94,7 +92,7 @@ class Walk:
 
 
 def pruned(node: Node, kept: Container[str]) -> Node:
-    """The tree of the `kept` arrays: in the place of other arrays, a dict has no key and a sequence holds None."""
+    """Return the tree of the `kept` arrays. In the place of others, a dict has no key and a sequence holds None."""
     if not isinstance(node, Branch):
         return node if node in kept else None
     nodes = [pruned(child, kept) for child in node.nodes]
@@ -107,7 +105,7 @@ def pruned(node: Node, kept: Container[str]) -> Node:
 
 
 def build(node: Node, arrays: Mapping[str, Any]) -> Any:
-    """A tree of the same nesting that holds `arrays`. For a missing name, a dict has no key and a list holds None."""
+    """Return a tree of this nesting with `arrays`. For a missing name, a dict has no key and a sequence holds None."""
     tree = _build(node, arrays)
     return {} if tree is _GONE else tree
 
@@ -125,7 +123,7 @@ def _build(node: Node, arrays: Mapping[str, Any]) -> Any:
 
 
 def to_json(node: Node) -> Any:
-    """A node as plain lists and dicts."""
+    """Return a node as plain lists and dicts."""
     if not isinstance(node, Branch):
         return node
     nodes = [to_json(child) for child in node.nodes]
@@ -133,7 +131,11 @@ def to_json(node: Node) -> Any:
 
 
 def from_json(data: Any) -> Node:
-    """The inverse of to_json. Raises ValueError, TypeError or KeyError if `data` does not come from to_json."""
+    """Return the node that `to_json` has converted.
+
+    Raises:
+        ValueError, TypeError, AttributeError: `data` does not come from `to_json`.
+    """
     if data is None or isinstance(data, str):
         return data
     ((kind, children),) = data.items()
@@ -146,7 +148,7 @@ def from_json(data: Any) -> Node:
 
 
 def names(node: Node) -> list[str]:
-    """The arrays' names in order."""
+    """Return the arrays' names in order."""
     if isinstance(node, Branch):
         return [name for child in node.nodes for name in names(child)]
     return [] if node is None else [node]
