@@ -17,7 +17,7 @@ BLOCK: int
 SUPERBLOCK: int
 MOST_RULE_VECTORS: int
 STEP_KINDS: dict[str, int]  # the number of states of each kind
-# bits of an element, type of rows, whether it is encoded with a key, and whether with the least and largest element
+# bits of an element, type of rows, whether rows are encoded with a key, and whether with the least and largest element
 CODECS: dict[str, tuple[int, str, bool, bool]]
 PIECE: int  # bytes of one read-ahead request
 
@@ -39,7 +39,7 @@ class Buffer:
     size: int
     checksum: int | None
     is_lent: bool
-    vector: object  # that is lent, else None
+    vector: object  # the lent vector, else None
     def __init__(self, pool: Pool) -> None: ...
     @staticmethod
     def lent(vector: object, size: int, dtype: str, gpu: int) -> Buffer: ...
@@ -49,8 +49,8 @@ class Buffer:
 
 @final
 class FastPush:
-    """The most frequent pushes of one server, without Python's frames: a vector that needs no conversion joins a buffer
-    that it does not fill. Both methods leave all others to the general way, before anything has changed.
+    """The fast path of one server's most frequent pushes, without Python's frames: a vector that needs no conversion
+    joins a buffer and does not fill it. All other pushes are left to Python.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FastPush:
         num_examples: object,
         loss: object,
         /,
-    ) -> Any:  # a Receipt; or what is Pushed, its vector in its slot, but not joined; or None: nothing was done
+    ) -> Any:  # a Receipt; or the fields of Pushed: the vector is in its slot, not joined; or None: nothing was done
         ...
     def join(
         self,
@@ -85,7 +85,7 @@ class FastPush:
         pushed: tuple[Any, ...],
         ticket: object,  # the push's Ticket, which gets the decision, or None
         /,
-    ) -> Any:  # a Receipt; or None: nothing was done
+    ) -> Any:  # a Receipt; None if nothing was done
         ...
 
 def columns(
@@ -126,7 +126,7 @@ class PreparedPass:
     def __init__(self, round: object) -> None: ...  # afflux.ops.Pass
     def apply(
         self,
-        round: object,  # the same
+        round: object,  # that of the constructor
         num_threads: int,
         done: list[bool] | None,
         checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
@@ -153,7 +153,7 @@ def crc32c(data: object, block: int, head: int, num_threads: int, table: bool = 
 def prefetch(memory: object) -> None: ...
 def address(memory: object) -> int: ...
 def populate(memory: object, write: bool) -> int: ...
-def first_changed(files: Sequence[tuple[bytes, int, int]]) -> int: ...  # path, inode, bytes at the least; -1: none
+def first_changed(files: Sequence[tuple[bytes, int, int]]) -> int: ...  # path, inode, least bytes; -1 if none changed
 def detach(memory: object) -> None: ...
 def backends() -> list[tuple[str, str, bool, bool, bool, str]]: ...
 def choose_isa(name: str) -> None: ...

@@ -21,26 +21,26 @@ class Backend:
 
 
 def default_threads() -> int:
-    """The number of CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def threads(num_threads: int | None, op: str = "threads") -> int:
-    """`num_threads` as Python's int, or all CPUs for None; messages name the operation."""
+    """Return `num_threads` as Python's int, or the number of all CPUs for None; messages name the operation `op`."""
     if type(num_threads) is int and 0 < num_threads < 2**31:
         return num_threads
     return default_threads() if num_threads is None else a_thread_count(op, "num_threads", num_threads)
 
 
 def backends() -> list[Backend]:
-    """The compiled backends, whether they run on this machine, and which one is in use; best first."""
+    """Return the backends, best first: whether each is compiled, runs on this machine, and is in use."""
     return [Backend(*entry) for entry in _engine.backends()]
 
 
 def choose_isa(name: str) -> None:
-    """Sets the instruction set of all later calls of this process. The environment variable AFFLUX_ISA sets the first
+    """Set the instruction set of all later calls of this process. The environment variable AFFLUX_ISA sets the first
     one.
 
     Raises:
@@ -54,9 +54,10 @@ def choose_isa(name: str) -> None:
 
 
 def policy() -> str:
-    """The policy of sweeps on the CPU in this process, as "prefetch=256,stream=16777216,stages=fused,rows=direct".
+    """Return the policy of sweeps on the CPU in this process.
 
-    The default is that of the processor's family; see `choose_policy`.
+    An example is "prefetch=256,stream=16777216,stages=fused,rows=direct". The default is that of the processor's
+    family; see `choose_policy`.
 
     Raises:
         AffluxError: the environment variable AFFLUX_POLICY is not a policy.
@@ -65,7 +66,7 @@ def policy() -> str:
 
 
 def choose_policy(text: str) -> None:
-    """Sets the policy of all later calls of this process. The environment variable AFFLUX_POLICY sets the first one.
+    """Set the policy of all later calls of this process. The environment variable AFFLUX_POLICY sets the first one.
 
     A policy changes no bit of a result, only the speed.
 
@@ -98,5 +99,5 @@ def choose_policy(text: str) -> None:
 
 
 def processor_family() -> str:
-    """The processor family whose default policy is used, as "AMD family 26"."""
+    """Return the processor family whose default policy is used, as "AMD family 26"."""
     return _engine.processor_family()

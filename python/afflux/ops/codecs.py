@@ -3,12 +3,12 @@
 | codec                        | bytes per element | a value becomes                                                  |
 |------------------------------|-------------------|------------------------------------------------------------------|
 | float32, float64             | 4, 8              | itself                                                           |
-| float16, bfloat16            | 2                 | the nearest; beyond the largest finite value, that               |
+| float16, bfloat16            | 2                 | the nearest finite value                                         |
 | affine(8, 4, 2 or 1)         | bits/8 + 1/16     | one of 2^bits points from min to max of its block of 128, drawn  |
-|                              |                   | so that the mean is right                                        |
+|                              |                   | at random so that it is unbiased                                 |
 | affine(bits, scope="vector") | bits/8            | the same with min and max of the whole vector                    |
-| rotated(4, 2 or 1)           | bits/8 + 1/32     | the nearest level of a random rotation of 128 values, scaled so  |
-|                              |                   | that the mean over rotations is right                            |
+| rotated(4, 2 or 1)           | bits/8 + 1/32     | the nearest level after a random rotation of 128 values, scaled  |
+|                              |                   | so that it is unbiased over uniform rotations                    |
 
 >>> affine(4)
 codecs.affine(4)
@@ -37,7 +37,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A format of rows; its name is the engine's."""
+    """A format of rows, by its name in the engine."""
 
     name: str
 
@@ -56,7 +56,7 @@ class Codec:
 
     @property
     def keyed(self) -> bool:
-        """Whether rows are encoded with random bits: they are uint8, and begin with a head."""
+        """Whether rows are encoded with random bits; such rows are uint8 and begin with a head."""
         return _engine.CODECS[self.name][2]
 
     @property
@@ -76,11 +76,11 @@ class Codec:
         return "uint8" if dtype == "bfloat16" else dtype
 
     def row_bytes(self, size: int) -> int:
-        """Bytes of a row of `size` elements."""
+        """Return the bytes of a row of `size` elements."""
         return _engine.row_bytes(self.name, _a_size("row_bytes", "size", size))
 
     def row_size(self, size: int) -> int:
-        """Number of elements of type `row_dtype` of the row of a vector of `size` elements."""
+        """Return the number of elements, of type `row_dtype`, in the row of a vector of `size` elements."""
         return self.row_bytes(size) // np.dtype(self.row_dtype).itemsize
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ bfloat16 = Codec("bfloat16")  #: 2 bytes per element
 
 
 def affine(bits: int, *, scope: Scope = "block") -> Codec:
-    """2^bits points from min to max, with stochastic rounding: unbiased for each element.
+    """Return a codec with 2^bits points from min to max and stochastic rounding, which is unbiased for each element.
 
     Args:
         bits: 8, 4, 2 or 1.
@@ -107,8 +107,8 @@ def affine(bits: int, *, scope: Scope = "block") -> Codec:
 
 
 def rotated(bits: int) -> Codec:
-    """Random signs and a Hadamard transform of 128 values at a time, then 2^bits levels of a normal variable (in the
-    manner of DRIVE and EDEN, Vargaftik et al. 2021, 2022): the smallest error for few bits.
+    """Return a codec with 2^bits levels of a normal variable, after random signs and a Hadamard transform of 128 values
+    at a time (similar to DRIVE and EDEN, Vargaftik et al. 2021, 2022). Its error is the smallest for few bits.
 
     Args:
         bits: 4, 2 or 1.
@@ -121,7 +121,7 @@ def named(codec: Codec | Name) -> Codec: ...
 @overload
 def named(codec: Codec | Name | None) -> Codec | None: ...
 def named(codec: Codec | Name | None) -> Codec | None:
-    """The codec of a name; a codec, or None, is returned unchanged.
+    """Return the codec of a name; a codec, or None, is returned unchanged.
 
     >>> named("rotated-2"), named(None)
     (codecs.rotated(2), None)

@@ -1,4 +1,6 @@
-"""The errors that afflux raises. After any of them the state has not changed."""
+"""The errors that afflux raises. They leave the state unchanged, except that an arrival has joined if a StoreError
+has `joined`.
+"""
 
 from afflux._engine import AffluxError, UnavailableError
 

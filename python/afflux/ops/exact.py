@@ -20,7 +20,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def exp(x: float) -> float:
-    """e**x.
+    """Return e**x.
 
     >>> exp(1.0)
     2.718281828459045
@@ -31,7 +31,7 @@ def exp(x: float) -> float:
 
 
 def log(x: float) -> float:
-    """The natural logarithm; -inf at 0, NaN below.
+    """Return the natural logarithm of x: -inf at 0, NaN below 0.
 
     >>> log(10.0)
     2.302585092994046
@@ -42,8 +42,10 @@ def log(x: float) -> float:
 
 
 def pow(x: float, y: float) -> float:
-    """x**y. It is 1 if y is 0 or x is 1, even if the other one is NaN; NaN for a negative x and a y that is not an
-    integer.
+    """Return x**y.
+
+    The result is 1 if y is 0 or x is 1, even if the other argument is NaN. The result is NaN if x is finite and
+    negative, and y is finite and not an integer.
 
     >>> pow(2.0, 0.5)
     1.4142135623730951
@@ -56,7 +58,7 @@ def pow(x: float, y: float) -> float:
 
 
 def ordered_sum(values: Iterable[float]) -> float:
-    """The sum in the given order.
+    """Return the sum, added in the given order.
 
     >>> ordered_sum([0.1, 0.2, 0.3])
     0.6000000000000001

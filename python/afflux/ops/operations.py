@@ -15,8 +15,8 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.stages import Array, Checksums, Float64, Pass, RowFacts
 from afflux.ops.validation import any_number, brief, integer, unreadable
 
-#: The content of a vector. An update is a difference of models, local minus global; a gradient points uphill.
-#: The kind of vector that a client pushes, or that a rule takes.
+#: The kind of vector that a client pushes, or that a rule takes. An update is a difference of models, local minus
+#: global; a gradient points uphill.
 Kind = Literal["update", "gradient", "model"]
 
 
@@ -40,9 +40,9 @@ class Conversion(NamedTuple):
         update = model - base,  model = base + update         in the dtype of the base
         gradient = -update / scale,  update = -gradient scale  in float64, rounded once
 
-    and both, one after the other, between a gradient and a model, with the update in the dtype of the base. The base
-    that is subtracted is the one that the client received: it is first rounded to the dtype of each array, if that is
-    narrower.
+    Between a gradient and a model, both conversions are made one after the other, with the update in the dtype of the
+    base. Before the base is subtracted, it is rounded to the dtype of each array of the model, if that is narrower:
+    this is the base that the client received.
     """
 
     given: Kind
@@ -68,7 +68,7 @@ _MOST_VECTORS = 1 << 15
 def ingest(
     update: Array | Sequence[Array], slot: Array, *, num_threads: int = 1, conversion: Conversion | None = None
 ) -> Ingested:
-    """Slot = update; finds the first non-finite value, the sum of squares, min and max in the same sweep.
+    """Write the update into the slot. Find the first non-finite value, sum of squares, min and max in the same sweep.
 
     The parts of a list are written one after the other, without an intermediate copy; the result is that of one long
     vector. The slot is written even when values are not finite; the caller decides whether to use it. A value beyond
@@ -107,11 +107,11 @@ def ingest(
 
 
 def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64:
-    """G[i, j] = <vectors[i], vectors[j]> in float64. Cosines, norms and clips can be computed from it.
+    """Return G[i, j] = <vectors[i], vectors[j]> in float64. Cosines, norms and clips can be computed from it.
 
     Args:
         vectors: K vectors (d,), each float32, float64 or bfloat16; fastest if vectors of one type are adjacent.
-        num_threads: at most so many; all CPUs of this process by default.
+        num_threads: the largest number of threads; by default all CPUs of this process.
 
     Returns:
         (K, K) float64, symmetric.
@@ -139,7 +139,7 @@ def inner(
     memory_weight: float = 0.0,
     num_threads: int | None = None,
 ) -> InnerProducts:
-    """Squares of vectors, and their inner products with a weighted sum of them, in one sweep.
+    """Return squares of vectors, and their inner products with a weighted sum of them, from one sweep.
 
         x_k = vectors[k] + shift * memory,  e = memory_weight * memory + sum_k weights[k] x_k
 
@@ -153,7 +153,7 @@ def inner(
         shift: the factor of `memory` that is added to every vector.
         memory_weight: the factor of `memory` that is added to e, in addition to the memory in the x_k. There must be at
             least one vector.
-        num_threads: at most so many; all CPUs of this process by default.
+        num_threads: the largest number of threads; by default all CPUs of this process.
 
     Returns:
         In float64: `squares` (K,) of the x_k; `products` (K,) of the x_k with e, and `square` of e. Without weights
@@ -182,7 +182,7 @@ def inner(
 
 
 def _listed(what: str, vectors: Sequence[Array]) -> list[Array]:
-    """The vectors as a list, of at most the supported number: a sequence may report a wrong length."""
+    """Return the vectors as a list. Raises AffluxError if there are too many; a sequence may report a wrong length."""
     try:
         count = len(vectors)
         given = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]
@@ -201,13 +201,13 @@ def apply(
     checksums: list[Checksums] | None = None,
     checked: PreparedPass | None = None,
 ) -> None:
-    """One server round in one sweep: combine -> calibrate -> step, tile by tile.
+    """Run one server round in one sweep: combine -> calibrate -> step.
 
     Everything is checked before anything is written.
 
     Args:
         round: the round, as data.
-        num_threads: at most so many; all CPUs of this process by default.
+        num_threads: the largest number of threads; by default all CPUs of this process.
         done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
             vectors is finite and within round.most, and the direction within round.combine.most. A KeyboardInterrupt
             may be raised between the sweep and the return of this function; the list then shows whether `out` was
@@ -243,7 +243,7 @@ def apply(
 
 
 def check(round: Pass) -> PreparedPass:
-    """Raises the error that `apply` would raise for this round; writes nothing.
+    """Raise the error that `apply` would raise for this round, if any. Nothing is written.
 
     Returns:
         An object for `apply(checked=...)`. It refers to the arrays until it is deleted, or its `release()` is called.
@@ -257,7 +257,7 @@ def check(round: Pass) -> PreparedPass:
 
 
 def row_bytes(size: int, *, codec: Codec | codecs.Name = codecs.float32) -> int:
-    """Bytes of one encoded row of `size` elements."""
+    """Return the bytes of one encoded row of `size` elements."""
     return _codec(codec).row_bytes(size)
 
 
@@ -269,7 +269,7 @@ def encode(
     facts: RowFacts = _NO_FACTS,
     num_threads: int = 1,
 ) -> None:
-    """Row = vector, encoded; every byte of the row is written.
+    """Encode the vector into the row; every byte of the row is written.
 
     Args:
         vector: (d,) float32, or float64 for codecs.float64; finite.
@@ -294,7 +294,7 @@ def encode(
 
 
 def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.float32, num_threads: int = 1) -> None:
-    """Vector = row, decoded. The vector, of the type that `encode` takes, is overwritten.
+    """Decode the row into the vector, which is of the type that `encode` takes.
 
     Raises:
         AffluxError: also for a row whose head has another codec or size.
@@ -303,7 +303,7 @@ def decode(row: Array, vector: Array, *, codec: Codec | codecs.Name = codecs.flo
 
 
 def crc32c(data: Array, block: int, *, head: int = 0, num_threads: int = 1) -> bytes:
-    """The CRC-32C of each block of `block` bytes, as uint32 in native order. The last block may be shorter.
+    """Return the CRC-32C of each block of `block` bytes, as uint32 in native order. The last block may be shorter.
 
     Args:
         data: any C-contiguous array with the buffer protocol.

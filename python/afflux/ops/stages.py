@@ -37,7 +37,7 @@ class RuleVectors(Struct, frozen=True, eq=False):
 
     v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
     Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
-    updates[i], rounded once; with every calibration these are the raw updates. A vector whose coefficient in a
+    updates[i], rounded once. Calibration does not change the updates in this sum. A vector whose coefficient in a
     sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
     """
 
@@ -72,7 +72,7 @@ class _Cached(Struct, frozen=True, eq=False):
 
 
 class CachedDifference(_Cached, frozen=True, eq=False):
-    """Stage 2 of CA2FL (Algorithm 2): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
+    """Stage 2 of CA2FL (Algorithm 1): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
     Replaces the weighted sum of stage 1; rows[i] stands for the decoded row. For each i with a new row: new_rows[i] =
     updates[i] encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept
@@ -110,7 +110,7 @@ class Sgd(_WithoutSecondMoment, Struct, frozen=True):
 
 
 class Assign(_WithoutSecondMoment, Struct, frozen=True):
-    """Stage 3: out = lr * v, rounded once to its type: with Combine.params_weight a sum that vectors are added to."""
+    """Stage 3: out = lr * v, rounded once to the type of out. With Combine.params_weight, v adds to a running sum."""
 
     lr: float = 1.0
     kind: ClassVar[str] = "assign"
@@ -132,12 +132,13 @@ class Adaptive(Struct, frozen=True):
     """Stage 3 by the engine's formula `kind`, from the direction d: adam, amsgrad, adagrad, yogi.
 
     m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
-    name in `afflux.rules.optimizers` says what V is. The states are m, v and, of amsgrad, v_hat.
+    name in `afflux.rules.optimizers` defines V. The states are m, v and, of amsgrad, v_hat.
 
-    All in float64, from the states as they are stored; the step uses the unrounded m and V, then each is rounded once.
+    All is computed in float64 from the stored states. The step uses the unrounded m and V; then each state is rounded
+    once.
     """
 
-    kind: str  #: one of `_engine.STEP_KINDS`, which says how many states it keeps
+    kind: str  #: one of `_engine.STEP_KINDS`, which has its number of states
     lr: float
     beta1: float  #: 0 <= beta1 < 1
     beta2: float  #: 0 <= beta2 < 1; adagrad does not use it

@@ -4,7 +4,7 @@ import math
 
 
 def in_bytes(count: float) -> str:
-    """A count of bytes with a decimal unit, to three digits.
+    """Return a count of bytes with a decimal unit, to three digits.
 
     >>> in_bytes(0), in_bytes(65_000), in_bytes(1.5e12)
     ('0 B', '65 kB', '1.5 TB')

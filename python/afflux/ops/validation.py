@@ -30,7 +30,7 @@ NUMBERS = (float, int, np.integer, np.floating)
 
 
 def check_fields(part: object, check: Check[object], *names: str, op: str | None = None) -> None:
-    """Replaces these fields of a frozen dataclass by the results of the check; for its __post_init__.
+    """Replace these fields of a frozen dataclass by the results of the check; for its __post_init__.
 
     `op` is the operation that messages name, by default the class.
     """
@@ -62,12 +62,12 @@ one_or_less = _number("between 0 and 1", lambda x: 0 <= x <= 1)
 
 
 def at_most(most: float) -> Check[float]:
-    """A positive number of at most `most`."""
+    """Return a check for a positive number of at most `most`."""
     return _number(f"positive and at most {most:g}", lambda x: 0 < x <= most)
 
 
 def integer(least: int, most: int | None = None) -> Check[int]:
-    """An int of at least `least`, and if `most` is given at most `most`, as `as_int` reads it."""
+    """Return a check for an int, as `as_int` reads it, of at least `least` and, if `most` is given, at most `most`."""
 
     def check(part: str, name: str, value: object) -> int:
         number = as_int(value)
@@ -87,7 +87,7 @@ MOST_ELEMENTS = 2**59
 
 
 def count_of(least: int) -> Check[int]:
-    """An int from `least` to `MOST_COUNT`."""
+    """Return a check for an int from `least` to `MOST_COUNT`."""
     return integer(least, MOST_COUNT)
 
 
@@ -96,14 +96,14 @@ a_thread_count = integer(1, 2**31 - 1)
 
 
 def flag(part: str, name: str, value: object) -> bool:
-    """True or False."""
+    """Check that the value is True or False, also of NumPy; return a bool of Python."""
     if not isinstance(value, bool | np.bool_):
         raise AffluxError(f"[{part}] {name} is {brief(value)}, must be True or False")
     return bool(value)
 
 
 def one_of(*known: str | None) -> Check[str | None]:
-    """One of several words, at least two; None may be one of them."""
+    """Return a check for one of several words, at least two; None may be one of them."""
 
     def check(part: str, name: str, value: object) -> str | None:
         found = as_text(value)
@@ -115,7 +115,7 @@ def one_of(*known: str | None) -> Check[str | None]:
 
 
 def instance(kind: type[T], words: str) -> Check[T]:
-    """An object of a class; `words` describe it in messages, as "a Rule such as afflux.rules.fedbuff()"."""
+    """Return a check for an object of a class, which `words` describe, as "a Rule such as afflux.rules.fedbuff()"."""
 
     def check(part: str, name: str, value: object) -> T:
         if not isinstance(value, kind):
@@ -126,14 +126,14 @@ def instance(kind: type[T], words: str) -> Check[T]:
 
 
 def keyword_arguments(op: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Rejects unknown names of options."""
+    """Raise an AffluxError if the name of an option is unknown."""
     for name in given:
         if name not in known:
             raise AffluxError(f"[{op}] {brief(name)} is no option; {known_names(name, known)}")
 
 
 def one_dtype_of(*known: str) -> Check[str]:
-    """The name of one of several dtypes, at least two; the argument may be any `Dtype`."""
+    """Return a check for one of several dtypes, at least two. The argument may be any `Dtype`; the result is a name."""
 
     def check(part: str, name: str, value: object) -> str:
         found = dtype_name(value)
@@ -145,7 +145,7 @@ def one_dtype_of(*known: str) -> Check[str]:
 
 
 def dtype_name(value: Dtype) -> str:
-    """The name of a dtype, such as "bfloat16"; for any other object some text. Imports no library.
+    """Return the name of a dtype, such as "bfloat16"; for any other object some text. No library is imported.
 
     >>> dtype_name(np.float32), dtype_name(np.dtype("<f8")), dtype_name("bfloat16")
     ('float32', 'float64', 'bfloat16')
@@ -164,23 +164,23 @@ def _either(known: Sequence[str | None]) -> str:
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """None, or a value that passes the check."""
+    """Return a check for None or a value that passes `check`."""
     return lambda part, name, value: None if value is None else check(part, name, value)
 
 
 def is_function(value: object) -> bool:
-    """Whether it is an object that can be called, and not the class of such objects."""
+    """Return whether the value can be called and is not a class."""
     return callable(value) and not isinstance(value, type)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether it is an int of Python or NumPy, and no bool. For saved data; use `as_int` for arguments."""
+    """Return whether the value is an int of Python or NumPy, but no bool. For saved data; arguments need `as_int`."""
     return type(value) is int or (isinstance(value, _INTS) and not isinstance(value, bool))
 
 
 def as_int(value: object) -> int | None:
-    """The int of an argument: an int, an object with `__index__`, or a float without a fraction, also in an array
-    without dimensions; else None.
+    """Return the int of an argument: an int, an object with `__index__`, or a float without a fraction, also one in an
+    array without dimensions; else None.
 
     >>> as_int(np.int8(3)), as_int(3.0), as_int(3.5), as_int(True), as_int("3")
     (3, 3, None, None, None)
@@ -194,7 +194,7 @@ def as_int(value: object) -> int | None:
 
 
 def zero_dim(value: object) -> object:
-    """The number in an array without dimensions, such as torch's losses; any other object is returned unchanged."""
+    """Return the number in an array without dimensions, such as a loss of torch; any other object unchanged."""
     if isinstance(value, float | int):
         return value
     single = _of_foreign(lambda: (value.item(),) if getattr(value, "shape", None) == () else None)  # type: ignore[attr-defined]
@@ -202,8 +202,8 @@ def zero_dim(value: object) -> object:
 
 
 def as_float(value: object) -> float | None:
-    """An argument as a float, if it is a number of Python or NumPy; None for other objects, and for an int too
-    large.
+    """Return an argument as a float if it is a number of Python or NumPy; None for other objects, and for an int that
+    is too large.
     """
     if value is None or type(value) is float:
         return value
@@ -214,12 +214,12 @@ def as_float(value: object) -> float | None:
 
 
 def as_text(value: object) -> str | None:
-    """A str, also of an object of a subclass; None for other objects."""
+    """Return a str, also for an object of a subclass of str; None for other objects."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def _index(value: object) -> int | None:
-    """The int of an int or of an object with `__index__`; None for other objects, and for bools of any library."""
+    """Return the int of an int or an object with `__index__`; None for other objects and for bools of any library."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -232,7 +232,7 @@ def _index(value: object) -> int | None:
 
 
 def _of_foreign(convert: Callable[[], T | None]) -> T | None:
-    """The result of a method of a foreign object; None if it raises."""
+    """Return the result of a method of a foreign object; None if the method raises."""
     try:
         return convert()
     except Exception:
@@ -240,10 +240,10 @@ def _of_foreign(convert: Callable[[], T | None]) -> T | None:
 
 
 def loss_of(op: str, client_id: int | str | None, value: object) -> float:
-    """A client's loss, also in an array without dimensions; None means unknown, which is NaN.
+    """Return a client's loss, also from an array without dimensions. None means unknown and gives NaN.
 
     Raises:
-        AffluxError: the value is not a number, is a bool, or is an int far outside of 64 bits.
+        AffluxError: the value is not a number, is a bool, or is an int whose magnitude is beyond 2**63.
     """
     if value is None:
         return nan
@@ -255,7 +255,7 @@ def loss_of(op: str, client_id: int | str | None, value: object) -> float:
 
 
 def brief(value: object) -> str:
-    """The value for an error message, or its type if the value would take several lines."""
+    """Return the value as text for an error message, or its type if the text is long or has several lines."""
     if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > 80:
         return f"of type {type(value).__name__}"
     try:
@@ -266,7 +266,7 @@ def brief(value: object) -> str:
 
 
 def unreadable(what: str, error: Exception) -> NoReturn:
-    """Raises an AffluxError for a caller's object that raised when it was read. Errors of afflux and of memory are
+    """Raise an AffluxError for a caller's object that raised when it was read. Errors of afflux and of memory are
     raised unchanged.
 
     Args:
@@ -279,8 +279,8 @@ def unreadable(what: str, error: Exception) -> NoReturn:
 
 
 def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorates a function that reads callers' objects of any library. Any exception of these objects becomes an
-    AffluxError about `what`, as "[layout] tree".
+    """Return a decorator for functions that read callers' objects of any library. Any exception of these objects
+    becomes an AffluxError about `what`, as "[layout] tree".
     """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
@@ -304,7 +304,7 @@ def _text(error: Exception) -> str:
 
 
 def known_names(name: object, known: Iterable[str]) -> str:
-    """The known names, for an error about an unknown name; those with the most similar spelling come first."""
+    """Return the known names, for an error about an unknown name; those with the most similar spelling come first."""
     names, text = list(known), as_text(name)
     close = get_close_matches(text, names) if text is not None and len(text) <= 80 else []
     nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
@@ -312,7 +312,7 @@ def known_names(name: object, known: Iterable[str]) -> str:
 
 
 def path_of(op: str, name: str, value: object) -> Path:
-    """The Path of a caller's argument."""
+    """Return the Path of a caller's argument; raise AffluxError if the argument is no path."""
     try:
         path = Path(value)  # type: ignore[arg-type]
         if b"\0" not in os.fsencode(path):
@@ -323,7 +323,7 @@ def path_of(op: str, name: str, value: object) -> Path:
 
 
 def plain_id(client_id: object, op: str = "push") -> int | str:
-    """The client id as Python's int or str.
+    """Return the client id as Python's int or str.
 
     Args:
         client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
