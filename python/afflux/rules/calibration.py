@@ -10,7 +10,7 @@ from afflux.rules.rule import Calibrate
 #: The direction is the weighted sum of the arrivals.
 NONE = Calibrate(cached=False)
 
-#: v = h + sum_i w_i (u_i - h_i), then h_i = u_i, with h the mean of all N rows (CA2FL, Wang et al. 2024, Algorithm 2).
+#: v = h + sum_i w_i (u_i - h_i), then h_i = u_i, with h the mean of all N rows (CA2FL, Wang et al. 2024, Algorithm 1).
 #: v uses the old h and h_i; weights are normalised to sum to 1 over the accepted arrivals.
 CACHED_DIFFERENCE = Calibrate(cached=True)
 
@@ -23,7 +23,7 @@ CACHED_MEAN_OF_SEEN = Calibrate(cached=True, direction="mean", divide_by="seen")
 
 
 def cached_difference(codec: Codec | Name | None = None, *, quantize_direction: bool = False) -> Calibrate:
-    """CACHED_DIFFERENCE with encoded rows: h_i = Q(u_i); with `quantize_direction` v also uses Q(u_i).
+    """Return CACHED_DIFFERENCE with encoded rows: h_i = Q(u_i). With `quantize_direction`, v also uses Q(u_i).
 
     >>> from afflux import codecs
     >>> cached_difference(codecs.affine(4)) == cached_difference("affine-4")

@@ -37,7 +37,7 @@ _BY_CLASS: dict[type[Any], Part] = {}
 
 
 def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
-    """Registers a class of parts, so that rules with it can be written to and read from configurations and stores.
+    """Register a class of parts, so that rules with it can be written to and read from configurations and stores.
 
     Args:
         name: in snake_case; unique among all parts. A class of the same module and name is replaced.
@@ -83,12 +83,12 @@ def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
 
 
 def registered_parts(role: Role | None = None) -> dict[str, Part]:
-    """The parts of a role, or all parts, by name."""
+    """Return the parts of a role, or all parts, by name."""
     return {name: part for name, part in _BY_NAME.items() if role in (None, part.role)}
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
-    """A part, or a value of an option, as JSON-able data. See `Rule.to_config`.
+    """Return a part, or a value of an option, as JSON-able data. See `Rule.to_config`.
 
     Raises:
         AffluxError: parts are nested more than `MAX_DEPTH` levels deep.

@@ -34,12 +34,12 @@ Kind = ops.Kind
 
 
 class InnerSweep(Protocol):
-    """The function that Arrivals.inner calls: ops.inner over the vectors of a round, and a rule vector by its name."""
+    """The function that Arrivals.inner calls: ops.inner over the vectors of a round, with a rule vector by its name."""
 
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
-        """The products, in the order of the arrivals."""
+        """Return the products, in the order of the arrivals."""
         ...
 
 
@@ -55,7 +55,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     num_examples: Int64  #: (M,)
     losses: Float64  #: (M,) as reported by the clients; NaN if not reported
     #: (M,) Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons with NaN are
-    #: false: a rule that reads norms says so (`Needs(norms=True)`), so that no vector is lent, or checks for NaN.
+    #: false. So a rule that reads norms either declares `Needs(norms=True)`, and no vector is lent, or checks for NaN.
     norms: Float64
     gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
     scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers after the last round
@@ -63,7 +63,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     inner_sweep: InnerSweep | None = None  #: the function that `inner` calls, if the rule needs it
 
     def __len__(self) -> int:
-        """The number of arrivals M."""
+        """Return the number of arrivals M."""
         return len(self.client_ids)
 
     def inner(
@@ -74,7 +74,7 @@ class Arrivals(Struct, frozen=True, eq=False):
         shift: float = 0.0,
         own_weight: float = 0.0,
     ) -> ops.InnerProducts:
-        """Squares of the vectors, each shifted by `shift` times a rule vector m, and their products with a sum of them.
+        """Return squares of the vectors, shifted by a multiple of a rule vector m, and products with a sum of them.
 
             x_i = u_i + shift * m,  e = own_weight * m + sum_i weights[i] x_i
 
@@ -102,7 +102,7 @@ class Arrivals(Struct, frozen=True, eq=False):
 
 
 def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
-    """The key that sorts clients: ints first, by value, then texts, by code point.
+    """Return the key that sorts clients: ints first, by value, then texts, by code point.
 
     >>> sorted(["b", 2, "10", -1], key=client_order)
     [-1, 2, '10', 'b']
@@ -150,7 +150,7 @@ class Weigh(Protocol):
     """A weigh part: returns (M,) float64 weights, or Weights. Its attribute `needs`, if any, declares further needs."""
 
     def __call__(self, arrivals: Arrivals, /) -> Float64 | Weights:
-        """The weights, in the order of the arrivals."""
+        """Return the weights, in the order of the arrivals."""
         ...
 
 
@@ -161,20 +161,22 @@ class OnArrival(Weigh, Protocol):
     """
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
-        """The raw weight of an arrival, computed only from facts about this arrival. A streaming server copies every
-        vector, so `norm` is never NaN here; in `arrivals.norms` of a buffering server it is NaN for lent vectors.
+        """Return the raw weight of an arrival, computed only from facts about this arrival.
+
+        `norm` is never NaN, because a streaming server copies every vector. In `arrivals.norms` of a buffering server,
+        the norms of lent vectors are NaN.
         """
         ...
 
     def factor(self, arrivals: Arrivals, /) -> float:
-        """The common factor of the raw weights of these arrivals."""
+        """Return the common factor of the raw weights of these arrivals."""
         ...
 
 
 @register("calibrate", "calibrate")
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Declares how per-client cached rows enter the direction. The engine does the arithmetic."""
+    """The way in which per-client cached rows enter the direction. The engine does the arithmetic."""
 
     cached: bool  #: every client's last vector is kept as a row
     direction: Literal["difference", "mean"] = "difference"  #: h + sum_i w_i (u_i - h_i), or the new mean of all rows
@@ -197,7 +199,7 @@ class Step(Protocol):
     """
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Step:
-        """The step of this round."""
+        """Return the step of this round."""
         ...
 
 
@@ -207,7 +209,7 @@ class Rule:
     """An aggregation rule. `kind` is the kind of vector that clients push; it determines the sign of the direction.
 
     update    u_i = local - pulled params:    v = sum w_i u_i
-    gradient  G_i = -u_i/(client_lr * steps): v = sum w_i G_i, and the step goes against it
+    gradient  G_i = -u_i/(client_lr * steps): v = sum w_i G_i, and the step subtracts v
     model     y_i = local params:             v = sum w_i (y_i - params)
     """
 
@@ -268,7 +270,7 @@ class Rule:
         return {**dict.fromkeys(self.needs.rule_vectors, 0.0), **self.states}
 
     def to_config(self) -> dict[str, Any]:
-        """The rule as JSON-able data, from which `afflux.rules.from_config` makes an equal rule.
+        """Return the rule as JSON-able data, from which `afflux.rules.from_config` makes an equal rule.
 
         Returns:
             The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, inf is "inf".

@@ -14,7 +14,7 @@ class LearningRate(Protocol):
     """The learning rate of one round."""
 
     def __call__(self, arrivals: Arrivals, /) -> float:
-        """The rate for these arrivals."""
+        """Return the rate for these arrivals."""
         ...
 
 
@@ -23,12 +23,12 @@ Rate = float | LearningRate
 
 
 def rate(lr: Rate, arrivals: Arrivals) -> float:
-    """The learning rate of this round."""
+    """Return the learning rate of this round."""
     return lr(arrivals) if callable(lr) else lr
 
 
 def a_rate(part: str, name: str, value: object) -> Rate:
-    """Rejects a value that is neither a law nor a finite number."""
+    """Return a law or a finite number; raise AffluxError for any other value."""
     if is_function(value):
         return cast(LearningRate, value)
     try:
@@ -42,7 +42,7 @@ def a_rate(part: str, name: str, value: object) -> Rate:
 @register("delay_adaptive", "schedule")
 @dataclass(frozen=True, slots=True)
 class DelayAdaptive:
-    """Smaller than lr if the largest staleness of the buffer, tau_max, exceeds a threshold; else lr (FADAS).
+    """lr; at most lr if the largest staleness of the buffer, tau_max, exceeds a threshold (FADAS).
 
     inverse    lr / tau_max         (eq. 77, used in the paper's experiments)
     minimum    min(lr, 1 / tau_max) (eq. 4)

@@ -1,4 +1,4 @@
-"""Makes rules from configurations, as JSON, YAML and TOML represent them. `Rule.to_config` is the inverse.
+"""Rules from configurations, as JSON, YAML and TOML represent them. `Rule.to_config` is the inverse.
 
 Names are looked up in tables of this package: presets, registered parts, codecs, dialects. The annotations of presets
 and parts give the types of options, so that every value is checked before any part is made.
@@ -53,7 +53,7 @@ MAX_INT = 10**300
 
 @reads("[make] an option")
 def make(name: str, /, **options: object) -> Rule:
-    """Makes a preset from its name and hyper-parameters, as in a configuration file.
+    """Make a preset from its name and hyper-parameters, as in a configuration file.
 
     Args:
         name: a name in `RULES`.
@@ -91,7 +91,7 @@ def make(name: str, /, **options: object) -> Rule:
 
 @reads("[from_config] config")
 def from_config(config: Mapping[str, Any]) -> Rule:
-    """Makes the rule that `Rule.to_config` has written, or that a user has written in the same form.
+    """Make the rule that `Rule.to_config` has written, or that a user has written in the same form.
 
     Args:
         config: {"part": "rule", "name": ..., "kind": ..., "buffer_size": ..., "weigh": ..., "calibrate": ...,
@@ -115,13 +115,13 @@ def from_config(config: Mapping[str, Any]) -> Rule:
 
 
 def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
-    """The options of `fedbuff` under afflux's names, with the options of the dialect inside `dialect`."""
+    """Return the options of `fedbuff` under afflux's names, with the options of the dialect inside `dialect`."""
     given = dict(options)
     dialect = given.get("dialect", "paper")
     content = dict(dialect) if isinstance(dialect, Mapping) else {PART: dialect}
     name = content.get(PART)
     if not isinstance(name, str):
-        return given  # an object, not a name, or what `call` refuses
+        return given  # a Dialect, or a value that `call` refuses
     if name not in DIALECTS:
         raise AffluxError(f"[make] dialect is {brief(name)}, unknown; {known_names(name, DIALECTS)}")
     given = in_our_names(name, given)
@@ -135,7 +135,7 @@ def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
 
 @cache
 def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The options of a preset, a part or a dialect."""
+    """Return the options of a preset, a part or a dialect."""
     try:
         return inspect.signature(maker, eval_str=True).parameters
     except Exception:  # the annotations of a user's part cannot be evaluated: its values are not checked here
@@ -143,10 +143,10 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _kinds(annotation: object) -> list[Any]:
-    """The alternatives of an annotation: keys of PARTS and PLAIN, Literals, and mappings."""
+    """Return the alternatives of an annotation: keys of PARTS and PLAIN, Literals, and mappings."""
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
         kinds = [kind for each in get_args(annotation) for kind in _kinds(each)]
-        names = Codec in kinds or Dialect in kinds  # beside which a Literal lists the same names
+        names = Codec in kinds or Dialect in kinds  # a Literal beside these lists the same names
         return [kind for kind in kinds if not (names and get_origin(kind) is Literal)]
     if annotation is None:
         return [NoneType]
@@ -166,7 +166,7 @@ def _choices(kinds: list[Any]) -> list[Any]:
 
 
 def _words(kinds: list[Any]) -> str:
-    """A description of the values of an option, for errors."""
+    """Return a description of the values of an option, for errors."""
     found = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
     found += ["a mapping from versions" for kind in kinds if get_origin(kind) in (abc.Mapping, dict)]
     return " or ".join([*map(repr, _choices(kinds)), *found])
@@ -177,14 +177,14 @@ def _join(path: str, key: str) -> str:
 
 
 class _Reader:
-    """Reads values according to annotations. Errors name the operation and the path of keys to the value."""
+    """A reader of values according to annotations. Errors name the operation and the path of keys to the value."""
 
     def __init__(self, operation: str, *, objects: bool) -> None:
         self._operation = operation
         self._objects = objects  # whether made parts, codecs and dialects, and NumPy's numbers, are accepted
 
     def call(self, maker: Callable[..., Any], name: str, options: Mapping[Any, object], path: str, depth: int) -> Any:
-        """Calls the preset, part or dialect of this name with its options."""
+        """Call the preset, part or dialect of this name with its options."""
         taken = _parameters(maker)
         where = f"{path} ({name!r})" if path else name
         for option in options:
@@ -207,7 +207,7 @@ class _Reader:
             raise self._error(f"{where} cannot be made: {error}") from error
 
     def value(self, value: object, annotation: object, path: str, depth: int) -> Any:
-        """Reads the value of an option that has this annotation."""
+        """Read the value of an option that has this annotation."""
         if depth > MAX_DEPTH:
             raise self._error(f"{path} is nested more than {MAX_DEPTH} levels deep")
         kinds = _kinds(annotation)
@@ -262,7 +262,7 @@ class _Reader:
         return self.call(choices[name], name, options, path, depth)
 
     def _by_version(self, value: Mapping[Any, object], kind: object, path: str, depth: int) -> dict[int, Any]:
-        """Reads numbers by version. JSON has versions as text."""
+        """Read numbers by version. In JSON, versions are text."""
         found: dict[int, Any] = {}
         for key, entry in value.items():
             digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 300

@@ -17,15 +17,15 @@ HALF_E = 1.3591409142295225
 
 
 class StalenessLaw(Protocol):
-    """A function s(staleness), which is 1 for staleness 0."""
+    """A function s(staleness). In most laws, s is 1 for staleness 0."""
 
     def __call__(self, staleness: int, /) -> float:
-        """The factor for one staleness >= 0."""
+        """Return the factor for one staleness >= 0."""
         ...
 
 
 def a_law(part: str, name: str, value: object) -> StalenessLaw:
-    """Rejects a value that is not a law of staleness."""
+    """Return a law of staleness; raise AffluxError for a value that is not a function."""
     if not is_function(value):
         raise AffluxError(f"[{part}] the {name} is {brief(value)}, must be one such as Polynomial(0.5)")
     return cast(StalenessLaw, value)

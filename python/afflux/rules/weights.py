@@ -108,10 +108,10 @@ class Staleness:
 def with_sum(
     part: str, law: StalenessLaw, staleness: Sequence[int], counts: Sequence[float], *, raw: bool = False
 ) -> tuple[list[float], float]:
-    """The values s(staleness_i) counts_i, and their sum, by which they will be divided.
+    """Return the values s(staleness_i) counts_i, and their sum, by which the caller divides them.
 
     For an exponential law, staleness is counted from the freshest arrival. This gives the same quotients, and they
-    cannot all underflow. With `raw` it is not, because each value may depend only on its own arrival.
+    cannot all underflow. With `raw` it is counted from 0, because each value may depend only on its own arrival.
 
     Raises:
         AffluxError: the sum is 0.

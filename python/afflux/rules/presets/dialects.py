@@ -28,17 +28,23 @@ class Dialect:
     #: Makes the weights from the law and the buffer size; None: the paper's weights, where `normalise` can be chosen.
     part: Callable[[StalenessLaw, int], Weigh] | None = None
     kind: Kind = "update"
-    law: StalenessLaw = Polynomial(0.5)  # noqa: RUF009 - frozen; if the user names none
+    law: StalenessLaw = Polynomial(0.5)  # noqa: RUF009 - frozen; the law if the user names none
     law_is_fixed: bool = False  #: the framework has no other law
 
 
 def paper() -> Dialect:
-    """1/M sum s(t) u (Nguyen et al., Algorithm 1). FLGo 0.4.4, fedbuff.Server.package_handler, computes the same."""
+    """Return the dialect 1/M sum s(t) u (Nguyen et al., Algorithm 1).
+
+    FLGo 0.4.4, fedbuff.Server.package_handler, computes the same.
+    """
     return Dialect()
 
 
 def flsim(*, avg_staleness: int = 1) -> Dialect:
-    """Sum s(t) / s(avg_staleness) u: not a mean. FLSim 085aa75, HybridAggregator and StalenessWeight.weight."""
+    """Return the dialect sum s(t) / s(avg_staleness) u: not a mean.
+
+    FLSim 085aa75, HybridAggregator and StalenessWeight.weight.
+    """
     average = integer(0)("flsim", "avg_staleness", avg_staleness)
 
     def part(law: StalenessLaw, size: int) -> Weigh:
@@ -50,38 +56,53 @@ def flsim(*, avg_staleness: int = 1) -> Dialect:
 
 
 def appfl(*, num_clients: int = 1) -> Dialect:
-    """1/N sum s(t) (y - x), N all clients. APPFL 1.12.0, FedBuffAggregator.compute_steps."""
+    """Return the dialect 1/N sum s(t) (y - x), N all clients.
+
+    APPFL 1.12.0, FedBuffAggregator.compute_steps.
+    """
     count = integer(1)("appfl", "num_clients", num_clients)
     return Dialect(lambda law, size: Staleness(law, None, 1.0 / count), "model")
 
 
 def nvflare(*, per_version: bool = False) -> Dialect:
-    """1/M sum s(t) u, s = 1 / (1 + sqrt(1 + t)). NVFlare 2.9.0, BuffModelManager(staleness_weight=True).
+    """Return the dialect 1/M sum s(t) u, s = 1 / (1 + sqrt(1 + t)).
 
-    With `per_version`: the sum over versions of the mean over the arrivals from that version, as in NVFlare 2.7.0 to
-    2.8.0.
+    NVFlare 2.9.0, BuffModelManager(staleness_weight=True). With `per_version`: the sum over versions of the mean over
+    the arrivals from that version, as in NVFlare 2.7.0 to 2.8.0.
     """
     by_version = flag("nvflare", "per_version", per_version)
     return Dialect(lambda law, size: VersionMeans(law) if by_version else Staleness(law), law=OnePlusRoot())
 
 
 def fedscale() -> Dialect:
-    """Sum s(t) y / sum s(t), a mean of models. FedScale 8bc8940, AsyncAggregator.update_weight_aggregation."""
+    """Return the dialect sum s(t) y / sum s(t), a mean of models.
+
+    FedScale 8bc8940, AsyncAggregator.update_weight_aggregation.
+    """
     return Dialect(lambda law, size: Staleness(law, "weights"), "model", law_is_fixed=True)
 
 
 def plato() -> Dialect:
-    """1/M sum (y - x), s = 1. Plato 143d73b, FedBuffAggregationStrategy.aggregate_deltas."""
+    """Return the dialect 1/M sum (y - x), s = 1.
+
+    Plato 143d73b, FedBuffAggregationStrategy.aggregate_deltas.
+    """
     return Dialect(lambda law, size: Staleness(law), "model", Constant(), law_is_fixed=True)
 
 
 def federatedscope() -> Dialect:
-    """Sum s(t) n_i u / sum n_i, s = 1 / (1 + t). FederatedScope 7c18f77, AsynClientsAvgAggregator."""
+    """Return the dialect sum s(t) n_i u / sum n_i, s = 1 / (1 + t).
+
+    FederatedScope 7c18f77, AsynClientsAvgAggregator.
+    """
     return Dialect(lambda law, size: Staleness(law, by_examples=True), law=Polynomial(1))
 
 
 def afl_lib() -> Dialect:
-    """1/M^2 sum u, s = 1: the mean is divided by M again. AFL-Lib 7e6043b, alg/fedbuff.py, Server.aggregate."""
+    """Return the dialect 1/M^2 sum u, s = 1: the mean is divided by M again.
+
+    AFL-Lib 7e6043b, alg/fedbuff.py, Server.aggregate.
+    """
     return Dialect(lambda law, size: Staleness(law, scale=1.0 / size), law=Constant(), law_is_fixed=True)
 
 

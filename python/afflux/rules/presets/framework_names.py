@@ -26,12 +26,12 @@ FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
     },
     "flgo": {"buffer_ratio": "buffer_size", "eta": "server_lr"},
 }
-#: Those that have a meaning in the dialect of their framework only.
+#: The names that have a meaning only in the dialect of their framework.
 ONLY_IN_DIALECT = ("client_weights_mode", "gradient_based", "staleness_weight", "max_model_history")
 
 
 def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
-    """Options of `fedbuff` with the names of a framework replaced by afflux's.
+    """Return the options of `fedbuff`, with the names of a framework replaced by afflux's.
 
     Raises:
         AffluxError: both names of an option are given, or a value has no counterpart in a rule.
@@ -52,7 +52,7 @@ def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
 
 
 def _law(given: Options, theirs: Options) -> None:
-    """APPFL: the name of a law, and separately its options."""
+    """Convert APPFL's law of staleness: its name and, separately, its options."""
     if "staleness_fn" not in theirs:
         raise AffluxError("[make] staleness_fn_kwargs is given without staleness_fn")
     options = theirs.get("staleness_fn_kwargs")
@@ -62,13 +62,13 @@ def _law(given: Options, theirs: Options) -> None:
 
 
 def _switch(given: Options, theirs: Options) -> None:
-    """NVFlare: the dialect's own law, or none."""
+    """Convert NVFlare's switch: true is the dialect's own law, false is no law."""
     if not flag("make", "staleness_weight", theirs["staleness_weight"]):
         given["staleness"] = "constant"
 
 
 def _share(given: Options, theirs: Options) -> None:
-    """FLGo: the buffer holds a share of all clients."""
+    """Convert FLGo's buffer, which holds a share of all clients, into a number of arrivals."""
     ratio = one_or_less("make", "buffer_ratio", theirs["buffer_ratio"])
     if "num_clients" not in given:
         raise AffluxError("[make] num_clients is missing: buffer_ratio is a share of all clients")

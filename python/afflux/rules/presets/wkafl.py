@@ -114,8 +114,8 @@ class CosineSelection:
         return self._weights(stage, step, kept, rejected, np.array(cosines))
 
     def _products(self, arrivals: Arrivals, trust: list[float]) -> tuple[ops.InnerProducts, list[float]]:
-        """Squares of the shifted gradients and their products with the estimate; and the factors that clip them to
-        `clip`.
+        """Return squares of the shifted gradients and their products with the estimate, and the factors that clip the
+        gradients to `clip`.
         """
         found = self._asked(arrivals, trust)
         clips = self._clips(found)
@@ -124,12 +124,12 @@ class CosineSelection:
         return found, clips
 
     def _asked(self, arrivals: Arrivals, shares: list[float] | None) -> ops.InnerProducts:
-        """The inner products of one sweep. With alpha = 0 the last estimate is not read."""
+        """Return the inner products of one sweep. With alpha = 0 the last estimate is not read."""
         last = _ESTIMATE if self.alpha != 0 else None
         return arrivals.inner(None if shares is None else np.array(shares), rule_vector=last, shift=self.alpha)
 
     def _norms_clips(self, arrivals: Arrivals) -> list[float]:
-        """The clips, if nothing else is needed."""
+        """Return the factors that clip the gradients, where no products are needed."""
         if self.clip is None or self.clip == inf:
             return [1.0] * len(arrivals)
         return self._clips(self._asked(arrivals, None))
@@ -145,7 +145,7 @@ class CosineSelection:
         rejected: dict[int, str] | None = None,
         cosines: Float64 | None = None,
     ) -> Weights:
-        """The direction sum_i step_i (g_i + alpha * last estimate), and the same with `kept` as the next estimate."""
+        """Return the direction sum_i step_i (g_i + alpha * last estimate), and with `kept` the next estimate."""
         own = self.alpha * ordered_sum(step)
         following = np.array([[self.alpha * ordered_sum(kept), *kept]])
         return Weights(np.array(step), (own,), following, {"stage": float(stage)}, rejected or {}, cosines)
@@ -157,7 +157,7 @@ class CosineSelection:
         return 2 if arrivals.scalars["stage"] == 2.0 or by_loss or by_version else 1
 
     def _trust(self, arrivals: Arrivals) -> list[float]:
-        """The share of each arrival in the estimate."""
+        """Return the share of each arrival in the estimate."""
         if self.law is None:
             return [1.0 / len(arrivals)] * len(arrivals)
         staleness = arrivals.staleness.tolist()
@@ -165,7 +165,7 @@ class CosineSelection:
         return [value / total for value in values]
 
     def _shares(self, cosines: list[float], rejected: dict[int, str]) -> list[float]:
-        """p_i. The largest cosine is subtracted in the exponent, so that exp cannot overflow."""
+        """Return the p_i. The largest cosine is subtracted in the exponent, so that exp cannot overflow."""
         top = max(cosines)
         values = [0.0 if i in rejected else exact.exp(self.beta * (cosine - top)) for i, cosine in enumerate(cosines)]
         total = ordered_sum(values)
@@ -173,7 +173,7 @@ class CosineSelection:
 
 
 def _shrink(norm: float, bound: float) -> float:
-    """The factor that clips a vector of this norm to a bound."""
+    """Return the factor that clips a vector of this norm to a bound."""
     return bound / norm if norm > bound else 1.0
 
 
@@ -186,7 +186,7 @@ def _scaled(shares: list[float], clips: list[float]) -> list[float]:
 
 
 def _clamped(cosine: float) -> float:
-    """The cosine, clamped to [-1, 1] because rounding may exceed it; so sim_min = -1 rejects no arrival."""
+    """Return the cosine clamped to [-1, 1], which rounding may exceed. So sim_min = -1 rejects no arrival."""
     return max(-1.0, min(1.0, cosine))
 
 
@@ -214,8 +214,7 @@ def wkafl(
     momentum: bool = True,
     memory: Literal["estimate", "aggregate"] = "estimate",
 ) -> Rule:
-    """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients whose cosine with the estimate is large
-    enough.
+    """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients with cos(g'_i, estimate) >= sim_min.
 
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
     `selection=False` steps with the estimate and reports no cosines; `staleness=False` gives all arrivals equal weights
