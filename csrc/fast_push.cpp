@@ -1,7 +1,6 @@
 #include "fast_push.hpp"
 
 #include <pybind11/stl.h>
-#include <pythread.h>
 
 #include <array>
 #include <chrono>
@@ -19,166 +18,16 @@
 #include "forks.hpp"
 #include "numpy_array.hpp"
 #include "release.hpp"
+#include "server_objects.hpp"
+#include "values.hpp"
 
 namespace py = pybind11;
 
 namespace afflux::python {
 namespace {
 
-struct Names {
-  // The attributes of the Aggregator and its parts.
-  Name admission{"admission"}, monitor{"_monitor"}, slots{"slots"}, tasks{"tasks"}, storage{"storage"},
-      closed{"closed"}, failure{"failure"}, next_deadline{"next_deadline"}, pools{"_pools"},
-      next_durable_version{"next_durable_version"};
-  // The attributes of the Monitor and its mutex.
-  Name mutex{"_mutex"}, owner{"owner"}, forks{"forks"}, bells{"_bells"}, handed_out{"_handed_out"}, acquire{"acquire"},
-      release{"release"};
-  // The attributes of the Admission, its state, and the objects in the state.
-  Name state{"state"}, places{"_places"}, log{"_log"}, check_clients{"_check_clients"}, current{"current"},
-      rows{"rows"}, round{"round"}, version{"version"}, driver{"driver"}, buffer_size{"buffer_size"},
-      reads_ahead{"reads_ahead"}, task_events{"_task_events"};
-  // The attributes of the TaskBook, an OpenTask and a Ticket.
-  Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"}, decision{"decision"};
-  py::str joined{"joined"}, nothing{""}, pushed{"pushed"};
-  py::tuple no_reports;
-  py::object nan = py::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
-};
-const Names* names = nullptr;  // created with the module, never freed
-
-// The fields of a ServerState that are read or replaced here; all others do not change.
-enum Field : std::size_t {
-  kCurrent,
-  kRule,
-  kRows,
-  kWaiting,
-  kFilled,
-  kRound,
-  kNumber,
-  kCounts,
-  kLogged,
-  kTaskEvents,
-  kClosedTask,
-  kPasses,
-  kSince
-};
-constexpr std::array<const char*, 13> kFields = {"current",     "rule",   "rows",   "waiting", "filled",
-                                                 "round",       "number", "counts", "logged",  "task_events",
-                                                 "closed_task", "passes", "since"};
-
 // The facts of an arrival before it joins: the fields of aggregation.arrivals.Pushed.
 enum Fact : std::size_t { kClient, kVersion, kExamples, kLoss, kNorm, kSlot, kBuffers, kExtremes, kFacts };
-
-py::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
-py::object real(double value) { return owned(PyFloat_FromDouble(value)); }
-bool is_none(py::handle value) { return value.ptr() == Py_None; }
-bool is_set(py::handle flag) { return flag.ptr() != Py_False; }
-bool is_this_thread(py::handle thread) {
-  return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
-}
-
-// Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
-std::optional<std::int64_t> plain_int(py::handle value) {
-  if (!PyLong_CheckExact(value.ptr())) return {};
-  int overflow = 0;
-  const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-  return overflow == 0 ? std::optional<std::int64_t>(found) : std::nullopt;
-}
-
-// Returns the value of one of the server's own counts.
-std::int64_t count(py::handle value) { return plain_int(value).value(); }
-
-bool is_plain_id(py::handle client) {
-  return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
-}
-
-// Returns a tuple, or a NamedTuple without a call of its class. The items are borrowed.
-template <std::size_t N>
-py::object tuple_of(py::handle type, const std::array<py::handle, N>& items) {
-  auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
-  py::object made = owned(known->tp_alloc(known, N));
-#if PY_VERSION_HEX >= 0x030E0000
-  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not computed yet
-#endif
-  for (std::size_t i = 0; i < N; ++i)
-    PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
-  return made;
-}
-
-// Sets list[place:] = [item]. An interrupt may have left entries after the valid ones.
-void put(py::handle list, std::int64_t place, py::handle item) {
-  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
-  if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
-      PyList_Append(list.ptr(), item.ptr()) != 0)
-    throw py::error_already_set();
-}
-
-void put(py::handle dict, py::handle key, py::handle value) {
-  if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw py::error_already_set();
-}
-
-// A lock of a Monitor's mutex, which is taken only if the mutex is free. Sets the Monitor's owner.
-class Mutex {
- public:
-  explicit Mutex(py::handle monitor) : monitor_(monitor), lock_(names->mutex.of(monitor)) {
-    const py::object thread = owned(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
-    taken_ = names->acquire.call(lock_, Py_False).ptr() == Py_True;
-    if (taken_) names->owner.set(monitor_, thread);
-  }
-  ~Mutex() {
-    if (!taken_) return;
-    const py::error_scope error;  // keeps an exception that is being raised
-    PyObject_SetAttr(monitor_.ptr(), names->owner.text(), Py_None);
-    Py_XDECREF(PyObject_CallMethodNoArgs(lock_.ptr(), names->release.text()));
-  }
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
-  bool taken() const { return taken_; }
-
- private:
-  const py::handle monitor_;
-  const py::object lock_;
-  bool taken_ = false;
-};
-
-// The class ServerState, whose fields are copied from one state to the next.
-class StateType {
-  static constexpr std::size_t kMost = 24;
-
- public:
-  explicit StateType(py::object type) : type_(std::move(type)) {
-    for (const py::handle field : type_.attr("__struct_fields__")) {
-      const auto name = field.cast<std::string>();
-      for (std::size_t known = 0; known < kFields.size(); ++known)
-        if (name == kFields[known]) places_[known] = names_.size();
-      names_.emplace_back(name.c_str());
-    }
-    if (names_.size() > kMost) throw Error("[FastPush] ServerState has more than " + std::to_string(kMost) + " fields");
-  }
-
-  // The values of a state.
-  class Values {
-   public:
-    Values(const StateType& type, py::handle state) : type_(type) {
-      for (std::size_t i = 0; i < type.names_.size(); ++i) values_[i] = type.names_[i].of(state);
-    }
-    py::object& operator[](Field field) { return values_[type_.places_[field]]; }
-    // Returns a new state with these values.
-    py::object state() const {
-      std::array<PyObject*, kMost> items;
-      for (std::size_t i = 0; i < type_.names_.size(); ++i) items[i] = values_[i].ptr();
-      return owned(PyObject_Vectorcall(type_.type_.ptr(), items.data(), type_.names_.size(), nullptr));
-    }
-
-   private:
-    const StateType& type_;
-    std::array<py::object, kMost> values_;
-  };
-
- private:
-  const py::object type_;
-  std::vector<Name> names_;
-  std::array<std::size_t, kFields.size()> places_{};
-};
 
 struct Limits {
   double max_abs, max_norm;

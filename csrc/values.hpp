@@ -1,0 +1,62 @@
+// Python's own values: numbers, tuples, lists and dictionaries.
+#pragma once
+#include <pybind11/pybind11.h>
+#include <pythread.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "attributes.hpp"
+
+namespace afflux::python {
+
+inline pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
+inline pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
+inline bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
+inline bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
+inline bool is_this_thread(pybind11::handle thread) {
+  return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
+}
+
+// Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
+inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
+  if (!PyLong_CheckExact(value.ptr())) return {};
+  int overflow = 0;
+  const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  return overflow == 0 ? std::optional<std::int64_t>(found) : std::nullopt;
+}
+
+// Returns the value of one of the server's own counts.
+inline std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
+
+inline bool is_plain_id(pybind11::handle client) {
+  return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
+}
+
+// Returns a tuple, or a NamedTuple without a call of its class. The items are borrowed.
+template <std::size_t N>
+pybind11::object tuple_of(pybind11::handle type, const std::array<pybind11::handle, N>& items) {
+  auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
+  pybind11::object made = owned(known->tp_alloc(known, N));
+#if PY_VERSION_HEX >= 0x030E0000
+  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not computed yet
+#endif
+  for (std::size_t i = 0; i < N; ++i)
+    PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
+  return made;
+}
+
+// Sets list[place:] = [item]. An interrupt may have left entries after the valid ones.
+inline void put(pybind11::handle list, std::int64_t place, pybind11::handle item) {
+  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
+      PyList_Append(list.ptr(), item.ptr()) != 0)
+    throw pybind11::error_already_set();
+}
+
+inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
+  if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw pybind11::error_already_set();
+}
+
+}  // namespace afflux::python
