@@ -13,6 +13,7 @@
 #include "attributes.hpp"
 
 namespace afflux::python {
+namespace {
 
 struct Names {
   // The attributes of the Aggregator and its parts.
@@ -33,7 +34,7 @@ struct Names {
   pybind11::object nan =
       pybind11::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
 };
-inline const Names* names = nullptr;  // created with the module, never freed
+const Names* names = nullptr;  // created with the module, never freed
 
 // The fields of a ServerState that are read or replaced here; all others do not change.
 enum Field : std::size_t {
@@ -51,9 +52,9 @@ enum Field : std::size_t {
   kPasses,
   kSince
 };
-inline constexpr std::array<const char*, 13> kFields = {"current",     "rule",   "rows",   "waiting", "filled",
-                                                        "round",       "number", "counts", "logged",  "task_events",
-                                                        "closed_task", "passes", "since"};
+constexpr std::array<const char*, 13> kFields = {"current",     "rule",   "rows",   "waiting", "filled",
+                                                 "round",       "number", "counts", "logged",  "task_events",
+                                                 "closed_task", "passes", "since"};
 
 // A lock of a Monitor's mutex, which is taken only if the mutex is free. Sets the Monitor's owner.
 class Mutex {
@@ -119,4 +120,5 @@ class StateType {
   std::array<std::size_t, kFields.size()> places_{};
 };
 
+}  // namespace
 }  // namespace afflux::python

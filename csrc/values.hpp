@@ -10,17 +10,18 @@
 #include "attributes.hpp"
 
 namespace afflux::python {
+namespace {
 
-inline pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
-inline pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
-inline bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
-inline bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
-inline bool is_this_thread(pybind11::handle thread) {
+pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
+pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
+bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
+bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
+bool is_this_thread(pybind11::handle thread) {
   return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
 }
 
 // Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
-inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
+std::optional<std::int64_t> plain_int(pybind11::handle value) {
   if (!PyLong_CheckExact(value.ptr())) return {};
   int overflow = 0;
   const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
@@ -28,9 +29,9 @@ inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
 }
 
 // Returns the value of one of the server's own counts.
-inline std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
+std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
 
-inline bool is_plain_id(pybind11::handle client) {
+bool is_plain_id(pybind11::handle client) {
   return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
 }
 
@@ -48,15 +49,16 @@ pybind11::object tuple_of(pybind11::handle type, const std::array<pybind11::hand
 }
 
 // Sets list[place:] = [item]. An interrupt may have left entries after the valid ones.
-inline void put(pybind11::handle list, std::int64_t place, pybind11::handle item) {
+void put(pybind11::handle list, std::int64_t place, pybind11::handle item) {
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
       PyList_Append(list.ptr(), item.ptr()) != 0)
     throw pybind11::error_already_set();
 }
 
-inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
+void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
   if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw pybind11::error_already_set();
 }
 
+}  // namespace
 }  // namespace afflux::python
