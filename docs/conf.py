@@ -52,7 +52,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found[1], (file.parent / found[2]).resolve(), found[3] or ""
         target = PAGES.get(target, target)
-        if not target.exists():
+        if not target.exists() or target.suffix == ".bib":  # the latter is a download
             return found[0]
         if target.suffix == ".md" and target.is_relative_to(DOCS):
             text = "" if text.endswith(".md") else text  # the site shows the title in place of a file name

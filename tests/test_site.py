@@ -10,6 +10,7 @@ import pytest
 import afflux
 import afflux.sim
 import afflux.store
+from afflux.rules import presets
 from conftest import ROOT
 
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
@@ -48,3 +49,13 @@ def test_every_page_is_reached(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.stem == "index" or f'href="{page.stem}.html"' in index
+
+
+def test_every_rule_has_an_entry_of_its_paper():
+    page = (ROOT / "docs/references.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^@\w+\{(\w+),$", (ROOT / "docs/references.bib").read_text(encoding="utf-8"), re.M)
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("| ") and "`" in row]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    cited = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
+    assert set(presets.RULES) <= named
+    assert sorted(cited) == sorted(entries)
