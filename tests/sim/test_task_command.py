@@ -133,7 +133,7 @@ def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, 
         (["--task", "{file}:own_task", "--model", "logreg"], "model is logreg, which is for task images"),
         (["--rounds", "-1"], "rounds is -1"),
         (["--virtual-time", "inf"], "virtual_time is inf"),
-        (["--delays", "task"], "unknown delays 'task'"),
+        (["--delays", "task"], "delays is task, which is for a task that has delays of its own"),
     ],
 )
 def test_mistakes(arguments, message, tmp_path):

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,9 @@ from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, IMAGES, UNLIMITED, SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
+from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig
+from afflux.sim.workload.delay_names import DELAYS_OF_TASK
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
 
 if TYPE_CHECKING:
     from afflux.sim.runs.vmap_groups import Vmap
@@ -99,16 +100,25 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_ignored(context: typer.Context, config: SimConfig) -> None:
-    """Raise ConfigError if the command line has a setting that the task does not take."""
+def settings_for_task(context: typer.Context, config: SimConfig) -> SimConfig:
+    """Return the settings; by default the delays are those of the task itself, if it has some.
+
+    Raises:
+        ConfigError: the command line has a setting that the task does not take.
+    """
     from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING
     from afflux.sim.workload.task_registry import build_task
 
     given = [name for name in (*OF_FUNCTION, *OF_TRAINING) if is_on_command_line(context, name)]
     # Settings that differ from their defaults are checked when a run makes its task.
-    if config.task != IMAGES and set(given) - set(config.changed()):
-        require(*EXTRA)
-        build_task(config, given)
+    unchecked = config.task != IMAGES and set(given) - set(config.changed())
+    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
+    free = own and config.delays == SimConfig.delays and not is_on_command_line(context, "delays")
+    if not unchecked and not free:
+        return config
+    require(*EXTRA)
+    task = build_task(config, given)
+    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
 
 
 def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
@@ -150,7 +160,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
         ConfigError: an unknown rule or option, an option of `common` that no rule takes, or a rule given twice.
     """
     given = {option: value for option, value in common.items() if value is not None}
-    specs = [parse_rule(rule, {"buffer_size": 10} | given) for rule in rules]
+    specs = [parse_rule(rule, {"buffer_size": BUFFER_SIZE} | given) for rule in rules]
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
         taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]

@@ -15,11 +15,11 @@ from afflux.cli.common import (
     parse_rules,
     parse_seeds,
     parse_workers,
-    refuse_ignored,
     refuse_other_options,
     report_errors,
     rule_of_preset,
     rules_of_preset,
+    settings_for_task,
     split_rules,
     with_config_options,
 )
@@ -141,7 +141,7 @@ def compare(
     if paper is not None:
         chosen, buffer_size = rules_of_preset(paper, chosen, rules is None, buffer_size, server_lr)
     specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
-    refuse_ignored(context, config)
+    config = settings_for_task(context, config)
     if grid:
         if paired or keep_updates or tensorboard:
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
@@ -187,7 +187,7 @@ def run(
     if rule is None:
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
-    refuse_ignored(context, config)
+    config = settings_for_task(context, config)
     if store is None:
         folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
         print_results(folder, results, config)

@@ -5,6 +5,7 @@ The schedule does not depend on models: one seed gives every rule the same dispa
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -185,7 +186,7 @@ def make_schedule(
             f"clients hold data with seed {seed}"
         )
     law = delay_law(config.delays) if delays is None else delays
-    delay = law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+    delay = _checked(law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)))
     selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]
@@ -211,3 +212,15 @@ def make_schedule(
         times=times,
         refill=refill,
     )
+
+
+def _checked(delay: Delay) -> Delay:
+    """Return the law with a check of each draw, because a law may be the user's."""
+
+    def draw(client: int, times: np.random.Generator) -> float:
+        drawn = delay(client, times)
+        if not 0 <= drawn < inf:
+            raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
+        return drawn
+
+    return draw

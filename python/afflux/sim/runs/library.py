@@ -15,10 +15,11 @@ from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.client_training import ClientTraining, sgd
-from afflux.sim.workload.config import DELAYS_OF_TASK, ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
+from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Simulation:
         rules: str | RuleSpec | Sequence[str | RuleSpec] = "fedbuff",
         seeds: Sequence[int] = (0,),
         paired: bool = False,
+        buffer_size: int = BUFFER_SIZE,
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
@@ -77,6 +79,7 @@ class Simulation:
             rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
             seeds: one run of each rule for each seed.
             paired: whether all rules get the updates of the first rule's clients.
+            buffer_size: arrivals per server step, for the rules that have a buffer and do not set its size themselves.
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
@@ -120,7 +123,7 @@ class Simulation:
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
         refuse_ignored_settings(self.config, given, self.task, None)
-        self._set_runs(rules, seeds, paired)
+        self._set_runs(rules, seeds, paired, buffer_size)
 
     @classmethod
     def of(
@@ -130,6 +133,7 @@ class Simulation:
         seeds: Sequence[int] = (0,),
         *,
         paired: bool = False,
+        buffer_size: int = BUFFER_SIZE,
         task: Task | None = None,
     ) -> "Simulation":
         """Return the simulation of these settings, as the command line makes it; `task` replaces the task in the
@@ -137,12 +141,14 @@ class Simulation:
         """
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
-        simulation._set_runs(rules, seeds, paired)
+        simulation._set_runs(rules, seeds, paired, buffer_size)
         return simulation
 
-    def _set_runs(self, rules: str | RuleSpec | Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool) -> None:
-        rules = [rules] if isinstance(rules, str | RuleSpec) else rules
-        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(_text_of(rule)) for rule in rules]
+    def _set_runs(
+        self, rules: str | RuleSpec | Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool, buffer_size: int
+    ) -> None:
+        rules, common = [rules] if isinstance(rules, str | RuleSpec) else rules, {"buffer_size": buffer_size}
+        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(_text_of(rule), common) for rule in rules]
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
         if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):

@@ -13,7 +13,8 @@ from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.config import DELAYS_OF_TASK, IMAGES, SimConfig
+from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
 from afflux.sim.workload.rule_specs import RuleSpec

@@ -8,7 +8,7 @@ from afflux.ops import codecs
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
-from afflux.sim.workload.delay_names import FAMILIES, delay_law
+from afflux.sim.workload.delay_names import DELAYS_OF_TASK, FAMILIES, delay_law
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.models import MODELS, build_model
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
@@ -26,8 +26,6 @@ PAPERS = "papers"
 LORA = "lora"
 #: Prefix of the names of tasks that were made in Python, which no setting can make again.
 MADE_IN_PYTHON = "python"
-#: The delays of the task itself.
-DELAYS_OF_TASK = "task"
 #: Settings that may end a run before its last arrival.
 ENDS = ("rounds", "virtual_time", "stop_at_target")
 PARTS = ("test", "validation")
@@ -108,7 +106,7 @@ class SimConfig:
     delays: str = _setting(
         "fadas-large",
         f"Law of the running times: {', '.join({**DELAYS, **FAMILIES})}, with options as in fadas-large:gamma=0.5 "
-        "(docs/data.md); task: that of the task.",
+        "(docs/data.md); task: that of the task, which is the default for a task of your own that has one.",
     )
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")

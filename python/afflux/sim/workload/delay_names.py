@@ -33,6 +33,9 @@ _PHONE_AVAILABILITY = {
     "end": "ready_end_s",
 }
 
+#: The delays of the task itself.
+DELAYS_OF_TASK = "task"
+
 FAMILIES: dict[str, Family] = {
     "fadas-large": Family("FADAS's classes, large worst-case delays", FadasDelays, {"low": 50.0, "high": 80.0}),
     "fadas-mild": Family("FADAS's classes, mild delays", FadasDelays, {"low": 5.0, "high": 8.0}),
@@ -59,7 +62,9 @@ def delay_law(text: str) -> DelayLaw:
         ConfigError: an unknown name or option, a value out of range, or an option that is missing.
     """
     name, *assignments = text.split(":")
-    known("delays", name, {**DELAYS, **FAMILIES})
+    if name == DELAYS_OF_TASK:
+        raise ConfigError(f"delays is {DELAYS_OF_TASK}, which is for a task that has delays of its own")
+    known("delays", name, {**DELAYS, **FAMILIES, DELAYS_OF_TASK: None})
     if not assignments and name in DELAYS:
         return DELAYS[name]
     if name not in FAMILIES:

@@ -61,6 +61,10 @@ class RuleSpec:
         return _plain((defaults | dict(self.options)).items())
 
 
+#: Arrivals per server step of rules with a buffer that do not set it: the same for all, so that rules are comparable.
+BUFFER_SIZE = 10
+
+
 def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
     """Return the options that a rule takes; raise ConfigError for an unknown rule."""
     return inspect.signature(rule_function(rule), eval_str=True).parameters

@@ -1,0 +1,79 @@
+"""`Simulation` and the command line make the same runs, also where nothing is said; and laws of delays are checked."""
+
+from math import inf, nan
+
+import pytest
+from typer.testing import CliRunner
+
+import own_tasks
+from afflux.cli import app
+from afflux.sim import ConfigError, SimConfig, Simulation, partitioned
+from afflux.sim.results.audit_log import read_audit_log
+
+X, Y = own_tasks.X[:200], own_tasks.Y[:200]
+SETTINGS = {"num_clients": 12, "concurrency": 4, "arrivals": 40, "eval_every": 40}
+FILE = """
+import own_tasks
+from afflux.sim import Task, partitioned
+
+def mine(num_clients):
+    clients = partitioned(own_tasks.X[:200], own_tasks.Y[:200], num_clients, partition="iid")
+    return Task(own_tasks.linear, clients, own_tasks.TEST, delays=slow)
+
+def slow(num_clients, rng):
+    return lambda client, times: 1.0 + client
+"""
+
+
+def slow(num_clients, rng):
+    return lambda client, times: 1.0 + client
+
+
+def simulation(rules=("fedbuff", "fadas"), **more):
+    clients = partitioned(X, Y, 12, partition="iid")
+    settings = {"concurrency": 4, "arrivals": 40, "eval_every": 40} | more
+    return Simulation(own_tasks.linear, clients, evaluate=own_tasks.TEST, rules=rules, **settings)
+
+
+def last(results):
+    return [run.evaluations[-1].version for run in results]
+
+
+def test_rules_with_a_buffer_take_the_same_number_of_arrivals():
+    """Whatever a preset's own default is: FADAS's is 5."""
+    assert last(simulation().run()) == [4, 4]
+    assert last(simulation(buffer_size=8).run()) == [5, 5]
+    assert last(simulation(["fadas:buffer_size=4"], buffer_size=8).run()) == [10]
+    config = SimConfig(task="python:own", delays="exponential", **SETTINGS)
+    assert last(Simulation.of(config, ["fadas"], task=simulation().task).run()) == [4]
+
+
+def test_the_command_takes_the_delays_of_the_task_and_gives_the_bits_of_the_library(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+
+    def log(name, *more):
+        out = tmp_path / name
+        done = CliRunner().invoke(
+            app, ["run", "--task", f"{file}:mine", "--rule", "fadas", *options, *more, "--out", str(out)]
+        )
+        assert done.exit_code == 0, done.output
+        return read_audit_log(out / "audit" / "fadas-seed0.jsonl")
+
+    own, named, other = log("own"), log("named", "--delays", "task"), log("other", "--delays", "fadas-large")
+    assert own.path.read_bytes() == named.path.read_bytes()
+    assert [one.header.settings(one.path).delays for one in (own, other)] == ["task", "fadas-large"]
+    (run,) = simulation(["fadas"], delays=slow).run()
+    assert run.digest == own.end.params_sha256 != other.end.params_sha256
+
+
+@pytest.mark.parametrize("drawn", [-1.0, nan, inf])
+@pytest.mark.parametrize("protocol", ["events", "rounds"])
+def test_an_impossible_running_time(drawn, protocol):
+    def law(num_clients, rng):
+        return lambda client, times: drawn if client == 3 else 1.0
+
+    message = f"delays: the running time of client 3 is {drawn}, must be 0 or more and finite"
+    with pytest.raises(ConfigError, match=message):
+        simulation(["fedbuff"], delays=law, protocol=protocol).run()
