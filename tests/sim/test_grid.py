@@ -56,7 +56,8 @@ def test_each_rule_has_the_settings_and_options_that_it_takes():
         (["client_lr=x"], "grid client_lr: could not convert"),
         (["client_lr=-1"], "client_lr is -1.0, must be positive"),
         (["beta1=.9"], "grid beta1: no rule has this option, nor is it one of the settings client_lr, "),
-        (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: no rule has this option"),
+        (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: there is no rule ca2fl; the rules are fedbuff"),
+        (["fedbuff.beta1=.9"], "grid fedbuff.beta1: fedbuff has no option beta1; its options are buffer_size, "),
         (["buffer_size=0"], "buffer_size is 0"),
     ],
 )
@@ -170,13 +171,13 @@ def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
         (["--target", "0.5"], "settings"),
         (["--seeds", "2,6"], "seeds"),
         (["--seeds", "5,2"], "seeds"),  # the first one is that of the grid
-        (["--rules", "fedbuff"], "rules"),
+        (["--rules", "fedbuff"], "rules, grid"),
         (["--buffer-size", "5"], "rules"),
     ):
         result = invoke(out, *more)
         assert (result.exit_code, result.stdout, made) == (2, "", [])
-        message = f"error: {out} holds the results of a command with other {other}; choose another --out\n"
-        assert result.stderr == message
+        message = f"{out} holds the results of a command with other {other} (see {out}/command.json)"
+        assert result.stderr == f"error: {message}; choose another --out\n"
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     for content in ("[]", "no JSON", "{}"):
         (out / "command.json").write_text(content)

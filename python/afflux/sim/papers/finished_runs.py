@@ -10,6 +10,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_files import code_digests
 
 FILE = "finished.jsonl"
 
@@ -93,9 +94,11 @@ def _identity(job: Job) -> dict[str, Any]:
     """Return everything on which a run depends; the folder of the data is not part of it."""
     config = (job.config or SimConfig()).recorded()
     config.pop("data_dir", None)
-    options = job.spec.plain_options()
-    return {"afflux": __version__, "rule": job.spec.label, "options": options, "seed": job.seed, "config": config}
+    facts = {"afflux": __version__, "rule": job.spec.label, "options": job.spec.plain_options(), "seed": job.seed}
+    code = code_digests(job.spec.name, str(config.get("task", "")))
+    return facts | {"config": config} | ({"code": code} if code else {})
 
 
 def _key(identity: dict[str, Any]) -> str:
-    return json.dumps([identity[name] for name in ("afflux", "rule", "options", "seed", "config")], sort_keys=True)
+    facts = [identity[name] for name in ("afflux", "rule", "options", "seed", "config")]
+    return json.dumps([*facts, identity.get("code", {})], sort_keys=True)

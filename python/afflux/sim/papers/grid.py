@@ -72,9 +72,23 @@ def points(specs: Sequence[RuleSpec], axes: Sequence[Axis], config: SimConfig) -
             chosen = {axis.name: value for (axis, _), value in zip(own, values, strict=True)}
             found.append(_point(index, spec, config, own, chosen))
     if unused := [axis.name for axis in axes if axis.name not in used]:
-        known = ", ".join(SETTINGS)
-        raise ConfigError(f"grid {unused[0]}: no rule has this option, nor is it one of the settings {known}")
+        raise ConfigError(f"grid {unused[0]}: {_why_unused(specs, unused[0])}")
     return found
+
+
+def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
+    rule, dot, option = name.rpartition(".")
+    if not dot:
+        return f"no rule has this option, nor is it one of the settings {', '.join(SETTINGS)}"
+    named = [spec for spec in specs if _is_named(spec, rule)]
+    if not named:
+        return f"there is no rule {rule}; the rules are {', '.join(spec.name for spec in specs)}"
+    return f"{rule} has no option {option}; its options are {', '.join(rule_parameters(named[0].name))}"
+
+
+def _is_named(spec: RuleSpec, rule: str) -> bool:
+    """Return whether the grid calls the rule so: by its name, its label, or the function in its file."""
+    return rule in (spec.name, spec.label, spec.name.rpartition(":")[2])
 
 
 def _target(spec: RuleSpec, axis: Axis) -> str | None:
@@ -82,7 +96,7 @@ def _target(spec: RuleSpec, axis: Axis) -> str | None:
     if axis.name in SETTINGS:
         return ""
     rule, dot, option = axis.name.rpartition(".")
-    if dot and rule not in (spec.name, spec.label):
+    if dot and not _is_named(spec, rule):
         return None
     return option if option in rule_parameters(spec.name) else None
 
@@ -236,13 +250,23 @@ def _setting(trial: Trial) -> str:
 
 
 def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
-    """Return all that the page of a grid depends on, except the folder of the data; for `publish`."""
+    """Return all that the page of a grid depends on, except the folder of the data and the user's files; for `publish`.
+
+    Raises:
+        ConfigError: an impossible grid.
+    """
+    points(specs, axes, config)
     settings = config.recorded()
+    own = [(spec.label, [axis for axis in axes if _target(spec, axis) is not None]) for spec in specs]
     settings.pop("data_dir", None)
     return {
         "command": "grid",
         "rules": [{"label": spec.label, "options": spec.plain_options()} for spec in specs],
-        "grid": {axis.name: list(axis.values) for axis in axes},
+        # Lists of lists: a later command may have more rules and values, but no other names for the same rule.
+        "grid": {
+            "names": [[label, sorted(axis.name for axis in found)] for label, found in own],
+            "values": [[label, axis.name, value] for label, found in own for axis in found for value in axis.values],
+        },
         "seeds": {"tuning": seeds[0], "test": list(seeds)},
         "settings": settings,
     }

@@ -170,7 +170,7 @@ def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(command))
     if other := [name for name in {**wanted, **content} if not _extends(wanted.get(name), content.get(name))]:
         raise ConfigError(
-            f"{folder} holds the results of a command with other {', '.join(other)}; choose another --out"
+            f"{folder} holds the results of a command with other {', '.join(other)} (see {path}); choose another --out"
         )
 
 

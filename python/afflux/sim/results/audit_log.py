@@ -36,6 +36,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Label = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=10_000)
 ]  #: text that is printed: no control characters
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: name of a file in the folder of the log
 
 #: The most bytes of a line.
@@ -65,6 +66,8 @@ class Header(_Line, frozen=True, tag="header"):
     updates: FileName | None  #: file of the kept updates, beside the log
     first_params_sha256: str
     config: dict[str, JsonScalar]  #: the fields of SimConfig, some only if they are not the default
+    #: SHA-256 of the user's files, with the modules beside them: of the rule's as `rule`, of the task's as `task`
+    code: dict[str, Digest] | msgspec.UnsetType = msgspec.UNSET
 
     def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
         """Return the settings, to run with them.

@@ -125,6 +125,8 @@ def _run(
         name = file_stem(spec.label, seed)
         log_path, updates_path = output.folder / f"{name}.jsonl", output.folder / f"{name}.updates.npy"
         header, size = leader.log_header(updates_path.name if output.updates else None), 0
+        if interrupted is not None:
+            interrupted.check_code(header)
         if interrupted is not None and interrupted.arrivals:
             header, size = interrupted.header, interrupted.log_bytes
         elif interrupted is not None:  # no arrivals: files may be missing, or hold more than was committed

@@ -210,6 +210,20 @@ class InterruptedRun:
         if rebuilt != (self.header.num_clients, self.header.first_params_sha256):
             raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
 
+    def check_code(self, now: audit_log.Header) -> None:
+        """Raise ConfigError if the file of the rule or of the task has changed since the run began.
+
+        Args:
+            now: the header that the run would have if it began now.
+        """
+        if now.code != self.header.code:
+            names = [self.header.rule, self.header.config.get("task", "")]
+            files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
+            raise ConfigError(
+                f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
+                "change, or begin a new run"
+            )
+
     def read_arrays(self) -> dict[str, np.ndarray]:
         """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""
         if self.arrays is None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from afflux import __version__
@@ -23,6 +24,7 @@ from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -246,6 +248,7 @@ class SimulatedServer:
             updates=updates,
             first_params_sha256=params_sha256(setup.initial_params),
             config=setup.config.recorded(),
+            code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
         )
 
     def _write(

@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,28 @@ def imports_beside(name: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _refuse_other_modules(path: Path) -> None:
-    """Raise ConfigError if a file has imported an installed or earlier module instead of the module beside the file.
+def code_digests(rule: str, task: str) -> dict[str, str]:
+    """Return the SHA-256 of the files of a user, to notice changes: that of the rule as `rule`, of the task as `task`.
+
+    Modules beside a file that it imports count as part of it. {}: neither names a file. Nothing is executed.
+    """
+    found = {"rule": _digest(rule), "task": _digest(task)}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def _digest(name: str) -> str | None:
+    path = Path(name.partition(":")[0])
+    if path.suffix != ".py":
+        return None
+    beside = {file for _, _, files in _imports_beside(path.resolve()) for file in files}
+    digest = sha256()
+    for file in (path, *sorted(beside)):
+        digest.update(sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _imports_beside(path: Path) -> Iterator[tuple[Path, str, list[Path]]]:
+    """Yield each import of a module beside `path`, also those of these modules: the file, the name, the module's files.
 
     The imports are read from the text: a value such as `from helper import SCALE` does not name its module.
     """
@@ -87,15 +108,20 @@ def _refuse_other_modules(path: Path) -> None:
     while waiting:
         file = waiting.pop()
         seen.add(file)
-        for name in _imported(file):
+        for name in sorted(_imported(file)):
             place = path.parent / name.replace(".", "/")
             beside = [one for one in (place.with_name(f"{place.name}.py"), place / "__init__.py") if one.is_file()]
-            found = getattr(sys.modules.get(name), "__file__", None)
-            if not beside or found is None:
-                continue
-            if Path(found).resolve() not in [one.resolve() for one in beside]:  # either may be a link
-                raise ConfigError(f"{file} imports {name}, but gets {found}, not the one beside it: rename that one")
-            waiting += [one for one in beside if one not in seen]
+            if beside:
+                yield file, name, beside
+                waiting += [one for one in beside if one not in seen]
+
+
+def _refuse_other_modules(path: Path) -> None:
+    """Raise ConfigError if a file has imported an installed or earlier module instead of the module beside the file."""
+    for file, name, beside in _imports_beside(path):
+        found = getattr(sys.modules.get(name), "__file__", None)
+        if found is not None and Path(found).resolve() not in [one.resolve() for one in beside]:  # either may be a link
+            raise ConfigError(f"{file} imports {name}, but gets {found}, not the one beside it: rename that one")
 
 
 def _imported(file: Path) -> set[str]:

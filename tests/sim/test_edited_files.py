@@ -1,0 +1,129 @@
+"""A rule or a task in a file of the user's: finished and interrupted runs are not continued with another text."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from afflux.cli import app
+from afflux.sim import interrupts
+from afflux.sim.results.audit_log import read_audit_log
+from afflux.sim.results.run_history import RunHistory
+from afflux.sim.workload.rule_files import code_digests
+
+RULE = """
+from beside import SCALE
+from afflux.rules import fedbuff
+
+def halved(server_lr: float = 1.0, buffer_size: int = 10):
+    return fedbuff(buffer_size=buffer_size, server_lr=server_lr * SCALE)
+"""
+TASK = """
+import own_tasks
+from afflux.sim import Task, partitioned
+
+def mine(num_clients):
+    clients = partitioned(own_tasks.X[:200], own_tasks.Y[:200], num_clients, partition="iid")
+    return Task(own_tasks.linear, clients, own_tasks.TEST)
+"""
+SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--eval-every", "10", "--arrivals", "20"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write the files, and return a function that changes one."""
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        for module in [name for name in sys.modules if "file " in name and str(tmp_path) in name] + ["beside"]:
+            sys.modules.pop(module, None)
+
+    for name, text in {"rules.py": RULE, "tasks.py": TASK, "beside.py": "SCALE = 0.5\n"}.items():
+        write(name, text)
+    yield write
+    sys.modules.pop("beside", None)
+
+
+CHANGES = [
+    ("rules.py", RULE + "# a comment\n"),
+    ("tasks.py", TASK + "# a comment\n"),
+    ("beside.py", "SCALE = 0.25\n"),
+]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_digests(files, tmp_path):
+    rule, task = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine"
+    before = code_digests(rule, task)
+    assert (before.keys(), code_digests("fedbuff", "images")) == ({"rule", "task"}, {})
+    for name, text in CHANGES:
+        files(name, text)
+        other = "task" if name == "tasks.py" else "rule"
+        after = code_digests(rule, task)
+        assert [key for key in before if before[key] != after[key]] == [other]
+        before = after
+
+
+@pytest.mark.parametrize(("name", "text"), CHANGES, ids=[name for name, _ in CHANGES])
+def test_a_grid_repeats_the_runs_of_a_file_that_has_changed(name, text, files, tmp_path):
+    out = tmp_path / "out"
+    command = ["compare", "--rules", f"{tmp_path}/rules.py:halved", "--task", f"{tmp_path}/tasks.py:mine", *SETTINGS]
+    command += ["--grid", "halved.server_lr=.1,1", "--jobs", "1", "--out"]
+
+    def made():
+        return len((out / "finished.jsonl").read_text().splitlines())
+
+    assert invoke(*command, out).exit_code == 0
+    assert made() == 3
+    assert invoke(*command, out).exit_code == 0
+    assert made() == 3
+    files(name, text)
+    done = invoke(*command, out)
+    assert (done.exit_code, made()) == (0, 6), done.output
+    assert invoke(*command, tmp_path / "straight").exit_code == 0
+    assert (out / "grid.json").read_bytes() == (tmp_path / "straight" / "grid.json").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "text"), CHANGES, ids=[name for name, _ in CHANGES])
+def test_a_run_is_not_resumed_with_a_file_that_has_changed(name, text, files, tmp_path, monkeypatch):
+    rule, task = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine"
+    add = RunHistory.add_arrival
+
+    def press(self, client, receipt):
+        add(self, client, receipt)
+        if len(self.staleness) == 12:
+            interrupts._record(2, None)
+
+    store, before = tmp_path / "store", (tmp_path / name).read_text()
+    with monkeypatch.context() as patched, interrupts.deferred():
+        patched.setattr(RunHistory, "add_arrival", press)
+        given = ["run", "--rule", rule, "--task", task, *SETTINGS, "--store", store, "--out", tmp_path / "out"]
+        assert invoke(*given).exit_code == 130
+    files(name, text)
+    resume = ["run", "--resume", store, "--rule", rule, "--task", task]
+    refused = invoke(*resume)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.output
+    assert "is not the one with which the run began: undo the change, or begin a new run" in refused.stderr
+    files(name, before)
+    resumed = invoke(*resume)
+    assert resumed.exit_code == 0, resumed.output
+    (log,) = (tmp_path / "out" / "audit").glob("*.jsonl")
+    assert read_audit_log(log).header.code == code_digests(rule, task)
+
+
+def test_a_rule_with_a_grid_of_its_own_joins_a_page(files, tmp_path):
+    out, task = tmp_path / "out", ["--task", f"{tmp_path}/tasks.py:mine", *SETTINGS, "--jobs", "1"]
+    assert (
+        invoke("compare", "--rules", "fedbuff", *task, "--grid", "fedbuff.server_lr=.1,1", "--out", out).exit_code == 0
+    )
+    both = ["compare", "--rules", f"fedbuff,{tmp_path}/rules.py:halved", *task, "--grid", "fedbuff.server_lr=.1,1"]
+    done = invoke(*both, "--grid", "halved.server_lr=.2", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert len((out / "finished.jsonl").read_text().splitlines()) == 3 + 2
+    assert [entry["rule"] for entry in json.loads((out / "grid.json").read_text())["grid"]][:2] == ["fedbuff"] * 2
+    # Another name for an old rule would lose its results.
+    assert invoke(*both, "--grid", "halved.server_lr=.2", "--grid", "fedbuff.alpha=1", "--out", out).exit_code == 2
