@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,29 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     assert 2 <= finished <= 3
     assert (out / "metrics.csv").read_text().count("\n") == 1 + 2 * finished
     assert (out / "curves.png").stat().st_size > 20_000
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="sends SIGKILL")
+def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
+    out, rule = tmp_path / "out", tmp_path / "rule.py"
+    rule.write_text(SLOW_RULE)
+    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1", "--out", str(out)]
+    command += ["--rules", f"{rule}:slow", "--arrivals", "3000", "--model", "logreg", "--eval-every", "3000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < 2:
+            time.sleep(0.05)
+        process.kill()
+        # Returns when the workers, which share these pipes, have ended too; the runs would take five minutes.
+        process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert len(list((out / "audit").glob("*.jsonl"))) == 2
 
 
 def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):

@@ -5,11 +5,11 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from functools import partial
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
@@ -192,9 +192,13 @@ def _start_worker(shared: Any, task: bytes, workers: int | Vmap) -> None:
 
 def _exit_when_stopped() -> None:
     # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
-    # A worker does not exit while it sends a result: the parent would wait for the rest of the result.
+    # A worker does not exit while it sends a result: the parent would wait for the rest of the result. A parent that was
+    # killed does not wait.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     while not _shared[-1]:
-        time.sleep(POLL_SECONDS)
+        if connection.wait([parent.sentinel], POLL_SECONDS):
+            os._exit(1)
     with _outside_jobs:
         os._exit(1)
 
