@@ -298,7 +298,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     assert stdout == ""
     kept, stopped = stderr.splitlines()
     assert stopped == "stopped"
-    finished = int(kept.removesuffix(f" of 6 runs were finished; kept {out}/"))
+    finished = int(kept.removesuffix(f" of 6 runs were finished; kept {out}/; make the other runs with another --out"))
     assert 2 <= finished <= 3
     assert (out / "metrics.csv").read_text().count("\n") == 1 + 2 * finished
     assert (out / "curves.png").stat().st_size > 20_000
@@ -325,6 +325,41 @@ def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert len(list((out / "audit").glob("*.jsonl"))) == 2
+
+
+#: A run that diverges after its first arrivals.
+DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL, "--model", "cnn"]
+
+
+def test_a_folder_in_which_no_run_was_finished_is_replaced(tmp_path):
+    out = tmp_path / "my runs"
+    for _ in range(2):
+        result = invoke(*DIVERGING, "--keep-updates", "--out", str(out))
+        assert result.exit_code == 2
+        replaces = f"the next command with --out '{out}' replaces it"
+        assert f"0 of 1 runs were finished; kept {out}/; {replaces}\n" in result.stderr
+        assert sorted(path.name for path in out.iterdir()) == ["audit", "unfinished.txt"]
+    (log,) = (out / "audit").glob("*.jsonl")
+    lines = log.read_text()
+    result = invoke("replay", str(log), "--out", str(out))
+    assert "is not an empty folder" in result.stderr
+    (out / "notes.txt").touch()
+    assert "is not an empty folder" in invoke(*DIVERGING, "--out", str(out)).stderr
+    assert log.read_text() == lines
+    (out / "notes.txt").unlink()
+    assert invoke("run", "--rule", "fedbuff", "--out", str(out), *SMALL).exit_code == 0
+    assert [path.name for path in (out / "audit").iterdir()] == ["fedbuff-seed0.jsonl"]
+    assert not (out / "unfinished.txt").exists()
+    assert "is not an empty folder" in invoke("run", "--rule", "fedbuff", "--out", str(out), *SMALL).stderr
+
+
+def test_the_folder_of_a_stored_run_is_never_replaced(tmp_path):
+    out = tmp_path / "out"
+    result = invoke(*DIVERGING, "--store", str(tmp_path / "store"), "--out", str(out))
+    assert f"0 of 1 runs were finished; kept {out}/\n" in result.stderr
+    (log,) = (out / "audit").glob("*.jsonl")
+    assert "is not an empty folder" in invoke(*DIVERGING, "--out", str(out)).stderr
+    assert log.exists()
 
 
 def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):

@@ -331,6 +331,28 @@ def test_results(tmp_path):
             made.run(out=tmp_path / "run" if again else None, keep_updates=True)
 
 
+def test_a_call_that_was_stopped_keeps_finished_runs_and_its_folder_is_replaced_if_there_are_none(tmp_path):
+    made = simulation(own_tasks.linear, rules=[RULE, "fedasync"])
+
+    def stop_at(run):
+        def watch(index, progress):
+            if (index, progress.arrivals) == (run, 3):
+                raise KeyboardInterrupt
+
+        return watch
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        made.run(out=out, watch=stop_at(0))
+    assert sorted(path.name for path in out.iterdir()) == ["audit", "unfinished.txt"]
+    with pytest.raises(KeyboardInterrupt):
+        made.run(out=out, watch=stop_at(1))
+    assert (out / "summary.csv").read_text().count("\n") == 2
+    assert not (out / "unfinished.txt").exists()
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        made.run(out=out)
+
+
 @pytest.mark.parametrize(
     ("division", "shown"),
     [

@@ -50,7 +50,7 @@ def make_runs(
     simulation = Simulation.of(config, specs, seeds, paired=paired)
     jobs = simulation.jobs
     finished: dict[int, list[RunResult]] = {}
-    with _run_folder(out, jobs, config, finished) as folder:
+    with _run_folder(out, jobs, config, finished, replaceable=True) as folder:
         output = _audit_folder(folder, simulation, keep_updates, tensorboard)
         with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = simulation.run_into(
@@ -234,20 +234,31 @@ def replay_log(
 
 @contextmanager
 def _run_folder(
-    out: Path | None, jobs: "list[Job]", config: SimConfig, finished: "dict[int, list[RunResult]]"
+    out: Path | None,
+    jobs: "list[Job]",
+    config: SimConfig,
+    finished: "dict[int, list[RunResult]]",
+    *,
+    replaceable: bool = False,
 ) -> Iterator[Path]:
-    """Create the run folder; after an error, write the finished results into it, or remove it if there are none."""
+    """Create the run folder; after an error, write the finished results into it, or remove it if it is empty.
+
+    With `replaceable`, a folder in which no run was finished is replaced by the next command.
+    """
     from afflux.sim.results import run_folder
 
-    folder = run_folder.create_run_folder(out)
+    folder = run_folder.create_run_folder(out, replaceable)
     try:
         yield folder
     except BaseException:
         results = [result for index in sorted(finished) for result in finished[index]]
-        if results:
-            run_folder.write_results(folder, results, config)
-        if run_folder.remove_empty_logs(folder):
-            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/", err=True)
+        if run_folder.end_unfinished(folder, results, config, replaceable):
+            then = ""
+            if replaceable and not results:
+                then = f"; the next command with --out {quote(str(folder))} replaces it"
+            elif replaceable and len(finished) < len(jobs):
+                then = "; make the other runs with another --out"
+            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/{then}", err=True)
         raise
 
 

@@ -22,6 +22,7 @@ from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_
 from afflux.sim.results.data_frames import participation_rows, target_rows
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import paired_differences
+from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 
 FILES = (
@@ -35,12 +36,31 @@ FILES = (
     "curves.png",
     "report.html",
 )
+UNFINISHED = "unfinished.txt"
+"""File of a folder in which no run was finished: the next command with the same `out` may replace the folder."""
+_UNFINISHED_TEXT = """\
+No run of this command was finished. The audit logs end at their last arrival.
+The next command with this folder as --out replaces the folder.
+"""
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
-def create_run_folder(out: Path | None) -> Path:
-    """Create the run folder: `out`, or runs/<date and time>; an existing folder must be empty."""
+def create_run_folder(out: Path | None, replace_unfinished: bool = False) -> Path:
+    """Create the run folder.
+
+    Args:
+        out: the folder; default runs/<date and time>.
+        replace_unfinished: whether logs of a command that finished no run are removed from `out` (`end_unfinished`).
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: `out` exists and is not an empty folder, or cannot be made.
+    """
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if replace_unfinished:
+        _remove_unfinished(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
     try:
@@ -83,6 +103,38 @@ def create_audit_folder(
             announce(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
     (folder / FOLDER).mkdir()
     return AuditOutput(folder / FOLDER, updates)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Empty a folder that `end_unfinished` has marked, unless it holds other files as well."""
+    logs = [folder / name for name in (FOLDER, TENSORBOARD) if (folder / name).is_dir()]
+    marked = folder / UNFINISHED
+    if not marked.is_file() or set(folder.iterdir()) != {marked, *logs} or any(path.is_symlink() for path in logs):
+        return
+    for path in logs:
+        shutil.rmtree(path)
+    marked.unlink()
+
+
+def end_unfinished(folder: Path, results: Sequence[RunResult], config: SimConfig, replaceable: bool) -> bool:
+    """End the folder of a command that failed or was interrupted.
+
+    Args:
+        folder: the run folder.
+        results: those of finished runs, which are written into the folder.
+        config: the settings.
+        replaceable: whether the folder is marked for `create_run_folder(replace_unfinished=True)` if no run was
+            finished.
+
+    Returns:
+        Whether the folder still exists. It is removed if nothing has arrived.
+    """
+    if results:
+        write_results(folder, results, config)
+    exists = remove_empty_logs(folder)
+    if exists and replaceable and not results:
+        (folder / UNFINISHED).write_text(_UNFINISHED_TEXT, encoding="utf-8")
+    return exists
 
 
 def remove_empty_logs(folder: Path) -> bool:

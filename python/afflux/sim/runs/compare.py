@@ -192,8 +192,8 @@ def _start_worker(shared: Any, task: bytes, workers: int | Vmap) -> None:
 
 def _exit_when_stopped() -> None:
     # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
-    # A worker does not exit while it sends a result: the parent would wait for the rest of the result. A parent that was
-    # killed does not wait.
+    # A worker does not exit while it sends a result: the parent would wait for the rest of the result. A worker whose
+    # parent was killed exits in any case.
     parent = multiprocessing.parent_process()
     assert parent is not None
     while not _shared[-1]:
