@@ -451,6 +451,44 @@ def test_a_parameter_that_is_replaced_is_named():
     assert caught.value.__notes__[0].startswith("while client ")
 
 
+def raises(*_):
+    raise OSError("mine")
+
+
+def law_that_raises_later(num_clients, rng):
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"evaluate": raises}, "while the model was evaluated"),
+        ({"training": raises}, "while client [0-9]+ trained"),
+        ({"model": raises}, "while the model was made"),
+        ({"clients": lambda client: raises(), "num_clients": 12}, "while client [0-9]+ trained"),
+        ({"delays": raises}, "while the law of delays was called"),
+        ({"delays": law_that_raises_later}, "while the running time of client [0-9]+ was drawn"),
+    ],
+)
+def test_an_error_of_a_users_function_says_what_called_it(change, note):
+    settings = {"model": own_tasks.linear, "clients": CLIENTS, "training": sgd(), "evaluate": own_tasks.TEST}
+    with pytest.raises(OSError, match="mine") as caught:
+        Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3} | settings | change).run()
+    (text,) = caught.value.__notes__
+    assert re.fullmatch(note, text)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"), [(1, own_tasks.Y), (2, own_tasks.Y), (3, own_tasks.Y + 1), (3, own_tasks.Y - 1)]
+)
+def test_a_classifier_whose_outputs_do_not_fit_the_labels(outputs, labels):
+    evaluate = classification(own_tasks.X, labels)
+    low, high = int(labels.min()), int(labels.max())
+    message = rf"outputs are of shape \({len(labels)}, {outputs}\) for labels from {low} to {high}: "
+    with pytest.raises(ConfigError, match=message):
+        Simulation(nn.Linear(6, outputs), CLIENTS, sgd(), evaluate, rules=[RULE], arrivals=6, concurrency=3).run()
+
+
 def test_what_cannot_be_sent_to_other_processes_is_refused():
     with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
         simulation(lambda: own_tasks.Net(), seeds=[0, 1]).run(processes=2)

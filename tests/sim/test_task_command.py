@@ -49,6 +49,21 @@ def test_the_command_gives_the_bits_of_the_library(task, tmp_path):
             assert read_audit_log(out / "audit" / f"{name}-seed{run.seed}.jsonl").end.params_sha256 == run.digest
 
 
+def test_an_error_says_what_called_the_function(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"{Path(own_tasks.__file__).read_text()}\n"
+        "def raises():\n    raise RuntimeError('mine')\n"
+        "def none():\n    return Task(nn.Linear(FEATURES, CLASSES), [(X, Y)] * 12, TEST, returns_nothing)\n"
+    )
+    settings = ["--rule", "fedasync", "--concurrency", "4", "--arrivals", "6"]
+    result = invoke("run", "--task", f"{path}:raises", *settings, "--out", tmp_path / "a")
+    assert (str(result.exception), result.exception.__notes__) == ("mine", [f"while task {path}:raises was made"])
+    result = invoke("run", "--task", f"{path}:none", *settings, "--out", tmp_path / "b")
+    assert result.exit_code == 2
+    assert "error: training returns None, must return loss, steps, examples, while client " in result.stderr
+
+
 @pytest.mark.parametrize(
     ("end", "arrivals"),
     [(["--rounds", "7"], 21), (["--rounds", "7", "--arrivals", "12"], 12), (["--virtual-time", "9"], None)],

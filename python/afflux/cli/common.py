@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.sim.errors import EXTRA, ConfigError, require
+from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig
@@ -37,7 +37,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except (AffluxError, UnavailableError) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {text_with_notes(error)}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         typer.echo("stopped", err=True)

@@ -1,6 +1,7 @@
 """Errors of the simulator that a user can act on, and the check for optional packages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
@@ -25,6 +26,21 @@ class DivergedError(AffluxError):
 
 class MissingExtraError(AffluxError):
     """An optional package is not installed."""
+
+
+@contextmanager
+def note_on_errors(note: str) -> Iterator[None]:
+    """Add a note, such as 'while the model was made', to exceptions of the block, which calls a user's function."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def text_with_notes(error: BaseException) -> str:
+    """Return the message of an error and its notes, in one line if they have no line breaks."""
+    return ", ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def require(*modules: str) -> None:

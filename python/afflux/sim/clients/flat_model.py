@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from afflux.arrays.layout import Layout
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import positional_parameters
 
@@ -36,7 +36,8 @@ def make_module(model: torch.nn.Module | Callable[..., torch.nn.Module], seed: i
     stream = random_stream(seed, StreamPurpose.MODEL)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(int(random_stream(seed, StreamPurpose.TORCH).integers(2**63)))
-        module = model(stream) if positional_parameters(model) else model()
+        with note_on_errors("while the model was made"):
+            module = model(stream) if positional_parameters(model) else model()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(f"model returns {type(module).__name__}, must return a torch.nn.Module")
     return module

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from afflux.rules import SYNCHRONOUS
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delay_names import delay_law
 from afflux.sim.workload.delays import Delay, DelayLaw
@@ -186,7 +186,8 @@ def make_schedule(
             f"clients hold data with seed {seed}"
         )
     law = delay_law(config.delays) if delays is None else delays
-    delay = _checked(law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)))
+    with note_on_errors("while the law of delays was called"):
+        delay = _checked(law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)))
     selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]
@@ -215,11 +216,16 @@ def make_schedule(
 
 
 def _checked(delay: Delay) -> Delay:
-    """Return the law with a check of each draw, because a law may be the user's."""
+    """Return the law with a check of each draw, and a note on its exceptions, because a law may be the user's."""
 
     def draw(client: int, times: np.random.Generator) -> float:
-        drawn = delay(client, times)
-        if not 0 <= drawn < inf:
+        try:
+            drawn = delay(client, times)
+            possible = 0 <= drawn < inf
+        except Exception as error:
+            error.add_note(f"while the running time of client {client} was drawn")
+            raise
+        if not possible:
             raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
         return drawn
 

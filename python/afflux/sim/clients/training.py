@@ -17,7 +17,7 @@ from afflux.ops.validation import brief
 from afflux.sim.clients import optimizers
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError, known
+from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
@@ -248,7 +248,7 @@ class Trainer:
             ConfigError: the evaluation function returns something else.
         """
         self._model.load(params, buffers)
-        with self._model.evaluated() as module:
+        with note_on_errors("while the model was evaluated"), self._model.evaluated() as module:
             found = self._evaluate(module)
         try:
             accuracy, loss = found

@@ -12,7 +12,7 @@ from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.clients.validation_gradient import needs_validation_gradient
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
@@ -57,7 +57,8 @@ class SimulationSetup:
         else:
             refuse_ignored_settings(config, config.changed(), task, None)
         task = tuned_on_validation(task) if config.part == "validation" else task
-        data = task.data_for_seed(seed)
+        with note_on_errors("while the clients' data were made"):
+            data = task.data_for_seed(seed)
         if config.task != IMAGES:
             config = replace(config, num_clients=len(data))
         if task.training is not None and config.client_optimizer == "scaffold":

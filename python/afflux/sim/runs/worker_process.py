@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from afflux.sim.clients.flat_model import reproducible_torch
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.workload.config import SimConfig
@@ -47,7 +47,7 @@ def _tried(action: Callable[[Any], Any], told: Any) -> Any:
     try:
         return action(told)
     except ConfigError as error:
-        return "error", True, str(error)
+        return "error", True, text_with_notes(error)
     except Exception as error:
         return "error", False, "a worker failed:\n" + "".join(format_exception(error))
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from afflux.sim.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -20,13 +22,19 @@ class Classification:
     y: Any
 
     def __call__(self, model: "nn.Module") -> tuple[float, float]:
-        """Return accuracy and mean loss of the model."""
+        """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         import torch
         from torch.nn.functional import cross_entropy
 
         starts = range(0, len(self.y), EVALUATION_BATCH)
         logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
-        loss = cross_entropy(logits, self.y).item()
+        try:
+            loss = cross_entropy(logits, self.y).item()
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"the model's outputs are of shape {tuple(logits.shape)} for labels from {self.y.min()} to "
+                f"{self.y.max()}: a classification needs outputs (examples, classes), and labels from 0 to classes - 1"
+            ) from error
         correct = int((logits.argmax(dim=1) == self.y).sum())
         return correct / len(self.y), loss
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from afflux.ops.validation import brief
-from afflux.sim.errors import ConfigError, known
+from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
 from afflux.sim.workload.image_task import image_task
@@ -67,7 +67,7 @@ def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:
     name, assignments = split_rule_name(config.task)
     options = _options(config, name, function, assignments)
     try:
-        with imports_beside(name):
+        with imports_beside(name), note_on_errors(f"while task {config.task} was made"):
             task = function(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {config.task}: {error}") from error
