@@ -237,6 +237,9 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my rules.py").write_text(RULE_FILE)
     Path("broken.py").write_text("1 / 0")
+    Path("imports.py").write_text("\nimport broken")
+    Path("syntax.py").write_text("\nx = = 1")
+    Path("empty.py").write_text("from afflux.rules import fedbuff")
     rules = "my rules.py:same:buffer_size=5,my rules.py:halved,fedbuff:staleness=constant"
     result = invoke("compare", "--rules", rules, "--jobs", "2", "--buffer-size", "5", "--out", "out", *SMALL)
     assert result.exit_code == 0, result.output
@@ -246,10 +249,13 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
     for rule, message in [
         ("absent.py:f", "there is no rule file"),
         ("my rules.py", "write my rules.py:FUNCTION"),
-        ("my rules.py:absent", "has no function 'absent'"),
+        ("my rules.py:halve", "has no function 'halve'; did you mean 'halved'? known: halved, same, wrong"),
+        ("broken.py:f", "broken.py failed (broken.py:1): ZeroDivisionError: division by zero"),
+        ("imports.py:f", "imports.py failed (imports.py:2, broken.py:1): ZeroDivisionError: division by zero"),
+        ("syntax.py:f", "syntax.py failed: SyntaxError: invalid syntax (syntax.py, line 2)"),
+        ("empty.py:f", "has no function 'f'; it has none"),
         ("my rules.py:wrong", "it returns 1, not an afflux.Rule"),
         ("my rules.py:same:lr=1", "unknown option of my rules.py:same: 'lr'; known: buffer_size"),
-        ("broken.py:f", "failed: ZeroDivisionError: division by zero"),
     ]:
         result = invoke("run", "--rule", rule, "--out", "no", *SMALL)
         assert (result.exit_code, result.stdout) == (2, "")

@@ -277,7 +277,7 @@ def test_a_module_beside_a_file_does_not_replace_another_one(tmp_path):
         assert "not the one beside it: rename that one" in result.stderr
     (tmp_path / "tasks.py").write_text("import absent_module\n")
     result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
-    assert "tasks.py failed: ModuleNotFoundError: No module named 'absent_module'" in result.stderr
+    assert "tasks.py failed (tasks.py:1): ModuleNotFoundError: No module named 'absent_module'" in result.stderr
 
 
 def test_lazy_clients_of_a_task(tmp_path):

@@ -8,8 +8,11 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
+from afflux.ops.validation import known_names
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
 from afflux.sim.errors import ConfigError, known
@@ -53,9 +56,17 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
     path, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"{path} is a file: write {path}:FUNCTION")
-    made = getattr(_module(Path(path).resolve(), what), function, None)
+    module = _module(Path(path).resolve(), what)
+    made = getattr(module, function, None)
     if not inspect.isfunction(made):
-        raise ConfigError(f"{path} has no function {function!r}")
+        own = sorted(
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
+        raise ConfigError(
+            f"{path} has no function {function!r}; {known_names(function, own) if own else 'it has none'}"
+        )
     return made
 
 
@@ -136,7 +147,19 @@ def _imported(file: Path) -> set[str]:
     return {".".join(one[:count]) for one in parts for count in range(1, len(one) + 1)}
 
 
-def _module(path: Path, what: str) -> object:
+def _places(error: Exception, folder: Path) -> str:
+    """Return the lines that led to an error, as ' (file.py:3, helper.py:1)': those of the user's files in `folder`."""
+    package = Path(__file__).parents[2]
+    frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
+    own = [
+        f"{file.relative_to(folder)}:{line}"
+        for file, line in frames
+        if file.is_relative_to(folder) and "site-packages" not in file.parts and not file.is_relative_to(package)
+    ]
+    return f" ({', '.join(own)})" if own else ""
+
+
+def _module(path: Path, what: str) -> ModuleType:
     """Execute the file, once in this process."""
     key = f"afflux {what} file {path}"
     if key in sys.modules:
@@ -156,5 +179,6 @@ def _module(path: Path, what: str) -> object:
         del sys.modules[key]
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} failed: {type(error).__name__}: {error}") from error
+        places = _places(error, path.parent)
+        raise ConfigError(f"{path} failed{places}: {type(error).__name__}: {error}") from error
     return module
