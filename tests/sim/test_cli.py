@@ -349,10 +349,11 @@ def test_a_folder_in_which_no_run_was_finished_is_replaced(tmp_path):
     lines = log.read_text()
     result = invoke("replay", str(log), "--out", str(out))
     assert "is not an empty folder" in result.stderr
-    (out / "notes.txt").touch()
-    assert "is not an empty folder" in invoke(*DIVERGING, "--out", str(out)).stderr
-    assert log.read_text() == lines
-    (out / "notes.txt").unlink()
+    for other in (out / "notes.txt", out / "audit" / "notes.txt"):
+        other.touch()
+        assert "is not an empty folder" in invoke(*DIVERGING, "--out", str(out)).stderr
+        assert log.read_text() == lines
+        other.unlink()
     assert invoke("run", "--rule", "fedbuff", "--out", str(out), *SMALL).exit_code == 0
     assert [path.name for path in (out / "audit").iterdir()] == ["fedbuff-seed0.jsonl"]
     assert not (out / "unfinished.txt").exists()

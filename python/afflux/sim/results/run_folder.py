@@ -111,6 +111,8 @@ def _remove_unfinished(folder: Path) -> None:
     marked = folder / UNFINISHED
     if not marked.is_file() or set(folder.iterdir()) != {marked, *logs} or any(path.is_symlink() for path in logs):
         return
+    if any(path.suffix not in (".jsonl", ".npy") for path in (folder / FOLDER).glob("*")):
+        return
     for path in logs:
         shutil.rmtree(path)
     marked.unlink()
