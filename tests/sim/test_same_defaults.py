@@ -2,13 +2,15 @@
 
 from math import inf, nan
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
-from afflux.sim import ConfigError, SimConfig, Simulation, partitioned
+from afflux.sim import ConfigError, SimConfig, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log
+from afflux.sim.results.run_folder import describe_setting
 
 X, Y = own_tasks.X[:200], own_tasks.Y[:200]
 SETTINGS = {"num_clients": 12, "concurrency": 4, "arrivals": 40, "eval_every": 40}
@@ -77,3 +79,31 @@ def test_an_impossible_running_time(drawn, protocol):
     message = f"delays: the running time of client 3 is {drawn}, must be 0 or more and finite"
     with pytest.raises(ConfigError, match=message):
         simulation(["fedbuff"], delays=law, protocol=protocol).run()
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+@pytest.mark.parametrize("kind", ["float32", "float64", "torch"])
+def test_examples_that_are_not_finite(bad, kind):
+    x = X.clone() if kind == "torch" else X.numpy().astype(kind)
+    x[17, 2] = bad
+    for make in (partitioned, classification):
+        with pytest.raises(ConfigError, match=f"{make.__name__}: example 17 of x has a value that is not finite"):
+            make(x, Y)
+
+
+def test_examples_whose_sum_overflows():
+    x = np.full((4, 2), np.finfo(np.float32).max, np.float32)
+    assert partitioned(x, [0, 1, 0, 1], 2).num_clients == 2
+    assert partitioned(np.zeros((4, 2), np.int64), [0, 1, 0, 1], 2).num_clients == 2
+
+
+def test_the_line_of_settings_tells_how_many_clients_hold_data():
+    """Dirichlet's shares leave some clients without data, another number with each seed."""
+    clients = partitioned(X, Y, 30, alpha=0.1)
+    results = Simulation(
+        own_tasks.linear, clients, evaluate=own_tasks.TEST, rules="fedasync", seeds=[0, 1], arrivals=5, concurrency=2
+    ).run()
+    least, most = sorted(run.num_clients for run in results)
+    assert least < most < 30
+    assert f", {least} to {most} of 30 clients (" in describe_setting(results.config, results)
+    assert f", {results[0].num_clients} of 30 clients (" in describe_setting(results.config, results[:1])

@@ -130,6 +130,13 @@ def test_the_summary_is_that_of_the_runs(written):
     assert any(run.rejected_arrivals for run in results)
 
 
+def test_a_difference_that_is_equal_in_all_seeds_has_no_interval(written, tmp_path):
+    _, results, _ = written
+    run_folder.write_results(tmp_path, [replace(run, evaluations=results[0].evaluations) for run in results], CONFIG)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert {row[2] for row in page.table("rules")[1:]} == {"none: equal in all seeds"}
+
+
 def test_differences_settings_versions_and_digests_are_there(written):
     folder, results, page = written
     differences = page.table("rules")[1:]

@@ -174,7 +174,9 @@ def _differences(results: Sequence[RunResult]) -> str:
     rows = []
     for row in found:
         picture = _Markup(svg.interval_bar(row.mean, row.low, row.high, largest))
-        interval = f"{100 * row.low:+.2f} to {100 * row.high:+.2f}"
+        interval = "none: equal in all seeds"
+        if row.low < row.high:
+            interval = f"{100 * row.low:+.2f} to {100 * row.high:+.2f}"
         rows.append([f"{row.first} − {row.second}", f"{100 * row.mean:+.2f}", interval, picture, str(row.seeds)])
     note = (
         f"Final accuracy of one rule less that of another, seed by seed, in points, with Student's {LEVEL:.0%} "

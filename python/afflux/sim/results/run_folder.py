@@ -217,16 +217,25 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
     seeds = len({run.seed for run in results})
     leaders = {run.leader for run in results} - {""}
     paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
-    task = f"{config.data}, {config.model}, {config.num_clients} clients ({partition})"
+    task = f"{config.data}, {config.model}, {_clients(results, config.num_clients)} ({partition})"
     if config.task != IMAGES:
         division = ", ".join(f"{name} {value}" for name, value in results[0].division.items() if name != "num_clients")
-        task = f"{config.task}, {max(run.num_clients for run in results)} clients{division and f' ({division})'}"
+        total = results[0].division.get("num_clients", config.num_clients)
+        task = f"{config.task}, {_clients(results, total)}{division and f' ({division})'}"
     arrivals = sorted({len(run.staleness) for run in results})
     return (
         f"{task}, {config.concurrency} at once, delays {config.delays}, "
         f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
         f"{seeds} seed{'s' if seeds > 1 else ''}{paired}"
     )
+
+
+def _clients(results: Sequence[RunResult], total: int) -> str:
+    """Return how many of all clients hold data, which may depend on the seed."""
+    least, most = (choose(run.num_clients for run in results) for choose in (min, max))
+    if least == total:
+        return f"{total} clients"
+    return f"{least if least == most else f'{least} to {most}'} of {total} clients"
 
 
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:

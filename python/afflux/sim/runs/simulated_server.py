@@ -195,7 +195,8 @@ class SimulatedServer:
         why = f": {reason}" if reason else ""
         return DivergedError(
             f"{self.spec.label}, seed {self._setup.seed}: client {event.client} diverged at arrival "
-            f"{event.number + 1} (loss {event.loss:g}){why}; lower client_lr or server_lr"
+            f"{event.number + 1} (loss {event.loss:g}){why}; lower client_lr or server_lr, or look for "
+            "values in its data that are not finite"
         )
 
     def result(self) -> RunResult:

@@ -39,6 +39,23 @@ class Classification:
         return correct / len(self.y), loss
 
 
+def refuse_nonfinite(what: str, x: Any) -> None:
+    """Raise ConfigError if a row of an array or tensor has a value that is not finite; it names the row."""
+    import torch
+
+    values = x if isinstance(x, torch.Tensor) else np.asarray(x)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind != "f":
+            return
+        values = torch.from_numpy(np.ascontiguousarray(values))
+    # The sum needs no memory; it may also overflow.
+    if not values.is_floating_point() or not len(values) or torch.isfinite(values.sum()):
+        return
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+    if bad.any():
+        raise ConfigError(f"{what}: example {int(bad.nonzero()[0])} of x has a value that is not finite")
+
+
 def classification(x: Any, y: Any) -> Classification:
     """Return an evaluation function: accuracy and mean cross entropy of the model's logits.
 
@@ -48,8 +65,13 @@ def classification(x: Any, y: Any) -> Classification:
 
     Returns:
         A function for `Simulation` and `Task`.
+
+    Raises:
+        ConfigError: an example has a value that is not finite.
     """
     import torch
+
+    refuse_nonfinite("classification", x)
 
     examples, labels = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
     # float64, which NumPy and scikit-learn give, in the precision of the params.

@@ -10,7 +10,7 @@ import numpy as np
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.data_sets import stratified_split
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.evaluation import Classification, classification
+from afflux.sim.workload.evaluation import Classification, classification, refuse_nonfinite
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
@@ -202,13 +202,14 @@ def partitioned(
         The clients, for `Simulation` and `Task`.
 
     Raises:
-        ConfigError: an unknown partition, or another number of labels than examples.
+        ConfigError: an unknown partition, another number of labels than examples, or a value that is not finite.
     """
     known("partition", partition, PARTITIONS)
     if len(x) != len(y):
         raise ConfigError(f"there are {len(x)} examples, but {len(y)} labels")
     if num_clients < 1:
         raise ConfigError(f"num_clients is {num_clients}, must be at least 1")
+    refuse_nonfinite("partitioned", x)
     return Partitioned(x, y, num_clients, partition, classes if partition in BY_CLASSES else alpha)
 
 
