@@ -98,6 +98,7 @@ class Round:
     saved: bool = True  #: whether its rows are in their final memory, and the store, if any, has recorded the round
     checksums: list[ops.Checksums] | None = None  #: of the vectors that the sweep has written, for a store
     driver: int | None = None  #: the thread that makes it; None: no thread does
+    failure: str = ""  #: why its version was refused, once it was
 
     @property
     def finished(self) -> bool:

@@ -248,8 +248,10 @@ class Aggregator:
             AffluxError: the round's step, or an earlier one, has written a value that is not finite.
         """
         waits = decided is not None and self.admission.state.round is decided
-        if waits or (decided is not None and decided.unsound):
+        if waits:
             self._check_open(op)
+        elif decided is not None and decided.failure:  # also if another thread has closed the server, or loaded a state
+            raise AffluxError(f"[{op}] {decided.failure}")
         return not waits
 
     def _left(self, term: Term) -> bool:
@@ -445,7 +447,7 @@ class Aggregator:
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
-        self.failure = (
+        self.failure = made.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
             f"the server takes nothing more. Its last params can be read; {resume} goes on from a saved state"
         )

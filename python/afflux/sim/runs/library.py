@@ -137,7 +137,7 @@ class Simulation:
         task: Task | None = None,
     ) -> "Simulation":
         """Return the simulation of these settings, as the command line makes it; `task` replaces the task in the
-        settings.
+        settings. The delays are those of the settings: `SimConfig(delays="task")` takes the task's own.
         """
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config

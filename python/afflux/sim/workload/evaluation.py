@@ -43,17 +43,16 @@ def refuse_nonfinite(what: str, x: Any) -> None:
     """Raise ConfigError if a row of an array or tensor has a value that is not finite; it names the row."""
     import torch
 
-    values = x if isinstance(x, torch.Tensor) else np.asarray(x)
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind != "f":
-            return
-        values = torch.from_numpy(np.ascontiguousarray(values))
-    # The sum needs no memory; it may also overflow.
-    if not values.is_floating_point() or not len(values) or torch.isfinite(values.sum()):
+    if isinstance(x, torch.Tensor):
+        # The sum needs no memory. It is not finite either if it overflows.
+        finite = not x.is_floating_point() or bool(torch.isfinite(x.sum())) or torch.isfinite(x).numpy(force=True)
+    else:
+        values = np.asarray(x)
+        finite = values.dtype.kind != "f" or bool(np.isfinite(values.sum())) or np.isfinite(values)
+    if np.all(finite):
         return
-    bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
-    if bad.any():
-        raise ConfigError(f"{what}: example {int(bad.nonzero()[0])} of x has a value that is not finite")
+    row = int(np.argmin(np.reshape(finite, (len(x), -1)).all(1)))
+    raise ConfigError(f"{what}: example {row} of x has a value that is not finite")
 
 
 def classification(x: Any, y: Any) -> Classification:
