@@ -4,12 +4,14 @@ from math import inf, nan
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
-from afflux.sim import ConfigError, SimConfig, Simulation, classification, partitioned
+from afflux.sim import ConfigError, SimConfig, Simulation, classification, parse_rule, partitioned
 from afflux.sim.results.audit_log import read_audit_log
+from afflux.sim.results.figures import _accuracy_axes
 from afflux.sim.results.run_folder import describe_setting
 
 X, Y = own_tasks.X[:200], own_tasks.Y[:200]
@@ -107,3 +109,33 @@ def test_the_line_of_settings_tells_how_many_clients_hold_data():
     assert least < most < 30
     assert f", {least} to {most} of 30 clients (" in describe_setting(results.config, results)
     assert f", {results[0].num_clients} of 30 clients (" in describe_setting(results.config, results[:1])
+
+
+def test_names_of_rules(tmp_path):
+    """The same name in Python and on the command line; the runs are those without it."""
+    named = parse_rule("ours=fedbuff:server_lr=.5")
+    assert (named.name, named.options, named.label) == ("fedbuff", (("server_lr", 0.5),), "ours")
+    for text, error in (("server_lr=.5", "separated by ':'"), ("ours=fedbuff:lr=1", "lr"), ("ours=fedbuf", "fedbuf")):
+        with pytest.raises(ConfigError, match=error):
+            parse_rule(text)
+    rules = ["ours=fedbuff:server_lr=.5", "fedbuff:server_lr=.5"]
+    settings = SETTINGS | {"evaluate": own_tasks.TEST, "rules": rules, "seeds": [0]}
+    clients = partitioned(X, Y, settings.pop("num_clients"))
+    results = Simulation(own_tasks.linear, clients, **settings).run()
+    assert [run.spec.label for run in results] == ["ours", "fedbuff:server_lr=.5"]
+    assert results[0].digest == results[1].digest
+    out = tmp_path / "runs"
+    command = ["compare", "--rules", ",".join(rules), "--data", "digits", "--seeds", "0", "--out", str(out)]
+    ran = CliRunner().invoke(app, [*command, "--num-clients", "12", "--concurrency", "4", "--arrivals", "40"])
+    assert ran.exit_code == 0, ran.output
+    assert (out / "audit" / "ours-seed0.jsonl").exists()
+    assert "ours" in ran.output
+
+
+def test_the_axis_of_the_accuracy_fits_the_curves():
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 10], [0.7, 0.9])
+    _accuracy_axes(axes, 0.8)
+    low, high = axes.get_ylim()
+    assert 0.6 < low < 0.7 < 0.9 < high < 1

@@ -150,7 +150,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
     """Read rules, and check that each can be built.
 
     Args:
-        rules: NAME or NAME:OPTION=VALUE:...
+        rules: NAME or NAME:OPTION=VALUE:..., each after LABEL= if it has a label.
         common: options for every rule that takes them; None: not given.
 
     Returns:

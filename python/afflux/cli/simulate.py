@@ -32,6 +32,7 @@ COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
 With one seed every rule sees the same clients, delays and batches. \
 A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explains each. \
+LABEL=RULE calls it LABEL in tables and figures. \
 NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
 
 [bold]Rules[/bold]  {", ".join(RULES)}

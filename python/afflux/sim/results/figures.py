@@ -27,7 +27,7 @@ CODEC_MARKERS = {
 
 
 def draw_comparison(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
-    """Write a PNG: lines are means over seeds, bands one standard deviation."""
+    """Write a figure (PNG, PDF, by the name of `path`): lines are means over seeds, bands one standard deviation."""
     figure = Figure(figsize=(13.5, 4.7), layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
@@ -106,10 +106,11 @@ def style_axes(axes: Axes) -> None:
 def _accuracy_axes(axes: Axes, target: float) -> None:
     style_axes(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
     axes.set_ylabel("test accuracy")
     axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":", label=f"target {target:.0%}")
+    low, high = axes.get_ylim()  # fits the curves and the target, with a margin
+    axes.set_ylim(max(low, 0), min(high, 1))
 
 
 def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:

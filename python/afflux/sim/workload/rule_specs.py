@@ -71,36 +71,48 @@ def rule_parameters(rule: str) -> Mapping[str, inspect.Parameter]:
 
 
 def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
-    """Read `name[:option=value...]`.
+    """Read `[label=]name[:option=value...]`.
 
     Args:
         text: the name is a preset's, or `path/to/file.py:function`; then that file is executed.
         common: options that apply if the rule takes them and the text does not set them.
 
     Returns:
-        The rule with its options; the label is the text.
+        The rule with its options; without a label, the label is the text.
 
     Raises:
         ConfigError: an unknown rule or option, or a bad value.
 
     >>> parse_rule("fedbuff:server_lr=0.5", {"buffer_size": 4}).options
     (('buffer_size', 4), ('server_lr', 0.5))
+    >>> parse_rule("ours=fedbuff:server_lr=0.5").label
+    'ours'
     """
-    label = text.strip()
-    name, assignments = split_rule_name(label)
-    _refuse_commas(label, name)
+    label, text = _split_label(text.strip())
+    name, assignments = split_rule_name(text)
+    _refuse_commas(text, name)
     taken = rule_parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in taken}
     for assignment in assignments:
         option, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"rule {label}: {assignment!r} is not option=value")
+            raise ConfigError(f"rule {text}: {assignment!r} is not option=value")
         known(f"option of {name}:", option, taken)
         try:
             options[option] = option_value(value, taken[option].annotation)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"rule {label}: {option}: {error}") from None
+            raise ConfigError(f"rule {text}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def _split_label(text: str) -> tuple[str, str]:
+    """Return the label and the rule of `label=rule`; without a label, the text twice."""
+    label, equals, rule = text.partition("=")
+    if equals and re.fullmatch(r"\w[\w.+ -]*", label):
+        name, _ = split_rule_name(rule)
+        if name in RULES or name.partition(":")[0].endswith(".py"):
+            return label, rule
+    return text, text
 
 
 def _refuse_commas(label: str, name: str) -> None:
