@@ -115,6 +115,8 @@ def test_names_of_rules(tmp_path):
     """The same name in Python and on the command line; the runs are those without it."""
     named = parse_rule("ours=fedbuff:server_lr=.5")
     assert (named.name, named.options, named.label) == ("fedbuff", (("server_lr", 0.5),), "ours")
+    assert named.identity == "ours=fedbuff"  # finished runs of another rule with this name are not taken
+    assert parse_rule("fedbuff:server_lr=.5").identity == "fedbuff:server_lr=.5"
     for text, error in (("server_lr=.5", "separated by ':'"), ("ours=fedbuff:lr=1", "lr"), ("ours=fedbuf", "fedbuf")):
         with pytest.raises(ConfigError, match=error):
             parse_rule(text)

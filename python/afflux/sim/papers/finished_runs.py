@@ -94,7 +94,7 @@ def _identity(job: Job) -> dict[str, Any]:
     """Return everything on which a run depends; the folder of the data is not part of it."""
     config = (job.config or SimConfig()).recorded()
     config.pop("data_dir", None)
-    facts = {"afflux": __version__, "rule": job.spec.label, "options": job.spec.plain_options(), "seed": job.seed}
+    facts = {"afflux": __version__, "rule": job.spec.identity, "options": job.spec.plain_options(), "seed": job.seed}
     code = code_digests(job.spec.name, str(config.get("task", "")))
     return facts | {"config": config} | ({"code": code} if code else {})
 

@@ -261,7 +261,7 @@ def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int
     settings.pop("data_dir", None)
     return {
         "command": "grid",
-        "rules": [{"label": spec.label, "options": spec.plain_options()} for spec in specs],
+        "rules": [{"label": spec.identity, "options": spec.plain_options()} for spec in specs],
         # Lists of lists: a later command may have more rules and values, but no other names for the same rule.
         "grid": {
             "names": [[label, sorted(axis.name for axis in found)] for label, found in own],

@@ -46,6 +46,11 @@ class RuleSpec:
         """The rule with all its options, as `parse_rule` reads it."""
         return self.name + "".join(f":{name}={format_option(value)}" for name, value in self.options)
 
+    @property
+    def identity(self) -> str:
+        """The label, and the rule's name if the label does not begin with it: `ours=fedbuff`."""
+        return self.label if split_rule_name(self.label)[0] == self.name else f"{self.label}={self.name}"
+
     def plain_options(self) -> dict[str, JsonScalar]:
         """Return the options as JSON scalars: a staleness law, or inf, as the text that `parse_rule` reads."""
         return _plain(self.options)
