@@ -298,6 +298,29 @@ def test_a_close_just_before_the_round_is_published(call, tmp_path):
         assert again.version == 1
 
 
+@pytest.mark.parametrize("meanwhile", ["load", "close"])
+def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path):
+    """Also if another thread publishes the failure first, and then loads a state or closes the server."""
+    store = None if meanwhile == "load" else tmp_path / "store"
+    server = Server(fedbuff(buffer_size=1), vector(0.0), store=store)
+    saved, monitor = server.state_dict(), server._aggregator._monitor
+    run = monitor._run
+
+    def failed(job):
+        run(job)
+        job.done[0], job.saved = False, True  # as after a value that is not finite
+        act = (lambda: server.load_state_dict(saved)) if meanwhile == "load" else (lambda: server.close())
+        monitor._run = run
+        other, _ = start(act)
+        other.join(20)
+        assert not other.is_alive()
+
+    monitor._run = failed
+    with pytest.raises(AffluxError, match=r"\[push\] the step to version 1 wrote a value that is not finite"):
+        server.push(client=1, update=vector(), version=0)
+    assert server.counts["refused"] == 0 if meanwhile == "load" else server._aggregator.closed
+
+
 def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
     """The push whose round began the pass returns; the rounds that are left wait in the store."""
     server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=3, store=tmp_path / "store")

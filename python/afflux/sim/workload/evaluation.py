@@ -48,7 +48,8 @@ def refuse_nonfinite(what: str, x: Any) -> None:
         finite = not x.is_floating_point() or bool(torch.isfinite(x.sum())) or torch.isfinite(x).numpy(force=True)
     else:
         values = np.asarray(x)
-        finite = values.dtype.kind != "f" or bool(np.isfinite(values.sum())) or np.isfinite(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = values.dtype.kind != "f" or bool(np.isfinite(values.sum())) or np.isfinite(values)
     if np.all(finite):
         return
     row = int(np.argmin(np.reshape(finite, (len(x), -1)).all(1)))
