@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.sim import interrupts
+from afflux.sim.papers.finished_runs import FinishedRuns
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.workload.rule_files import code_digests
@@ -86,6 +87,28 @@ def test_a_grid_repeats_the_runs_of_a_file_that_has_changed(name, text, files, t
     assert (done.exit_code, made()) == (0, 6), done.output
     assert invoke(*command, tmp_path / "straight").exit_code == 0
     assert (out / "grid.json").read_bytes() == (tmp_path / "straight" / "grid.json").read_bytes()
+
+
+@pytest.mark.parametrize("parallel", [["--jobs", "1"], ["--jobs", "2"], ["--jobs", "1", "--workers", "2"]])
+def test_a_file_that_changes_during_a_grid(parallel, files, tmp_path, monkeypatch):
+    rule, task, out = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine", tmp_path / "out"
+    command = ["compare", "--rules", rule, "--task", task, *SETTINGS, "--grid", "halved.server_lr=.1,1"]
+    digests, write = code_digests(rule, task), FinishedRuns.__setitem__
+
+    def change(self, index, results):
+        (tmp_path / "tasks.py").write_text(TASK + "# a comment\n")
+        write(self, index, results)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FinishedRuns, "__setitem__", change)
+        done = invoke(*command, "--seeds", "0,1", *parallel, "--out", out)
+    codes = [json.loads(line)["code"] for line in (out / "finished.jsonl").read_text().splitlines()]
+    assert all(code == digests for code in codes)
+    if parallel == ["--jobs", "1"]:  # all runs are made with the text that was loaded
+        assert (done.exit_code, len(codes)) == (0, 4), done.output
+    else:  # a process that is started later does not execute another text
+        assert done.exit_code == 2, done.output
+        assert "tasks.py, or a module beside it, has changed since this program began: start it again" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "text"), CHANGES, ids=[name for name, _ in CHANGES])

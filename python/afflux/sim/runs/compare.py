@@ -5,7 +5,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from functools import partial
@@ -21,6 +21,7 @@ from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.worker_pool import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.rule_files import expect_digests, loaded_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
@@ -151,7 +152,8 @@ def _run_in_processes(
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("d", len(jobs) * FACTS + 1)
-    with ProcessPoolExecutor(processes, context, _start_worker, (shared, pickled(task), workers)) as pool:
+    arguments = (shared, pickled(task), workers, loaded_digests())
+    with ProcessPoolExecutor(processes, context, _start_worker, arguments) as pool:
         try:
             with sigint_blocked():
                 futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
@@ -181,10 +183,11 @@ _pool = WorkerPool(1)
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes, workers: int | Vmap) -> None:
+def _start_worker(shared: Any, task: bytes, workers: int | Vmap, digests: Mapping[str, str]) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared, _task, _pool
+    expect_digests(digests)
     _shared, _task, _pool = shared, pickle.loads(task), WorkerPool(workers)
     _outside_jobs.acquire()
     threading.Thread(target=_exit_when_stopped, daemon=True).start()

@@ -2,7 +2,7 @@
 
 import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from traceback import format_exception
@@ -16,11 +16,20 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.rule_files import expect_digests
 from afflux.sim.workload.stream_series import StreamSeries
 from afflux.sim.workload.task import Task
 
 
-def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: int, content: bytes) -> None:
+def work(
+    pipe: Any,
+    shape: Shape,
+    raw: Sequence[Any],
+    config: SimConfig,
+    seed: int,
+    content: bytes,
+    digests: Mapping[str, str],
+) -> None:
     """Train and evaluate until the pipe is closed, which happens when the parent ends for any reason.
 
     Args:
@@ -30,7 +39,9 @@ def work(pipe: Any, shape: Shape, raw: Sequence[Any], config: SimConfig, seed: i
         config: of the first run.
         seed: of the first run.
         content: the pickled task.
+        digests: of the files that the parent has executed.
     """
+    expect_digests(digests)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers them
         signal.signal(number, signal.SIG_IGN)
     worker, told = _Worker(shape, raw, content), (config, seed)

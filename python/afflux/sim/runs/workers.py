@@ -24,6 +24,7 @@ from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.runs.worker_process import work
+from afflux.sim.workload.rule_files import loaded_digests
 from afflux.sim.workload.task import Task
 
 #: The number of trainings in a worker's queue: when the worker has finished one, the next one is already there.
@@ -75,7 +76,7 @@ class Workers:
             with sigint_blocked():
                 for _ in range(count):
                     ours, theirs = context.Pipe()
-                    arguments = (theirs, shape, raw, setup.config, setup.seed, content)
+                    arguments = (theirs, shape, raw, setup.config, setup.seed, content, loaded_digests())
                     process = context.Process(target=work, args=arguments, daemon=True)
                     process.start()
                     theirs.close()

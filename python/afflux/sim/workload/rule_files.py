@@ -3,7 +3,7 @@
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,6 +16,11 @@ from afflux.ops.validation import known_names
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
 from afflux.sim.errors import ConfigError, known
+
+#: The attribute of a loaded file's module that holds the SHA-256 of the text.
+DIGEST = "__afflux_sha256__"
+#: Name of a loaded file's module -> SHA-256 that the file must have, if the parent process has loaded it.
+_parents_digests: dict[str, str] = {}
 
 
 def split_rule_name(label: str) -> tuple[str, list[str]]:
@@ -93,17 +98,39 @@ def imports_beside(name: str) -> Iterator[None]:
 def code_digests(rule: str, task: str) -> dict[str, str]:
     """Return the SHA-256 of the files of a user, to notice changes: that of the rule as `rule`, of the task as `task`.
 
-    Modules beside a file that it imports count as part of it. {}: neither names a file. Nothing is executed.
+    Modules beside a file that it imports count as part of it. The digest of a file that this process has
+    executed is that of the executed text. {}: neither names a file. Nothing is executed.
     """
-    found = {"rule": _digest(rule), "task": _digest(task)}
+    found = {"rule": _digest(rule, "rule"), "task": _digest(task, "task")}
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
-def _digest(name: str) -> str | None:
+def loaded_digests() -> dict[str, str]:
+    """Return the digests of the files that this process has executed, for `expect_digests` in its child processes."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("afflux ")]
+    return {name: vars(module)[DIGEST] for name, module in modules if DIGEST in vars(module)}
+
+
+def expect_digests(digests: Mapping[str, str]) -> None:
+    """Refuse files that have changed since the parent process has executed them.
+
+    Args:
+        digests: `loaded_digests` of the parent.
+    """
+    _parents_digests.update(digests)
+
+
+def _digest(name: str, what: str) -> str | None:
     path = Path(name.partition(":")[0])
     if path.suffix != ".py":
         return None
-    beside = {file for _, _, files in _imports_beside(path.resolve()) for file in files}
+    path = path.resolve()
+    loaded = sys.modules.get(_module_name(path, what))
+    return _text_digest(path) if loaded is None else str(vars(loaded)[DIGEST])
+
+
+def _text_digest(path: Path) -> str:
+    beside = {file for _, _, files in _imports_beside(path) for file in files}
     digest = sha256()
     for file in (path, *sorted(beside)):
         digest.update(sha256(file.read_bytes()).digest())
@@ -137,8 +164,12 @@ def _refuse_other_modules(path: Path) -> None:
 
 def _imported(file: Path) -> set[str]:
     """Return the names of modules that a file may import, also in functions; packages that hold them included."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    names = set[str]()
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # an import of the file reports the error, with its lines
+        return names
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -159,9 +190,13 @@ def _places(error: Exception, folder: Path) -> str:
     return f" ({', '.join(own)})" if own else ""
 
 
+def _module_name(path: Path, what: str) -> str:
+    return f"afflux {what} file {path}"
+
+
 def _module(path: Path, what: str) -> ModuleType:
     """Execute the file, once in this process."""
-    key = f"afflux {what} file {path}"
+    key = _module_name(path, what)
     if key in sys.modules:
         return sys.modules[key]
     if not path.is_file():
@@ -172,6 +207,10 @@ def _module(path: Path, what: str) -> ModuleType:
     module = module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look up their module there
     try:
+        digest = _text_digest(path)  # before the file is executed: a change meanwhile is then noticed
+        if _parents_digests.get(key, digest) != digest:
+            raise ConfigError(f"{path}, or a module beside it, has changed since this program began: start it again")
+        vars(module)[DIGEST] = digest
         with imports_beside(str(path)):
             spec.loader.exec_module(module)
         _refuse_other_modules(path)
