@@ -46,6 +46,24 @@ def test_each_rule_has_the_settings_and_options_that_it_takes():
     assert labels == ["fedbuff:server_lr=0.1", "fedbuff:server_lr=1.0"]
 
 
+def test_names_of_rules_in_files(tmp_path):
+    for name in ("one-file.py", "two.py"):
+        function = "(server_lr: float = 1.0): return rules.fedbuff(server_lr=server_lr)"
+        text = f"from afflux import rules\ndef fedbuff{function}\ndef mine{function}\n"
+        (tmp_path / name).write_text(text)
+    one, two = f"{tmp_path}/one-file.py", f"{tmp_path}/two.py"
+    # A preset's name does not mean the user's function of the same name.
+    assert tried(["fedbuff", f"{one}:fedbuff"], "fedbuff.server_lr=.5") == [
+        ("fedbuff:server_lr=0.5", 0.1),
+        (f"{one}:fedbuff", 0.1),
+    ]
+    assert tried([f"{one}:fedbuff"], "fedbuff.server-lr=.5") == [(f"{one}:fedbuff:server_lr=0.5", 0.1)]
+    both = [f"{one}:mine", f"{two}:mine"]
+    assert tried(both, f"{one}:mine.server_lr=.5")[1] == (f"{two}:mine", 0.1)
+    with pytest.raises(ConfigError, match=r"mine is one of .*one-file.py:mine, .*two.py:mine; write the file too"):
+        tried(both, "mine.server_lr=.5")
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [

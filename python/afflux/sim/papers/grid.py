@@ -43,7 +43,8 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
         found = tuple(value.strip() for value in re.split(r",(?![^(]*\))", values))  # not in hinge(10,4)
         if not equals or not all(found) or len(set(found)) != len(found):
             raise ConfigError(f"grid {text!r} is not NAME=VALUE,VALUE,... with different values")
-        axes.append(Axis(name.strip().replace("-", "_"), found))
+        rule, dot, option = name.strip().rpartition(".")  # a file of the rule may have a "-" in its name
+        axes.append(Axis(rule + dot + option.replace("-", "_"), found))
     if len({axis.name for axis in axes}) != len(axes):
         raise ConfigError("a name of the grid is given twice")
     return axes
@@ -66,7 +67,7 @@ def points(specs: Sequence[RuleSpec], axes: Sequence[Axis], config: SimConfig) -
     """
     found, used = [], set[str]()
     for index, spec in enumerate(specs):
-        own = [(axis, target) for axis in axes if (target := _target(spec, axis)) is not None]
+        own = [(axis, target) for axis in axes if (target := _target(specs, spec, axis)) is not None]
         used |= {axis.name for axis, _ in own}
         for values in product(*(axis.values for axis, _ in own)):
             chosen = {axis.name: value for (axis, _), value in zip(own, values, strict=True)}
@@ -80,23 +81,28 @@ def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
     rule, dot, option = name.rpartition(".")
     if not dot:
         return f"no rule has this option, nor is it one of the settings {', '.join(SETTINGS)}"
-    named = [spec for spec in specs if _is_named(spec, rule)]
+    named = _named(specs, rule)
     if not named:
         return f"there is no rule {rule}; the rules are {', '.join(spec.name for spec in specs)}"
     return f"{rule} has no option {option}; its options are {', '.join(rule_parameters(named[0].name))}"
 
 
-def _is_named(spec: RuleSpec, rule: str) -> bool:
-    """Return whether the grid calls the rule so: by its name, its label, or the function in its file."""
-    return rule in (spec.name, spec.label, spec.name.rpartition(":")[2])
+def _named(specs: Sequence[RuleSpec], rule: str) -> list[RuleSpec]:
+    """Return the rules with this name or label; if there are none, those of a file with this function."""
+    if found := [spec for spec in specs if rule in (spec.name, spec.label)]:
+        return found
+    found = [spec for spec in specs if spec.name.rpartition(":")[2] == rule]
+    if len(names := sorted({spec.name for spec in found})) > 1:
+        raise ConfigError(f"grid: {rule} is one of {', '.join(names)}; write the file too")
+    return found
 
 
-def _target(spec: RuleSpec, axis: Axis) -> str | None:
+def _target(specs: Sequence[RuleSpec], spec: RuleSpec, axis: Axis) -> str | None:
     """Return the axis's option of this rule, "" for a setting, or None if the axis belongs to other rules."""
     if axis.name in SETTINGS:
         return ""
     rule, dot, option = axis.name.rpartition(".")
-    if dot and not _is_named(spec, rule):
+    if dot and spec not in _named(specs, rule):
         return None
     return option if option in rule_parameters(spec.name) else None
 
@@ -257,7 +263,7 @@ def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int
     """
     points(specs, axes, config)
     settings = config.recorded()
-    own = [(spec.label, [axis for axis in axes if _target(spec, axis) is not None]) for spec in specs]
+    own = [(spec.label, [axis for axis in axes if _target(specs, spec, axis) is not None]) for spec in specs]
     settings.pop("data_dir", None)
     return {
         "command": "grid",
