@@ -280,20 +280,29 @@ def slow():
 """
 
 
+def start_slow_runs(folder, seeds, rules, arrivals):
+    """Start a comparison of two runs at a time into the folder `out`; {slow} is a rule whose rounds take 0.1 s."""
+    rule = folder / "rule.py"
+    rule.write_text(SLOW_RULE)
+    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", seeds, "--out", str(folder / "out")]
+    command += ["--rules", rules.format(slow=f"{rule}:slow"), "--model", "logreg"]
+    command += ["--arrivals", str(arrivals), "--eval-every", str(arrivals)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_logs(out, count):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < count:
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
 def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
-    out, rule = tmp_path / "out", tmp_path / "rule.py"
-    rule.write_text(SLOW_RULE)
-    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1,2", "--out", str(out)]
-    command += ["--rules", f"fedbuff,{rule}:slow", "--arrivals", "300", "--model", "logreg", "--eval-every", "300"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    out = tmp_path / "out"
+    process = start_slow_runs(tmp_path, "0,1,2", "fedbuff,{slow}", arrivals=300)
     try:
-        deadline = time.monotonic() + 120
         # There are two processes: the first of the slow runs begins when at least two of the others have ended.
-        while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < 4:
-            time.sleep(0.05)
+        wait_for_logs(out, 4)
         os.killpg(process.pid, signal.SIGINT)
         # Returns when the workers, which share these pipes, have ended too.
         stdout, stderr = process.communicate(timeout=30)
@@ -312,17 +321,9 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="sends SIGKILL")
 def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
-    out, rule = tmp_path / "out", tmp_path / "rule.py"
-    rule.write_text(SLOW_RULE)
-    command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1", "--out", str(out)]
-    command += ["--rules", f"{rule}:slow", "--arrivals", "3000", "--model", "logreg", "--eval-every", "3000"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = start_slow_runs(tmp_path, "0,1", "{slow}", arrivals=3000)
     try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < 2:
-            time.sleep(0.05)
+        wait_for_logs(tmp_path / "out", 2)
         process.kill()
         # Returns when the workers, which share these pipes, have ended too; the runs would take five minutes.
         process.communicate(timeout=60)
@@ -330,7 +331,7 @@ def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert len(list((out / "audit").glob("*.jsonl"))) == 2
+    assert len(list((tmp_path / "out" / "audit").glob("*.jsonl"))) == 2
 
 
 #: A run that diverges after its first arrivals.
