@@ -5,7 +5,14 @@ FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
-NATIVE := CMakeLists.txt setup.py pyproject.toml $(shell find engine csrc -type f)
+# Programs of .venv, cmake and ninja among them, come before the system's.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+STEP := .ci/step
+# The one tree of objects: the extension, the C++ library that tests install from it, the emulated GPU.
+BUILD := build/engine
+# The CUDA code: on, off, or auto (if nvcc is found). nvcc takes as long as all else together, so that it is left out
+# where no GPU is found; `make cuda` compiles it there.
+AFFLUX_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),auto,off)
 # Test files by their names without test_, in whatever folder under tests/.
 files = $(foreach name,$(1),$(shell find tests -name 'test_$(name).py'))
 # Formulas, orders of sums, rules and what a server decides; no processes, stores or simulations.
@@ -19,65 +26,96 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc python/afflux tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
-setup: $(VENV)/.built  ## a virtual environment with afflux and its development tools
+setup: engine $(VENV)/.dev  ## a virtual environment with afflux and its development tools
 
 $(VENV)/.tools: .ci/constraints.txt pyproject.toml
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "afflux needs Python 3.11 or newer: make PYTHON=python3.11"'
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing the build tools and torch: one to two minutes, without output"
-	$(PIP) install --quiet -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
-	$(PIP) install --quiet -c .ci/constraints.txt 'torch==$(TORCH)+cpu' 2>$(VENV)/torch-cpu.log || \
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "afflux needs Python 3.11 or newer: make PYTHON=python3.11"'
+	@$(PYTHON) -m venv $(VENV)
+	@$(STEP) -q "installing the build tools" \
+	  $(PIP) install -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
+	@touch $@
+
+engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into build/engine, and installs the extension
+	@[ -f $(BUILD)/build.ninja ] || echo "== compiling the engine, about a minute on two cores (CUDA code: $(AFFLUX_CUDA))"
+	@cmake -S . -B $(BUILD) -G Ninja --log-level=WARNING -DAFFLUX_PYTHON=ON -DAFFLUX_CUDA=$(AFFLUX_CUDA) \
+	  -DCMAKE_COMPILE_WARNING_AS_ERROR=$(if $(CI),ON,OFF) \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_INSTALL_PREFIX=$(CURDIR)/python/afflux -DCMAKE_INSTALL_MESSAGE=LAZY
+	@cmake --build $(BUILD)
+	@cmake --install $(BUILD) >/dev/null
+
+$(VENV)/.torch: $(VENV)/.tools
+	@$(STEP) -q "installing torch" $(PIP) install -c .ci/constraints.txt 'torch==$(TORCH)+cpu' 2>$(VENV)/torch-cpu.log || \
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
-	touch $@
+	@touch $@
 
-# The stamp has the time at which the build began, so that a source that is edited during the build is newer.
-$(VENV)/.built: $(VENV)/.tools $(NATIVE)
-	@echo "installing the other packages (up to two minutes) and building the engine (about two minutes), without output"
-	touch $@.begun
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation -c .ci/constraints.txt --editable '.[dev]'
-	mv $@.begun $@
+INSTALL = AFFLUX_BUILT="$$(echo $(CURDIR)/$(BUILD)/csrc/_engine.*)" \
+  $(STEP) -q "installing the packages of '.[$(1)]'" \
+  $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
-demo: setup  ## a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits
+$(VENV)/.sim: $(VENV)/.torch | engine
+	@$(call INSTALL,sim)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch | engine
+	@$(call INSTALL,dev)
+	@touch $(VENV)/.sim $@
+
+demo: engine $(VENV)/.sim  ## a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits
 	$(BIN)/afflux demo
 
 check: setup lint types core  ## lint, types, and the tests that a wrong formula fails: two minutes
 
-test: setup lint types unit sanitize  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
+test: setup  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
+	@rm -f build/seconds.txt
+	@$(MAKE) --no-print-directory lint types unit sanitize
+	@echo "== the seconds of make test by part"
+	@cat build/seconds.txt
 
 soak: setup long kills fuzz hostile sanitize-all mutants soak-integrations  ## hours: storms of interrupts, kills, faults at each call, hostile calls and stores, full products, mutants
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
-	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	@$(STEP) "checking style and imports" $(MAKE) --no-print-directory lint-now
+
+lint-now:
+	ruff check .
+	ruff format --check .
+	@clang-format --dry-run --Werror $(FORMATTED)
+	PYTHONPATH=python lint-imports --no-logo
 
 types: setup
-	$(BIN)/mypy
+	@$(STEP) -q "checking types" mypy
 
 core: setup
 	$(PYTEST) -q $(call files,$(CORE))
 	$(PYTEST) -q $(call files,bits) -k 'earlier or instruction'
 
 unit: setup
-	$(PYTEST) --doctest-modules --ignore=python/afflux/integrations python/afflux tests
+	@$(STEP) "running the tests" $(PYTEST) --doctest-modules --ignore=python/afflux/integrations python/afflux tests
 
 long: setup scale
 	$(PYTEST) -m soak tests
 	AFFLUX_STRESS=100000 $(PYTEST) $(call files,stress)
 
 sanitize: setup
-	$(BIN)/python $(shell find tests -name sanitize.py) thread --short
-	$(BIN)/python $(shell find tests -name sanitize.py) address --short
+	@for kind in thread address; do $(STEP) "running tests under the $$kind sanitizer" \
+	  $(BIN)/python $(shell find tests -name sanitize.py) $$kind --short || exit 1; done
 
 sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python $(shell find tests -name sanitize.py) thread
 	$(BIN)/python $(shell find tests -name sanitize.py) address
+
+# The C++ library alone, without Python, and for one instruction set.
+cuda: setup  ## compiles the CUDA code, where nvcc is installed, and checks its machine code
+	@if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then \
+	  echo "skipped: nvcc is not installed, so the CUDA code was not compiled"; exit 0; fi; \
+	echo "== compiling the CUDA code, about a minute on two cores"; \
+	cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DAFFLUX_CUDA=on -DAFFLUX_ISAS=baseline \
+	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && cmake --build build/cuda && $(BIN)/python -m pytest -m nvcc tests/gpu/test_nvcc.py
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
 	$(BIN)/python -m pytest -rs $(GPU_TESTS) $(call files,vmap)
@@ -102,7 +140,7 @@ mutants: setup  ## breaks formulas on purpose, one at a time, and checks that th
 	$(BIN)/python $(shell find tests -name mutants.py)
 
 wheel: setup  ## a wheel for releases: CUDA code for every generation since 8.0, and PTX; minutes
-	PATH="$(CURDIR)/$(BIN):$$PATH" AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .
+	AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .
 
 kills: setup  ## kills a store's process 2,000 times; goes on where it was stopped
 	$(BIN)/python $(shell find tests -name crashes.py) 2000 build/kills.json
@@ -112,8 +150,8 @@ hostile: setup  ## opens 5,000 damaged or made-up stores; goes on where it was s
 
 fuzz: setup  ## a million hostile calls of the Python API, and a million of the C++ API under sanitizers
 	$(BIN)/python $(shell find tests -name fuzz.py) 1000000
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S $(shell find tests -type d -name engine_fuzz) -B build/fuzz -DAFFLUX=$(CURDIR)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/fuzz --parallel 2
+	cmake -S $(shell find tests -type d -name engine_fuzz) -B build/fuzz -DAFFLUX=$(CURDIR)
+	cmake --build build/fuzz --parallel 2
 	build/fuzz/engine_fuzz 1000000 0
 
 scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in the system's temporary folder, minutes

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pairwise
+import parts
 import processes
 from afflux import ops
 
@@ -18,6 +20,11 @@ ROOT = TESTS.parent
 collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
+
+
+def pytest_configure(config):
+    pairwise.soaking = "soak" in config.option.markexpr.replace("not soak", "")
+    config.pluginmanager.register(parts.Parts())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 // The kernels of an instruction set, and those of CUDA, which the entry points call after all checks. A new kernel
 // needs a line in both tables here (Kernels and cuda::Backend), a file of its name in cpu/ and in cuda/, its name in
-// cpu/kernels.cpp and in cuda/operations.hpp, and an entry point in api/ that calls it.
+// cpu/kernels.hpp, cpu/kernels.cpp and cuda/operations.hpp, and an entry point in api/ that calls it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -84,8 +84,8 @@ struct MemoryUse {
 };
 
 // The functions of one instruction set, each over a range [begin, end) of elements. The range begins at the beginning
-// of a superblock for the reductions (ingest, gram, inner), and of a block for the others. cpu/kernels.cpp is compiled
-// once for each instruction set; the object exports exactly one symbol, this table.
+// of a superblock for the reductions (ingest, gram, inner), and of a block for the others. cpu/kernels.cpp has the
+// table; it and the units of the functions are compiled once for each instruction set.
 struct Kernels {
   // `first` is the part that holds element `begin`; `type` is the slot's; `change` is null if there is no conversion.
   IngestSums (*ingest)(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,

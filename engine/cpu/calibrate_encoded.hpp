@@ -29,7 +29,7 @@ struct RunPlan {
   Codec codec;
   std::int64_t run;
   bool near, asks, copies;  // Policy::direct; true if the coder prefetches too; true if it encodes from a copy
-  Lookahead ahead;
+  Lookahead ahead = kUsualLookahead;
   int lines;  // prefetched for each 32 elements while the differences are added
   bool from_zero;
   double inverse;  // 1 / N

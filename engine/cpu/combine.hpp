@@ -30,6 +30,13 @@ AFFLUX_FN T* tile_of(const View<void>& vector, Tile tile) {
   return static_cast<T*>(vector.data) + tile.begin;
 }
 
+// Returns true if rule vector s keeps its value: its row of `next`, of `count` coefficients, is 1 at s and 0 elsewhere.
+AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
+  for (std::int64_t k = 0; k < count; ++k)
+    if (row[k] != (k == s ? 1.0 : 0.0)) return false;
+  return true;
+}
+
 // Adds w[0] a[0] + ... + w[count - 1] a[count - 1] to v, in this order; the sums stay in registers.
 template <class T>
 AFFLUX_FN void add_weighted(const T* const* vectors, const double* weights, int count, Tile tile,

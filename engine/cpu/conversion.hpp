@@ -3,6 +3,7 @@
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/simd.hpp"
 #include "formula/conversion.hpp"
 
 namespace afflux::AFFLUX_ISA {
@@ -11,7 +12,7 @@ namespace {
 // Returns vector[begin, begin + n) as values of type X: in place if the vector has that type, else converted into
 // `room`.
 template <class X>
-AFFLUX_FN const X* read_as(Type type, const void* vector, std::int64_t begin, std::int64_t n, X* room) {
+__attribute__((noinline)) const X* read_as(Type type, const void* vector, std::int64_t begin, std::int64_t n, X* room) {
   if (type == TypeOf<X>::value) return static_cast<const X*>(vector) + begin;
   convert(type, vector, begin, n, room);
   return room;
@@ -31,7 +32,7 @@ AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
 // Returns base[0, n) rounded to this type, in which the client has received it: in `room`, or in place if nothing is
 // rounded.
 template <class P>
-AFFLUX_FN const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
+__attribute__((noinline)) const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
   if (type == Type::float16) return rounded_through<Float16>(base, n, room);
   if (type == Type::bfloat16) return rounded_through<Bfloat16>(base, n, room);
   if (type == Type::float32 && sizeof(P) > 4) return rounded_through<float>(base, n, room);

@@ -1,9 +1,8 @@
 // The directions of fused rounds (fused.hpp): of a pack of elements, in registers.
 #pragma once
+#include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
 #include "cpu/combine.hpp"
-#include "cpu/memory_use.hpp"
-#include "cpu/rule_vectors.hpp"
 #include "cpu/soundness.hpp"
 
 namespace afflux::AFFLUX_ISA {

@@ -1,7 +1,7 @@
 // inner of a few vectors of one type, with all stages in registers: each x_k is computed, squared, added to e and
 // multiplied with e without a store. The sums of all vectors are in registers, so only as many lanes as one native
 // vector has go through a run of rows at a time. The first lanes read the run from memory, the others from L1. Formulas
-// and order are those of the tiles (cpu/inner.hpp), which process the last elements; tests compare the bits of both.
+// and order are those of the tiles (cpu/inner.cpp), which process the last elements; tests compare the bits of both.
 #pragma once
 #include <utility>
 

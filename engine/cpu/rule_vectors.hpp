@@ -7,13 +7,6 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-// Returns true if vector s keeps its value: its row of `next`, of `count` coefficients, is 1 at s and 0 elsewhere.
-AFFLUX_FN bool stays(const double* row, std::int64_t s, std::int64_t count) {
-  for (std::int64_t k = 0; k < count; ++k)
-    if (row[k] != (k == s ? 1.0 : 0.0)) return false;
-  return true;
-}
-
 // Writes the values to a tile of the vector. Returns true if all values are valid.
 template <class T>
 AFFLUX_FN bool store(const double* values, const View<void>& vector, Tile tile, double most) {

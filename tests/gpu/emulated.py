@@ -1,5 +1,5 @@
-"""The CUDA kernels' bodies where there is no GPU: an engine built with -DAFFLUX_CUDA=emulated runs them on the host,
-block by block, over host memory that says it is a GPU's. All arrays that go into the engine's operations go in as such,
+"""The CUDA kernels' bodies where there is no GPU: the extension _engine_emulated runs them on the host, block by
+block, over host memory that says it is a GPU's. All arrays that go into the engine's operations go in as such,
 but within `on_host()`.
 
     AFFLUX_EMULATED=path/of/_engine.so python tests/gpu/emulated.py     prints digest.py's digests of operations

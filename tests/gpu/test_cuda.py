@@ -8,11 +8,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+import builds
 from afflux import AffluxError, UnavailableError, _engine, ops
 from afflux.ops import codecs
 from afflux.rules import RULES
-from builds import CMAKE, built, once, run
-from conftest import ISAS, ROOT, bits, found
+from builds import run
+from conftest import ROOT, bits, found
 from device import BACKEND, emulated, get, needs_device, on_host, put
 
 GOLDEN = json.loads(found("golden.json").read_text())
@@ -272,12 +273,9 @@ def test_what_lies_elsewhere_is_refused():
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Of processes in which the device is emulated."""
-    if CMAKE is None:
+    if builds.CMAKE is None:
         pytest.skip("cmake is not installed")
-    options = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=emulated", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g0"]
-    options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={ISAS[0]}"]
-    folder = once(tmp_path_factory, "emulated", lambda folder: built(ROOT, folder, *options))
-    (engine,) = folder.glob("csrc/_engine*.so")
+    (engine,) = builds.engine(tmp_path_factory).glob("csrc/_engine_emulated*.so")
     modules = {found(name).parent for name in ("emulated.py", "digest.py", "crashes.py", "conftest.py")}
     paths = os.pathsep.join(map(str, [ROOT / "python", *sorted(modules)]))
     return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload import data_sets, models
@@ -199,7 +198,12 @@ def test_digits_are_standardised_and_split_in_every_class():
         share = (task.y_test == label).sum() / ((task.y_test == label).sum() + (task.y_train == label).sum())
         assert share == pytest.approx(1 / 3, abs=0.01)
     images = np.concatenate([task.x_train, task.x_test]).reshape(1797, -1)
-    originals = load_digits(return_X_y=True)[0]
+    from sklearn.datasets import load_digits  # slow to import, and no other test of this file needs it
+
+    originals, labels = load_digits(return_X_y=True)
+    for array, expected in zip(data_sets.digits_of_scikit_learn(), (originals, labels), strict=True):
+        assert array.dtype == expected.dtype
+        assert np.array_equal(array, expected)
     # Back on the original scale: the same images, each as often as there.
     low, high = images.min(), images.max()
     restored = np.rint((images - low) * (16 / (high - low)))

@@ -65,15 +65,19 @@ def build(kind: str, flags: str, isas: str) -> Path:
     package = folder / "python" / "afflux"
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=off"]
-    configure += ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS=-O1 -g1 {flags}", f"-DCMAKE_INSTALL_PREFIX={package}"]
+    configure += [
+        "--log-level=WARNING",
+        "-DCMAKE_BUILD_TYPE=None",
+        f"-DCMAKE_CXX_FLAGS=-O1 -g1 {flags}",
+        f"-DCMAKE_INSTALL_PREFIX={package}",
+    ]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={isas}"]
     shutil.rmtree(package, ignore_errors=True)
     ours = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "python" / "afflux", package, ignore=ours)
     for command in (configure, ["cmake", "--build", folder], ["cmake", "--install", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=tools)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
+        if subprocess.run(command, check=False, env=tools).returncode:
+            sys.exit(f"failed: {' '.join(map(str, command))}")
     return package.parent
 
 

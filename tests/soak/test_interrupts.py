@@ -104,7 +104,7 @@ FEW, MANY = 600, 10_000
 @pytest.mark.parametrize(
     ("server", "load", "interrupts"),
     [(server, LOADS[k % 3], FEW) for k, server in enumerate(SERVERS)]
-    + [soak(server, load, MANY) for server in SERVERS for load in LOADS],
+    + [row for server in SERVERS for load in LOADS for row in soak(server, load, MANY)],
 )
 def test_interrupts_at_random(server, load, interrupts):
     (rule, memory), (size, threads) = server, load

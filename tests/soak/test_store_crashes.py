@@ -29,7 +29,7 @@ KILLS = [(case, 12 if case.commit_every == 3 else 4) for case in CASES]
 
 @pytest.mark.parametrize(
     ("case", "count"),
-    [*KILLS, *(soak(case, 30) for case in CASES)],
+    [*KILLS, *(row for case in CASES for row in soak(case, 30))],
     ids=lambda value: name(value) if isinstance(value, Case) else str(value),
 )
 def test_killed_at_random(case, count, tmp_path):
@@ -38,7 +38,11 @@ def test_killed_at_random(case, count, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [*zip(LINES, [61, 19, 131, 127, 101], strict=True), soak(LINES[0], 1), *(soak(case, 7) for case in LINES[1:])],
+    [
+        *zip(LINES, [61, 19, 131, 127, 101], strict=True),
+        *soak(LINES[0], 1),
+        *(row for case in LINES[1:] for row in soak(case, 7)),
+    ],
     ids=lambda value: getattr(value, "rule", str(value)),
 )
 def test_killed_at_each_step(case, step, tmp_path):

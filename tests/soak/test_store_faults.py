@@ -37,7 +37,7 @@ def faults(library, phase, rule, how, step):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("step", [13, soak(1)])
+@pytest.mark.parametrize("step", [13, *soak(1)])
 @pytest.mark.parametrize(
     ("rule", "how", "least"),
     [
@@ -57,7 +57,7 @@ def test_a_life_with_a_fault_at_each_call(rule, how, least, step, before_libc):
     assert seen["errors"] * step >= least
 
 
-@pytest.mark.parametrize("step", [37, soak(3)])
+@pytest.mark.parametrize("step", [37, *soak(3)])
 @pytest.mark.parametrize("how", ["once", "full", "stop", "power"])
 def test_a_birth_with_a_fault_at_each_call(how, step, before_libc):
     assert faults(before_libc, "birth", "ca2fl", how, step)["calls"] > 200

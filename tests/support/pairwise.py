@@ -1,13 +1,16 @@
 """Rows of a product of parameters: those that hold every pair of values run always, all others in `make soak`."""
 
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 import pytest
 
+#: Whether this session runs the tests of `make soak`; tests/conftest.py sets it before test files are imported.
+soaking = False
+
 
 def soak(*row):
-    """A row of parameters that only `make soak` runs."""
-    return pytest.param(*row, marks=pytest.mark.soak)
+    """A list of this row of parameters in `make soak`, and of none in other sessions, which generate no test for it."""
+    return [pytest.param(*row, marks=pytest.mark.soak)] if soaking else []
 
 
 def cover(*axes):
@@ -29,5 +32,5 @@ def cover(*axes):
 def pairwise(names, *axes, always=(), indirect=False):
     """A parametrization by the product of the axes: `cover` and the rows of `always` in each run, the rest in soak."""
     now = [*cover(*axes), *always]
-    rows = [row if row in now else soak(*row) for row in product(*axes)]
-    return pytest.mark.parametrize(names, rows, indirect=indirect)
+    rows = [[row] if row in now else soak(*row) for row in product(*axes)]
+    return pytest.mark.parametrize(names, [*chain.from_iterable(rows)], indirect=indirect)

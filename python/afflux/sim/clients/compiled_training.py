@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -47,6 +46,8 @@ _kept: dict[str, Run] = {}
 
 def require_compiler() -> None:
     """Raise ConfigError unless torch has AOTInductor, and there is a C++ compiler: CXX, or the system's."""
+    import torch._inductor  # as slow as torch itself; only this setting needs it
+
     if not hasattr(torch._inductor, "aoti_load_package"):
         raise ConfigError(f"compile needs torch 2.6 or newer, and this is {torch.__version__}")
     compiler = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")

@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
-from afflux.sim.errors import ConfigError, known
+from afflux.sim.errors import ConfigError, known, require
 
 SPLIT_SEED = 20240
 """The split is part of the data set, not of a run: every seed is tested on the same images."""
@@ -54,15 +55,33 @@ def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nd
     return scaled[0], scaled[1]
 
 
+def digits_of_scikit_learn() -> tuple[np.ndarray, np.ndarray]:
+    """Return the arrays of sklearn.datasets.load_digits(return_X_y=True): (1797, 64) float64 and (1797,) int64.
+
+    The file is read without an import of scikit-learn, which takes longer than many simulations.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+        ConfigError: this version of scikit-learn has no such file, or it cannot be read.
+    """
+    require("sklearn")
+    spec = find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    try:
+        table = np.loadtxt(path, delimiter=",")
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"cannot read the digits of scikit-learn, {path}: {error}") from None
+    return table[:, :-1], table[:, -1].astype(np.int64)
+
+
 def digits(data_dir: Path | None) -> DataSet:
     """Load scikit-learn's 1797 handwritten digits of 8x8 pixels; one third is the test part."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits_of_scikit_learn()
     train, test = stratified_split(labels, 1 / 3)
     x_train, x_test = standardised(images[train].reshape(-1, 8, 8), images[test].reshape(-1, 8, 8))
-    y = labels.astype(np.int64)
-    return DataSet("digits", x_train, y[train], x_test, y[test], 10)
+    return DataSet("digits", x_train, labels[train], x_test, labels[test], 10)
 
 
 def mnist(data_dir: Path | None) -> DataSet:

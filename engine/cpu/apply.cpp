@@ -1,12 +1,11 @@
-// apply: common rounds are computed in registers (fused.hpp); all others, and the last elements of common rounds, tile
+// apply: common rounds are computed in registers (fused.cpp); all others, and the last elements of common rounds, tile
 // by tile. Each stage reads and writes a tile of the direction, which stays in L1 between the stages. The element type
 // is chosen for each tile and stage, not for the whole sweep, so that a new type adds code and does not multiply it.
-#pragma once
-#include "api/kernels.hpp"
 #include "cpu/calibrate.hpp"
 #include "cpu/calibrate_encoded.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/fused.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/rule_vectors.hpp"
 #include "cpu/step.hpp"
 
@@ -94,6 +93,8 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
   return sound;
 }
 
+}  // namespace
+
 bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   const List<View<const void>>& all = pass.combine.updates;
   const Type updates = all.size > 0 ? all.data[0].type : Type::float32;
@@ -104,5 +105,4 @@ bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std
   return apply_tiled(pass, updates, heads, memory, middle, end) && sound;
 }
 
-}  // namespace
 }  // namespace afflux::AFFLUX_ISA

@@ -1,10 +1,9 @@
 // ingest, one superblock: copies a block at a time from the parts into the slot, and reduces the block while it is in
 // L1.
-#pragma once
 #include "afflux/order.hpp"
-#include "api/kernels.hpp"
 #include "cpu/conversion.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
 
@@ -189,6 +188,8 @@ AFFLUX_FN void ingest_into(const Part* part, const PartChange* change, const Mem
   sums.max = static_cast<double>(highs[0]);
 }
 
+}  // namespace
+
 IngestSums ingest(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,
                   std::int64_t begin, std::int64_t end) {
   IngestSums sums{0.0, 0.0, 0.0, -1};
@@ -201,5 +202,4 @@ IngestSums ingest(const Part* first, const PartChange* change, const MemoryUse& 
   return sums;
 }
 
-}  // namespace
 }  // namespace afflux::AFFLUX_ISA

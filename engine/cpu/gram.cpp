@@ -3,10 +3,9 @@
 // the registers; every loop over a tile is unrolled explicitly, because GCC would leave some sums in memory. Each value
 // that is loaded and widened is used for three products. Meanwhile the next block is prefetched. Types are chosen for
 // each tile, so that vectors of several types are also read from memory once.
-#pragma once
 #include "afflux/order.hpp"
-#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/lane_sum.hpp"
 #include "cpu/simd.hpp"
 #include "formula/reduce.hpp"
@@ -154,6 +153,8 @@ AFFLUX_FN void run_products(const Run& left, const Run& right, std::int64_t i, s
   });
 }
 
+}  // namespace
+
 void gram(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums) {
   const std::int64_t rows = panels.left_count, columns = panels.right_count;
   const bool symmetric = panels.left == panels.right;
@@ -178,5 +179,4 @@ void gram(const GramPanels& panels, std::int64_t begin, std::int64_t end, double
   }
 }
 
-}  // namespace
 }  // namespace afflux::AFFLUX_ISA

@@ -1,10 +1,9 @@
 // inner, one superblock, a few rows of lanes at a time. Every vector is widened and shifted into a tile of float64 and
 // added to e; then each tile is multiplied with itself and with e. So each vector is read from memory once, although e
 // is known only after the last vector. The tiles of about 20 vectors stay in L1, those of more vectors in L2.
-#pragma once
-#include "api/kernels.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/inner_fused.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/lane_sum.hpp"
 #include "cpu/simd.hpp"
 #include "formula/combine.hpp"
@@ -127,6 +126,8 @@ AFFLUX_FN void sum_block(const Inner& inner, const InnerWork& work, std::int64_t
   }
 }
 
+}  // namespace
+
 void inner(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* space,
            double* sums) {
   const InnerWork work(inner.vectors.size, space);
@@ -149,5 +150,4 @@ void inner(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std:
   }
 }
 
-}  // namespace
 }  // namespace afflux::AFFLUX_ISA
