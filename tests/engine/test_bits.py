@@ -12,7 +12,7 @@ import digest
 import order
 from afflux import _engine, ops
 from conftest import ISAS, THREADS, awkward, found
-from pairwise import soak
+from pairwise import soak, soak_all
 from test_types import buffer, values
 
 
@@ -121,7 +121,7 @@ WITHOUT = {
 WITHOUT["all"] = WITHOUT["numpy"] | WITHOUT["openblas"] | WITHOUT["glibc"]
 
 
-@pytest.mark.parametrize("which", ["all", *(row for name in ("numpy", "openblas", "glibc") for row in soak(name))])
+@pytest.mark.parametrize("which", ["all", *soak_all([("numpy",), ("openblas",), ("glibc",)])])
 def test_other_libraries_cpu_features_do_not_matter(reference, which):
     assert digests_under(WITHOUT[which], 3) == [reference]
 
@@ -136,7 +136,8 @@ def test_numpys_features_are_really_off():
     assert not set(done.stdout.split()) & set(numpy_features())
 
 
-def test_the_suite_passes_without_cpu_features():
+@pytest.mark.parametrize("selection", ["rules", *soak("ops server")])
+def test_the_suite_passes_without_cpu_features(selection):
     done = subprocess.run(
         [
             sys.executable,
@@ -146,7 +147,7 @@ def test_the_suite_passes_without_cpu_features():
             "-p",
             "no:cacheprovider",
             "-n0",
-            *(found(f"test_{name}.py") for name in ("ops", "rules", "server")),
+            *(found(f"test_{name}.py") for name in selection.split()),
         ],
         env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
         capture_output=True,

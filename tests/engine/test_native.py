@@ -14,7 +14,7 @@ import builds
 from afflux import _engine, ops
 from builds import CMAKE, PATH, built, once, run
 from conftest import ROOT, found
-from pairwise import soak
+from pairwise import soak_all
 
 COMPILED = [b.name for b in ops.backends() if b.device == "cpu"]
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
@@ -93,7 +93,7 @@ def test_an_instruction_sets_objects_export_their_functions_and_nothing_weak(isa
     check_symbols(objects_of(release, isa), isa)
 
 
-@pytest.mark.parametrize("isa", [COMPILED[0], *(row for isa in COMPILED[1:] for row in soak(isa))])
+@pytest.mark.parametrize("isa", [COMPILED[0], *soak_all((isa,) for isa in COMPILED[1:])])
 def test_so_they_do_without_optimisation(isa, tmp_path):
     """Inlining hides weak symbols."""
     built(ROOT, tmp_path, "-DAFFLUX_CUDA=off", "-DCMAKE_BUILD_TYPE=Debug", targets=[f"afflux_{isa}"])

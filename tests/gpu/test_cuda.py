@@ -15,25 +15,20 @@ from afflux.rules import RULES
 from builds import run
 from conftest import ROOT, bits, found
 from device import BACKEND, emulated, get, needs_device, on_host, put
+from pairwise import soak, soak_all
 
 GOLDEN = json.loads(found("golden.json").read_text())
-#: What is run with every server on the emulated device, and its params of one library or the other.
-SUITES = {
-    "cupy": ["server", "log", "coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
-    "torch": [
-        "server",
-        "passes",
-        "streaming",
-        "--deselect=test_streaming.py::test_every_round_against_the_oracle",
-    ],
-}
-#: The same with a store, and with rows in pinned memory of the host. Servers in processes of their own, which
-#: crashes.py and faults.py end, are not among them: their arrays do not come from here, and their commits are the same.
-STORES = {"cupy": ["store", "store_commits"], "torch": ["store_errors", "store_commits", "store_layout"]}
-ON_HOST = {
-    "cupy": ["log"],
-    "torch": ["coded_rounds", "--deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"],
-}
+#: Test files that are run with every server on the emulated device, by the library of its params. Servers in processes
+#: of their own, which crashes.py and faults.py end, are not among them: their arrays do not come from here, and their
+#: commits are the same.
+SUITES = [("cupy", "server store_commits"), ("torch", "passes store_commits")]
+MORE_SUITES = [
+    ("cupy", "log coded_rounds store --deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"),
+    ("torch", "server streaming store_errors store_layout"),
+]
+#: With rows in pinned memory of the host.
+ON_HOST = [("cupy", "log")]
+MORE_ON_HOST = [("torch", "coded_rounds --deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise")]
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
 STORED = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
@@ -281,7 +276,7 @@ def environment(tmp_path_factory):
     return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
 
 
-def suites(env, plugin, *named):
+def suites(env, plugin, selection):
     """Runs test files, by their names without test_; "--deselect=FILE::TEST" leaves one out."""
 
     def argument(name):
@@ -291,7 +286,7 @@ def suites(env, plugin, *named):
         return f"--deselect={found(file).relative_to(ROOT)}::{test}"
 
     options = ["-q", f"--rootdir={ROOT}", "-p", plugin, "-p", "no:cacheprovider"]
-    return run(sys.executable, "-m", "pytest", *options, *map(argument, named), **env)
+    return run(sys.executable, "-m", "pytest", *options, *map(argument, selection.split()), **env)
 
 
 @pytest.mark.skipif(emulated is not None, reason="within an emulated process")
@@ -300,23 +295,23 @@ class TestEmulated:
         told = json.loads(run(sys.executable, found("emulated.py"), **environment))
         assert told == {name: digest for name, digest in GOLDEN.items() if name not in ["order_version", *RULES]}
 
-    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
+    @pytest.mark.parametrize("arrays", ["cupy", *soak("torch")])
     def test_every_rule_does(self, environment, arrays):
         told = json.loads(run(sys.executable, found("gpu_servers.py"), **environment, AFFLUX_ARRAYS=arrays))
         assert told == {name: GOLDEN[name] for name in RULES}
 
-    def test_every_size_and_combination_does(self, environment):
-        assert "passed" in suites(environment, "emulated", "cuda", "gpu_server", "gpu_rows", "bench_cuda")
+    @pytest.mark.parametrize("selection", ["cuda gpu_server gpu_rows", *soak("bench_cuda")])
+    def test_every_size_and_combination_does(self, environment, selection):
+        assert "passed" in suites(environment, "emulated", selection)
 
-    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
-    def test_the_suites_of_servers_and_of_the_store_pass_there(self, environment, arrays):
-        named = [*SUITES[arrays], *STORES[arrays]]
-        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", *named)
+    @pytest.mark.parametrize(("arrays", "selection"), [*SUITES, *soak_all(MORE_SUITES)])
+    def test_the_suites_of_servers_and_of_the_store_pass_there(self, environment, arrays, selection):
+        assert "passed" in suites(environment | {"AFFLUX_ARRAYS": arrays}, "gpu_servers", selection)
 
-    @pytest.mark.parametrize("arrays", ["cupy", "torch"])
-    def test_so_they_do_with_rows_on_the_host(self, environment, arrays):
+    @pytest.mark.parametrize(("arrays", "selection"), [*ON_HOST, *soak_all(MORE_ON_HOST)])
+    def test_so_they_do_with_rows_on_the_host(self, environment, arrays, selection):
         apart = {"AFFLUX_ARRAYS": arrays, "AFFLUX_ROWS_ON": "host"}
-        assert "passed" in suites(environment | apart, "gpu_servers", *ON_HOST[arrays])
+        assert "passed" in suites(environment | apart, "gpu_servers", selection)
 
 
 def test_the_backend_is_listed():

@@ -241,7 +241,7 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
     Path("syntax.py").write_text("\nx = = 1")
     Path("empty.py").write_text("from afflux.rules import fedbuff")
     rules = "my rules.py:same:buffer_size=5,my rules.py:halved,fedbuff:staleness=constant"
-    result = invoke("compare", "--rules", rules, "--jobs", "2", "--buffer-size", "5", "--out", "out", *SMALL)
+    result = invoke("compare", "--rules", rules, "--jobs", "1", "--buffer-size", "5", "--out", "out", *SMALL)
     assert result.exit_code == 0, result.output
     names = ("my_rules.py_same_buffer_size=5", "my_rules.py_halved", "fedbuff_staleness=constant")
     ends = [Path(f"out/audit/{name}-seed0.jsonl").read_text().splitlines()[-1] for name in names]

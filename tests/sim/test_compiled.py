@@ -34,6 +34,7 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from conftest import reproducible
+from pairwise import soak
 
 
 def reason():
@@ -46,8 +47,10 @@ def reason():
 
 needs_compiler = pytest.mark.skipif(reason() is not None, reason=str(reason()))
 
+#: Settings whose step several tests here compile once, because a process keeps compiled steps: about 7 s of CPU each.
+PROXIMAL = {"client_optimizer": "fedprox", "mu": 0.5, "weight_decay": 0.25}
 UNIT = 2.0**-24
-INPUTS, CLASSES, BATCH = 12, 3, 8
+INPUTS, PIXELS, CLASSES, BATCH = 12, 6 * 8, 3, 8
 SMALL = SimConfig(
     model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=4, batch_size=16, compile=True
 )
@@ -79,10 +82,22 @@ def trained(module, data, client=0, shift=None, **settings):
         return model, start, trainer.train(client, start, np.random.default_rng(2), shift)
 
 
+@pytest.fixture
+def interpreted(monkeypatch):
+    """In place of the C++ compiler: torch interprets the traced step. The number of steps is counted."""
+    graphs = []
+
+    def native(graph, inputs):
+        graphs.append(graph)
+        return lambda tensors: graph(*tensors)
+
+    monkeypatch.setattr(compiled_training, "_native", native)
+    monkeypatch.setattr(compiled_training, "_kept", {})
+    return graphs
+
+
 @needs_compiler
-@pytest.mark.parametrize(
-    "settings", [{}, {"weight_decay": 0.5}, {"client_optimizer": "fedprox", "mu": 0.5, "weight_decay": 0.25}]
-)
+@pytest.mark.parametrize("settings", [PROXIMAL, *soak({}), *soak({"weight_decay": 0.5})])
 def test_a_step_is_that_of_float64_up_to_the_rounding_of_float32(settings):
     """Linear classification: the gradient of W is sum_b (p - y) x / B.
 
@@ -94,7 +109,7 @@ def test_a_step_is_that_of_float64_up_to_the_rounding_of_float32(settings):
     module = nn.Linear(INPUTS, CLASSES)
     (data,) = data_of([BATCH])
     rate = 0.25
-    _, start, result = trained(module, [data], local_steps=1, client_lr=rate, **settings)
+    _, start, result = trained(module, [data], local_steps=1, client_lr=rate, compile=True, **settings)
     x, y = data[0].double().numpy(), np.eye(CLASSES)[data[1].numpy()]
     weight, bias = start[: INPUTS * CLASSES].astype("f8").reshape(CLASSES, INPUTS), start[INPUTS * CLASSES :]
     logits = x @ weight.T + bias
@@ -123,13 +138,13 @@ def mean_square(output, labels):
 class TwoInputs(nn.Module):
     """Takes keyword arguments, has a constant, an untrained parameter, a buffer and a tied weight."""
 
-    def __init__(self):
+    def __init__(self, head):
         super().__init__()
-        self.first = nn.Linear(INPUTS, INPUTS)
-        self.second = nn.Linear(INPUTS, INPUTS)
+        self.first = nn.Linear(PIXELS, PIXELS)
+        self.second = nn.Linear(PIXELS, PIXELS)
         self.second.weight = self.first.weight
-        self.head = nn.Linear(INPUTS, CLASSES)
-        self.head.bias.requires_grad_(False)
+        self.head = nn.Sequential(head, nn.Linear(CLASSES, CLASSES))
+        self.head[1].bias.requires_grad_(False)
         self.register_buffer("scale", torch.tensor(0.5))
 
     def forward(self, own, other):
@@ -138,7 +153,7 @@ class TwoInputs(nn.Module):
 
 def cnn():
     layers = [nn.Unflatten(1, (1, 6, 8)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(48, CLASSES))
+    return nn.Sequential(*layers, nn.Linear(PIXELS, CLASSES))
 
 
 def close(ours, theirs):
@@ -146,11 +161,55 @@ def close(ours, theirs):
     return np.abs(ours.update - theirs.update).max() < 2e-5 * np.abs(theirs.update).max()
 
 
+def differ(settings, shift):
+    """Settings and shifts that make another update, if the step has each of its terms."""
+    yield settings | {"weight_decay": 2 * settings["weight_decay"]}, shift
+    if "mu" in settings:
+        yield settings | {"mu": 2 * settings["mu"]}, shift
+    if shift is not None:
+        yield settings, 2 * shift
+
+
+def equals_autograd(module, data, settings, shift=None):
+    for client in range(2):
+        _, _, eager = trained(module, data, client, shift, **settings)
+        _, _, compiled = trained(module, data, client, shift, compile=True, **settings)
+        assert close(compiled, eager)
+        assert compiled.loss == pytest.approx(eager.loss, rel=1e-5)
+        assert (compiled.steps, compiled.num_examples) == (eager.steps, eager.num_examples)
+        for others, shifted in differ(settings, shift):
+            _, _, other = trained(module, data, client, shifted, compile=True, **others)
+            assert not close(other, eager)
+
+
+STEPS = {"local_steps": 5, "client_lr": 0.1, "weight_decay": 0.01}
+
+
+@needs_compiler
+@pytest.mark.parametrize("optimizer", ["fedprox", "fedasync"])
+def test_proximal_steps_equal_autograd_up_to_rounding(optimizer):
+    """Of a data set: its examples are stacked."""
+    torch.manual_seed(0)
+    data = [torch.utils.data.TensorDataset(*client) for client in data_of([21, 16])]
+    settings = PROXIMAL | {"client_optimizer": optimizer, "local_steps": 5, "client_lr": 0.1}
+    equals_autograd(nn.Linear(INPUTS, CLASSES), data, settings)
+
+
+@needs_compiler
+def test_a_shifted_step_of_ones_own_module_and_loss_equals_autograd_up_to_rounding():
+    torch.manual_seed(0)
+    module = TwoInputs(cnn())
+    data = [({"own": x, "other": x.flip(0)}, y) for x, y in data_of([21, 16], PIXELS)]
+    shift = np.linspace(-1, 1, sum(p.numel() for p in module.parameters() if p.requires_grad)).astype("f4")
+    equals_autograd(module, data, STEPS | {"client_optimizer": "scaffold", "loss": mean_square}, shift)
+
+
+@pytest.mark.soak
 @needs_compiler
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "loss", "scaffold", "fedprox", "fedasync", "own module", "dataset"])
 def test_equals_autograd_up_to_rounding(kind):
-    settings = {"local_steps": 5, "client_lr": 0.1, "weight_decay": 0.01}
-    data, shift = data_of([21, 16], 48 if kind == "cnn" else INPUTS), None
+    settings = dict(STEPS)
+    data, shift = data_of([21, 16], PIXELS if kind in ("cnn", "own module") else INPUTS), None
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(INPUTS, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     if kind == "cnn":
@@ -162,19 +221,11 @@ def test_equals_autograd_up_to_rounding(kind):
     if kind == "scaffold":
         shift = np.linspace(-1, 1, sum(p.numel() for p in module.parameters())).astype("f4")
     if kind == "own module":
-        module = TwoInputs()
+        module = TwoInputs(nn.Linear(PIXELS, CLASSES))
         data = [({"own": x, "other": x.flip(0)}, y) for x, y in data]
     if kind == "dataset":
         data = [torch.utils.data.TensorDataset(*own) for own in data]
-    for client in range(2):
-        _, _, eager = trained(module, data, client, shift, **settings)
-        _, _, compiled = trained(module, data, client, shift, compile=True, **settings)
-        assert close(compiled, eager)
-        assert compiled.loss == pytest.approx(eager.loss, rel=1e-5)
-        assert (compiled.steps, compiled.num_examples) == (eager.steps, eager.num_examples)
-        # The comparison shows a lost term: another learning rate, decay or shift is another update.
-        _, _, other = trained(module, data, client, shift, compile=True, **(settings | {"weight_decay": 0.02}))
-        assert not close(other, eager)
+    equals_autograd(module, data, settings, shift)
 
 
 @needs_compiler
@@ -182,13 +233,13 @@ def test_smaller_batches_train_by_autograd_and_full_ones_do_not(monkeypatch):
     calls = []
     backward = Trainer._backward
     monkeypatch.setattr(Trainer, "_backward", lambda self, x, y: calls.append(len(y)) or backward(self, x, y))
-    settings = {"local_epochs": 2, "client_lr": 0.1, "compile": True}
+    settings = PROXIMAL | {"local_epochs": 2, "client_lr": 0.1, "compile": True}
     _, _, result = trained(nn.Linear(INPUTS, CLASSES), data_of([BATCH * 40 + 3]), **settings)
     assert (result.steps, calls) == (82, [3, 3])
 
 
 @needs_compiler
-def test_one_code_for_all_settings_and_another_for_another_constant(capfd):
+def test_one_code_for_all_settings_and_another_for_another_constant(interpreted, capfd):
     class Scaled(nn.Linear):
         def forward(self, x):
             return super().forward(x) * torch.tensor([self.factor])
@@ -203,6 +254,7 @@ def test_one_code_for_all_settings_and_another_for_another_constant(capfd):
         assert close(result, eager)
         updates.append(result.update)
     assert np.abs(updates[0] - updates[2]).max() > 1e-3
+    assert len(interpreted) == 2
     announced = capfd.readouterr().err
     assert announced.count("compiling the clients' step for batches (8, 12) and (8,)") == 2
     assert announced.count("compiled in") == 2
@@ -221,41 +273,47 @@ def test_dropout_depends_on_the_seed_of_the_training_alone():
     assert not np.array_equal(*others)
 
 
-def made(folder, config, workers):
-    folder.mkdir()
-    results = run_paired([RULE], 4, config, output=AuditOutput(folder, True), workers=workers)
-    return [reproducible(result) for result in results], {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@needs_compiler
-def test_workers_give_the_bits_of_one_process(tmp_path):
-    one = made(tmp_path / "one", SMALL, 1)
-    assert made(tmp_path / "workers", SMALL, 2) == one
-    eager = run_paired([RULE], 4, replace(SMALL, compile=False))
-    assert reproducible(eager[0]) != one[0][0]  # other bits: SMALL does compile
-
-
 class Stopped(Exception):
     pass
 
 
 @needs_compiler
-def test_a_resumed_run_has_the_bits_of_one_without_an_interruption(tmp_path):
+def test_workers_and_a_resumed_run_give_the_bits_of_one_process(tmp_path):
+    """Two workers make the beginning, and compile for themselves; this process resumes."""
+
     def stop(progress):
         if progress.arrivals == 17:
             raise Stopped
 
-    for name in "ab":
+    outputs = {name: AuditOutput(tmp_path / name, True) for name in ("whole", "resumed")}
+    for name in outputs:
         (tmp_path / name).mkdir()
-    whole = run_in_store(tmp_path / "a.store", RULE, 4, SMALL, AuditOutput(tmp_path / "a", False))
     with pytest.raises(Stopped):
-        run_in_store(tmp_path / "b.store", RULE, 4, SMALL, AuditOutput(tmp_path / "b", False), stop, seconds=0)
-    compiled_training._kept.clear()  # as in another process
-    interrupted = InterruptedRun.of(tmp_path / "b.store")
+        run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop, seconds=0, workers=2)
+    interrupted = InterruptedRun.of(tmp_path / "store")
     assert interrupted.config.compile
-    assert resume(interrupted).digest == whole.digest
-    (log,) = (tmp_path / "b").glob("*.jsonl")
+    resumed = resume(interrupted)
+    (whole,) = run_paired([RULE], 4, SMALL, output=outputs["whole"])
+    assert reproducible(resumed) == reproducible(whole)
+    log, updates = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    for name in (log, updates):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert json.loads((tmp_path / "whole" / log).read_text().splitlines()[0])["config"]["compile"] is True
+    (eager,) = run_paired([RULE], 4, replace(SMALL, compile=False))
+    assert reproducible(eager) != reproducible(whole)  # other bits: SMALL does compile
+
+
+@needs_compiler
+def test_on_the_command_line(tmp_path):
+    small = ["--model", "logreg", "--num-clients", "6", "--concurrency", "2", "--arrivals", "6", "--eval-every", "6"]
+    done = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--compile", "--out", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
+    (log,) = (tmp_path / "a" / "audit").glob("*.jsonl")
     assert json.loads(log.read_text(encoding="utf-8").splitlines()[0])["config"]["compile"] is True
+    replayed = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--out", str(tmp_path / "b")])
+    assert replayed.exit_code == 0
+    (log,) = (tmp_path / "b" / "audit").glob("*.jsonl")
+    assert "compile" not in json.loads(log.read_text(encoding="utf-8").splitlines()[0])["config"]
 
 
 def simulation(model, training, data=None, **settings):
@@ -327,22 +385,7 @@ def test_without_a_compiler(monkeypatch):
         simulation(nn.Linear(FEATURES, CLASSES), sgd()).run()
 
 
-@needs_compiler
-def test_on_the_command_line(tmp_path):
-    small = ["--model", "logreg", "--num-clients", "6", "--concurrency", "2", "--arrivals", "6", "--eval-every", "6"]
-    done = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--compile", "--out", str(tmp_path / "a")])
-    assert done.exit_code == 0, done.output
-    (log,) = (tmp_path / "a" / "audit").glob("*.jsonl")
-    assert json.loads(log.read_text(encoding="utf-8").splitlines()[0])["config"]["compile"] is True
-    replayed = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--out", str(tmp_path / "b")])
-    assert replayed.exit_code == 0
-    (log,) = (tmp_path / "b" / "audit").glob("*.jsonl")
-    assert "compile" not in json.loads(log.read_text(encoding="utf-8").splitlines()[0])["config"]
-
-
-@needs_compiler
-@pytest.mark.parametrize("training", [fedprox(0.1, mu=0.1), scaffold(0.1)], ids=["fedprox", "scaffold"])
-def test_a_simulation_learns(training):
+def learns(training):
     clients = partitioned(own_tasks.X, own_tasks.Y, 6, "iid")
     evaluate = classification(own_tasks.X, own_tasks.Y)
     settings = {"concurrency": 2, "arrivals": 60, "eval_every": 60, "rules": "fedasync"}
@@ -354,3 +397,17 @@ def test_a_simulation_learns(training):
     ]
     assert min(finals) > 0.7
     assert math.isclose(*finals, abs_tol=0.02)
+
+
+@needs_compiler
+@pytest.mark.parametrize("training", [fedprox(0.1, mu=0.1), scaffold(0.1)], ids=["fedprox", "scaffold"])
+def test_a_simulation_learns(training, interpreted):
+    learns(training)
+    assert len(interpreted) == 1
+
+
+@pytest.mark.soak
+@needs_compiler
+@pytest.mark.parametrize("training", [fedprox(0.1, mu=0.1), scaffold(0.1)], ids=["fedprox", "scaffold"])
+def test_a_simulation_learns_with_native_code(training):
+    learns(training)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -15,34 +16,36 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, ev
 RULE = parse_rule("ca2fl:buffer_size=5")
 
 
-def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path):
+def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path, capsys):
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--seeds", "4", "--arrivals", "40", "--out", str(out)])
     assert result.exit_code == 0, result.output
     for rule in demo.RULES:
         assert rule in result.stdout
-    assert "SIGKILL after 20 of 40 arrivals" in result.stdout
+    (resumed_from,) = re.findall("SIGKILL after 20 of 40 arrivals; resumed from arrival ([0-9]+)", result.stdout)
+    assert int(resumed_from) <= 20
     assert result.stdout.count("SHA-256: the same") == 2
     assert {"report.html", "curves.png", "killed"} <= {path.name for path in out.iterdir()}
+    (log,) = (out / "killed" / "run" / "audit").glob("*.jsonl")
+    lines = log.read_text().splitlines(keepends=True)
+    assert sum(json.loads(line)["type"] == "arrival" for line in lines) == 40
+    assert demo.print_comparison(out / "audit" / log.name, log)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(lines[:-1]))
+    assert not demo.print_comparison(log, cut)
+    assert "the run has no end" in capsys.readouterr().out
 
 
 def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
+    def kill_and_resume(folder, spec, seed, config, after):
+        return killed_run.KilledRun(folder / "run" / "audit" / "log.jsonl", after)
+
+    monkeypatch.setattr(demo, "RULES", (demo.KILLED,))
+    monkeypatch.setattr(demo, "kill_and_resume", kill_and_resume)
     monkeypatch.setattr(demo, "print_comparison", lambda *logs: False)
     result = CliRunner().invoke(app, ["demo", "--seeds", "4", "--arrivals", "20", "--out", str(tmp_path / "out")])
     assert result.exit_code == 1
     assert "other bits" in result.stderr
-
-
-def test_a_killed_run_is_resumed_before_the_arrival_at_which_it_was_killed(tmp_path, capsys):
-    killed = killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
-    assert killed.resumed_from <= 12
-    lines = [json.loads(line) for line in killed.log.read_text().splitlines()]
-    assert sum(line["type"] == "arrival" for line in lines) == 30
-    assert demo.print_comparison(killed.log, killed.log)
-    cut = tmp_path / "cut.jsonl"
-    cut.write_text("".join(line + "\n" for line in killed.log.read_text().splitlines()[:-1]))
-    assert not demo.print_comparison(killed.log, cut)
-    assert "the run has no end" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_before_it_is_killed(tmp_path):

@@ -12,6 +12,7 @@ from afflux.sim.papers.finished_runs import FinishedRuns
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.workload.rule_files import code_digests
+from pairwise import soak
 
 RULE = """
 from beside import SCALE
@@ -69,7 +70,7 @@ def test_the_digests(files, tmp_path):
         before = after
 
 
-@pytest.mark.parametrize(("name", "text"), CHANGES, ids=[name for name, _ in CHANGES])
+@pytest.mark.parametrize(("name", "text"), [*soak(*CHANGES[0]), *soak(*CHANGES[1]), CHANGES[2]])
 def test_a_grid_repeats_the_runs_of_a_file_that_has_changed(name, text, files, tmp_path):
     out = tmp_path / "out"
     command = ["compare", "--rules", f"{tmp_path}/rules.py:halved", "--task", f"{tmp_path}/tasks.py:mine", *SETTINGS]
@@ -89,7 +90,10 @@ def test_a_grid_repeats_the_runs_of_a_file_that_has_changed(name, text, files, t
     assert (out / "grid.json").read_bytes() == (tmp_path / "straight" / "grid.json").read_bytes()
 
 
-@pytest.mark.parametrize("parallel", [["--jobs", "1"], ["--jobs", "2"], ["--jobs", "1", "--workers", "2"]])
+WORKERS = ["--jobs", "1", "--workers", "2"]
+
+
+@pytest.mark.parametrize("parallel", [["--jobs", "1"], WORKERS, *soak(["--jobs", "2"])])
 def test_a_file_that_changes_during_a_grid(parallel, files, tmp_path, monkeypatch):
     rule, task, out = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine", tmp_path / "out"
     command = ["compare", "--rules", rule, "--task", task, *SETTINGS, "--grid", "halved.server_lr=.1,1"]
@@ -111,7 +115,7 @@ def test_a_file_that_changes_during_a_grid(parallel, files, tmp_path, monkeypatc
         assert "tasks.py, or a module beside it, has changed since this program began: start it again" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "text"), CHANGES, ids=[name for name, _ in CHANGES])
+@pytest.mark.parametrize(("name", "text"), [*soak(*CHANGES[0]), CHANGES[1], *soak(*CHANGES[2])])
 def test_a_run_is_not_resumed_with_a_file_that_has_changed(name, text, files, tmp_path, monkeypatch):
     rule, task = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine"
     add = RunHistory.add_arrival

@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -114,17 +117,39 @@ def test_a_task_without_a_validation_part():
     assert run(parse_rule("fedasync"), 0, config, task=own).final_accuracy == 0.25
 
 
-@pytest.fixture
-def made(monkeypatch):
+def count_runs(patch):
     """Seeds, rules, parts and learning rates of the runs that are made."""
-    found, run_paired = [], afflux.sim.runs.simulation.run_paired
+    runs, run_paired = [], afflux.sim.runs.simulation.run_paired
 
     def counted(specs, seed, config, *rest):
-        found.append((seed, specs[0].label, config.part, config.client_lr))
+        runs.append((seed, specs[0].label, config.part, config.client_lr))
         return run_paired(specs, seed, config, *rest)
 
-    monkeypatch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
-    return found
+    patch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
+    return runs
+
+
+@pytest.fixture
+def made(monkeypatch):
+    return count_runs(monkeypatch)
+
+
+class Command(NamedTuple):
+    """A grid that nothing has stopped."""
+
+    folder: Path
+    stdout: str
+    runs: list
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        runs = count_runs(patch)
+        result = invoke(folder)
+    assert result.exit_code == 0, result.output
+    return Command(folder, result.stdout, runs)
 
 
 def invoke(out, *more):
@@ -133,13 +158,11 @@ def invoke(out, *more):
     return CliRunner().invoke(app, [*command, *SETTINGS.split(), *grid])
 
 
-def test_the_best_on_the_validation_part_is_run_on_the_test_part(made, tmp_path):
-    result = invoke(tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    content = json.loads((tmp_path / "out" / "grid.json").read_text())
-    assert len(made) == 6 + 3 + 4
-    assert {entry[0] for entry in made[:9]} == {2}
-    assert [entry[2] for entry in made] == ["validation"] * 9 + ["test"] * 4
+def test_the_best_on_the_validation_part_is_run_on_the_test_part(straight):
+    content = json.loads((straight.folder / "grid.json").read_text())
+    assert len(straight.runs) == 6 + 3 + 4
+    assert {entry[0] for entry in straight.runs[:9]} == {2}
+    assert [entry[2] for entry in straight.runs] == ["validation"] * 9 + ["test"] * 4
     for rule in ("fedbuff", "fedasync"):
         (best,) = (entry for entry in content["best"] if entry["rule"] == rule)
         lines = [entry for entry in content["grid"] if entry["rule"] == rule]
@@ -152,13 +175,11 @@ def test_the_best_on_the_validation_part_is_run_on_the_test_part(made, tmp_path)
         assert best["test"]["mean"] == pytest.approx(np.mean(finals))
         late = [row.accuracy for row in run(tuned, 2, replace(config, part="validation")).evaluations][-1]
         assert best["validation"] == late
-    assert "| `fedasync` | 1e37 |  | diverged |" in result.stdout
+    assert "| `fedasync` | 1e37 |  | diverged |" in straight.stdout
 
 
-def test_a_grid_goes_on(made, tmp_path, monkeypatch):
-    straight = invoke(tmp_path / "straight")
-    every, out = list(made), tmp_path / "out"
-    made.clear()
+def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
+    out = tmp_path / "out"
     original = afflux.sim.runs.simulation.run_paired
 
     def stopped(*arguments):
@@ -170,20 +191,18 @@ def test_a_grid_goes_on(made, tmp_path, monkeypatch):
         patched.setattr(afflux.sim.runs.simulation, "run_paired", stopped)
         assert invoke(out).exit_code == 130
     assert invoke(out).exit_code == 0
-    assert made == every, "none twice"
+    assert made == straight.runs, "none twice"
     for name in ("grid.json", "grid.md"):
-        assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+        assert (out / name).read_bytes() == (straight.folder / name).read_bytes()
     made.clear()
     again = invoke(out)
     assert (again.exit_code, made) == (0, [])
-    assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(tmp_path / "straight"), "")
+    assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(straight.folder), "")
 
 
-def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
-    out = tmp_path / "out"
-    assert invoke(out).exit_code == 0
+def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
+    out = shutil.copytree(straight.folder, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    made.clear()
     for more, other in (
         (["--grid", "mu=.1"], "grid"),
         (["--target", "0.5"], "settings"),
@@ -202,14 +221,13 @@ def test_another_grid_does_not_overwrite_the_page(made, tmp_path):
         assert invoke(out).exit_code == 2
 
 
-def test_more_rules_and_seeds_continue_a_grid(made, tmp_path):
+def test_more_rules_and_seeds_continue_a_grid(straight, made, tmp_path):
     out = tmp_path / "out"
     assert invoke(out, "--rules", "fedbuff", "--seeds", "2").exit_code == 0
     made.clear()
     assert invoke(out).exit_code == 0
     assert {(seed, part) for seed, rule, part, _ in made if rule.startswith("fedbuff")} == {(5, "test")}
-    assert invoke(tmp_path / "straight").exit_code == 0
-    assert (out / "grid.md").read_bytes() == (tmp_path / "straight" / "grid.md").read_bytes()
+    assert (out / "grid.md").read_bytes() == (straight.folder / "grid.md").read_bytes()
 
 
 def test_a_command_that_fails_does_not_stop_the_next_one(made, tmp_path):
@@ -267,26 +285,22 @@ def test_a_grid_of_the_validation_part_is_refused(made, tmp_path):
     assert "part is validation, but a grid runs each rule's best setting on the test part" in result.stderr
 
 
-def test_the_curves_are_drawn(tmp_path):
-    assert invoke(tmp_path / "out").exit_code == 0
-    picture = (tmp_path / "out" / "grid.png").read_bytes()
+def test_the_curves_are_drawn(straight, tmp_path):
+    picture = (straight.folder / "grid.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     found = tune(Simulation.of(CONFIG, ["fedasync"]), {"client_lr": [k / 100 for k in range(1, 10)]})
     draw_grid(found, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000
 
 
-def test_the_function_gives_the_results_of_the_command(made, tmp_path, capsys):
-    assert invoke(tmp_path / "command").exit_code == 0
-    every = list(made)
-    made.clear()
+def test_the_function_gives_the_results_of_the_command(straight, made, tmp_path, capsys):
     capsys.readouterr()
     rules = [parse_rule(name, {"buffer_size": 4}) for name in ("fedbuff", "fedasync")]
     simulation = Simulation.of(CONFIG, rules, [2, 5])
     grid = {"client_lr": [0.01, 0.3, 1e37], "server_lr": [0.5, 1]}
     found = tune(simulation, grid, out=tmp_path / "out")
-    assert made == every
-    content = json.loads((tmp_path / "command" / "grid.json").read_text())
+    assert made == straight.runs
+    content = json.loads((straight.folder / "grid.json").read_text())
     assert [None if trial.accuracy != trial.accuracy else trial.accuracy for trial in found.trials] == [
         entry["accuracy"] for entry in content["grid"]
     ]
@@ -324,9 +338,20 @@ def test_a_grid_of_a_simulation_in_python(made, tmp_path, monkeypatch):
 
 def test_workers_give_the_page_of_one_process(tmp_path):
     """They are those of all runs, also after one that has diverged with trainings in flight."""
+    command = [
+        "compare",
+        "--rules",
+        "fedasync",
+        *SETTINGS.split()[:-4],
+        "--jobs",
+        "1",
+        "--grid",
+        "client_lr=1e37,.3,.1",
+    ]
     pages = {}
     for count in ("1", "2"):
-        assert invoke(tmp_path / count, "--workers", count).exit_code == 0
+        result = CliRunner().invoke(app, [*command, "--workers", count, "--out", str(tmp_path / count)])
+        assert result.exit_code == 0, result.output
         pages[count] = [(tmp_path / count / name).read_bytes() for name in ("grid.md", "grid.json")]
     assert pages["1"] == pages["2"]
     assert b"diverged" in pages["1"][0]

@@ -20,9 +20,12 @@ from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
+from pairwise import soak
 
 # The libraries warn of their own later versions.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+#: Each data set, and each method. The others run in soak; test_paper_presets.py has the settings of all of them.
+OF_EACH_KIND = ["fadas-rte-fedasync", "fadas-mrpc-fedbuff", "fadas-sst2", "fadas-rte-da"]
 PRESETS = [name for name, preset in all_presets().items() if preset.model == "lora"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a"]
 HIDDEN = 16
@@ -166,8 +169,11 @@ def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     assert resumed.evaluations == whole.evaluations
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_each_preset_makes_two_rounds(name, data_dir, tmp_path):
+OTHERS = [name for name in PRESETS if name not in OF_EACH_KIND]
+
+
+@pytest.mark.parametrize("name", [*OF_EACH_KIND, *(row for name in OTHERS for row in soak(name))])
+def test_a_preset_makes_two_rounds(name, data_dir, tmp_path):
     preset = all_presets()[name]
     own = [] if preset.buffer_size is None else ["--buffer-size", "2"]
     command = ["run", "--paper", name, "--data-dir", data_dir, "--out", tmp_path / "out", *SMALL, *own, "--alpha", "10"]

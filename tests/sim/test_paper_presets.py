@@ -1,18 +1,20 @@
-"""`afflux run --paper` and `afflux papers`: each preset starts from one command and makes two server steps."""
+"""`afflux run --paper` and `afflux papers`: the settings of each preset, and two server steps of one of each kind."""
 
 import re
 from dataclasses import fields
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from afflux.cli import app
+from afflux.cli import app, simulate
 from afflux.sim import read_audit_log
 from afflux.sim.papers import afl_table2
 from afflux.sim.papers.presets.registry import all_presets, find_preset
 from afflux.sim.workload.config import SimConfig
 from conftest import ROOT
+from pairwise import soak
 
 IMAGES = {
     "mnist": (28, 28),
@@ -20,8 +22,22 @@ IMAGES = {
     "cifar10": (32, 32, 3),
     "cifar100": (32, 32, 3),
 }
-#: The others need the extra lora: test_lora.py runs each of them.
+#: The others need the extra lora: test_lora.py runs them.
 OF_PAPERS_MODELS = [name for name, preset in all_presets().items() if preset.model != "lora"]
+#: Each data set with each of its models, each rule and each optimizer of the clients; ResNet-18 once for each paper.
+#: The others run in soak.
+OF_EACH_KIND = [
+    "ca2fl-cnn-async",
+    "ca2fl-cnn-mf4",
+    "ca2fl-cnn-fedasync",
+    "ca2fl-resnet18",
+    "fadas-cifar100-large-da",
+    "wkafl-emnist",
+    "wkafl-cifar10",
+    "afl-logreg-5of10",
+    "afl-cnn-5of10",
+    "afl-lstm",
+]
 #: Small, so that a run takes a second: options of the command line win against the preset's.
 SMALL = ["--num-clients", "6", "--concurrency", "4", "--refill", "1", "--batch-size", "8", "--rounds", "2"]
 #: Presets whose client learning rate is not legible in our copies of the tables.
@@ -80,8 +96,11 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", OF_PAPERS_MODELS)
-def test_each_preset_makes_two_rounds(name, data_dir, tmp_path):
+OTHERS = [name for name in OF_PAPERS_MODELS if name not in OF_EACH_KIND]
+
+
+@pytest.mark.parametrize("name", [*OF_EACH_KIND, *(row for name in OTHERS for row in soak(name))])
+def test_a_preset_makes_two_rounds(name, data_dir, tmp_path):
     preset = find_preset(name)
     own = [] if preset.buffer_size is None else ["--buffer-size", "2"]
     own += ["--alpha", "10"] if "alpha" in preset.settings else []
@@ -98,6 +117,52 @@ def test_each_preset_makes_two_rounds(name, data_dir, tmp_path):
             assert getattr(written, setting) == given.value, setting
     assert log.header.rule == preset.rule.value.partition(":")[0]
     assert log.header.options.get("server_lr") == (preset.server_lr and preset.server_lr.value)
+
+
+def test_presets_of_each_kind_make_two_rounds():
+    presets = all_presets()
+    for kind in (
+        lambda preset: (preset.model, preset.paper),
+        lambda preset: (preset.data, preset.model),
+        lambda preset: preset.rule.value.partition(":")[0],
+        lambda preset: "client_optimizer" in preset.settings,
+        lambda preset: "protocol" in preset.settings,
+    ):
+        assert {kind(presets[name]) for name in OF_EACH_KIND} == {kind(presets[name]) for name in OF_PAPERS_MODELS}
+
+
+@pytest.fixture
+def commanded(monkeypatch):
+    """Return the rules and settings of the runs that a command would make."""
+
+    def arguments(*command):
+        calls = []
+
+        def make_runs(specs, seeds, config, *_, **options):
+            calls.append((specs, config))
+            raise typer.Exit
+
+        monkeypatch.setattr(simulate, "make_runs", make_runs)
+        result = invoke(*command)
+        assert (result.exit_code, len(calls)) == (0, 1), result.output
+        return calls[0]
+
+    return arguments
+
+
+@pytest.mark.parametrize("name", list(all_presets()))
+def test_the_command_has_the_values_of_the_preset(name, commanded):
+    preset = find_preset(name)
+    (spec,), config = commanded("run", "--paper", name, "--data-dir", "there")
+    for setting, given in preset.settings.items():
+        assert getattr(config, setting) == given.value, setting
+    rule = spec.build()
+    assert rule.name == preset.rule.value.partition(":")[0]
+    options = dict(spec.options)
+    for option in ("server_lr", "buffer_size"):
+        given = getattr(preset, option)
+        assert options.get(option) == (given and given.value)
+    assert rule.buffer_size == (1 if preset.buffer_size is None else preset.buffer_size.value)
 
 
 @pytest.mark.parametrize("name", list(all_presets()))
@@ -229,18 +294,16 @@ MORE = ["--rounds", "0", "--arrivals", "12", "--num-clients", "14", "--partition
         (["--server-lr", "0.5", "--buffer-size", "2"], ["ca2fl", "fedbuff", "fedasync"]),
     ],
 )
-def test_several_rules_in_the_setting_of_a_paper(own, rules, data_dir, tmp_path):
-    command = ["compare", "--paper", "ca2fl-cnn", "--data-dir", data_dir, "--out", tmp_path / "out", "--jobs", "1"]
-    result = invoke(*command, *SMALL, *MORE, *own)
-    assert result.exit_code == 0, result.output
-    headers = [read_audit_log(path).header for path in (tmp_path / "out" / "audit").glob("*.jsonl")]
-    assert {header.label for header in headers} == set(rules)
-    for header in headers:
-        assert (header.config["alpha"], header.config["weight_decay"]) == (9, 1e-4)
-        size = 4 if "buffer_size=4" in header.label else 2 if "--buffer-size" in own else 10
-        assert header.options.get("buffer_size", size) == size
-        if header.rule != "fedasync" and "--server-lr" in own:
-            assert header.options["server_lr"] == 0.5
+def test_several_rules_in_the_setting_of_a_paper(own, rules, commanded):
+    specs, config = commanded("compare", "--paper", "ca2fl-cnn", *SMALL, *MORE, *own)
+    assert [spec.label for spec in specs] == rules
+    assert (config.alpha, config.weight_decay) == (9, 1e-4)
+    for spec in specs:
+        options = dict(spec.options)
+        size = 4 if "buffer_size=4" in spec.label else 2 if "--buffer-size" in own else 10
+        assert options.get("buffer_size", size) == size
+        if spec.name != "fedasync" and "--server-lr" in own:
+            assert options["server_lr"] == 0.5
 
 
 def test_errors_are_clear(tmp_path, monkeypatch):

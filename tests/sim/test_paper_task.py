@@ -13,6 +13,7 @@ from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
+from pairwise import soak
 
 
 def write_images(folder, name, shape, num_classes):
@@ -38,7 +39,7 @@ def config(folder, dataset, network, **settings):
         ("fashion-mnist", "lenet5", (28, 28)),
         ("emnist-mnist", "wkafl-cnn", (28, 28)),
         ("cifar10", "ca2fl-cnn", (32, 32, 3)),
-        ("cifar100", "resnet18-bn", (32, 32, 3)),
+        *soak("cifar100", "resnet18-bn", (32, 32, 3)),  # in test_paper_presets.py, too
     ],
 )
 def test_runs_on_images(tmp_path, dataset, network, shape):

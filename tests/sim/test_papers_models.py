@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.models.registry import MODELS, build_model, describe_models
 from afflux.sim.workload import models as workload_models
@@ -21,6 +22,12 @@ from afflux.sim.workload import models as workload_models
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 #: Small images: what these tests check does not depend on the size.
 SHAPES = {"char-lstm": TEXT, "resnet18-bn": (3, 8, 8), "resnet18-gn": (3, 8, 8)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    with reproducible_torch():
+        yield
 
 
 def count(name, shape, num_classes):

@@ -20,11 +20,12 @@ from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.updates_file import UpdatesFile, read_updates
 from afflux.sim.runs import simulated_server
-from afflux.sim.runs.compare import Job, compare, make_jobs
+from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.runs.replay import complete_arrivals, replay, replay_config
 from afflux.sim.runs.simulation import run, run_paired
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"
@@ -183,16 +184,7 @@ def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
     assert results[1].staleness.tolist() == [line.number - line.dispatched_after for line in log.arrivals]
 
 
-def test_paired_jobs_run_in_processes_too(tmp_path):
-    jobs = make_jobs([small("fedbuff"), small("ca2fl")], [0, 1], paired=True)
-    assert jobs == [Job(small("fedbuff"), seed, (small("ca2fl"),)) for seed in (0, 1)]
-    assert jobs[0].label == "fedbuff + ca2fl"
-    here, there = (compare(jobs, SMALL, processes=processes) for processes in (1, 2))
-    assert [(r.spec.name, r.seed) for r in here] == [("fedbuff", 0), ("ca2fl", 0), ("fedbuff", 1), ("ca2fl", 1)]
-    assert [r.digest for r in here] == [r.digest for r in there]
-
-
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, *soak(2)])
 def test_what_is_finished_survives_an_interrupt(processes):
     jobs = make_jobs([small("fedbuff")], [0, 1, 2, 3])
     finished = {}

@@ -9,6 +9,7 @@ from afflux.sim import interrupts
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
+from pairwise import soak
 
 
 def press():
@@ -118,7 +119,7 @@ def test_another_thread_may_hold_it_to_no_effect():
     assert seen == [signal.default_int_handler]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, *soak(2)])
 def test_compare_stops_after_the_arrival_at_hand(processes):
     config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)
     seen = []

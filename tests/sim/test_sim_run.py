@@ -14,7 +14,7 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
 from afflux.sim.runs import simulation as run_module
-from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS
@@ -70,14 +70,31 @@ def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
     assert len(result.server_seconds) == 3
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_the_processes():
-    jobs = make_jobs([parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")], [0, 1])
-    again, here, there = (
-        [reproducible(result) for result in compare(jobs, SMALL, processes=processes)] for processes in (1, 1, 2)
-    )
+def test_the_same_seed_gives_the_same_bits_and_progress_whatever_the_processes():
+    """Also of jobs with followers."""
+    rules = [parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")]
+    jobs = [*make_jobs(rules, [0, 1]), *make_jobs(rules, [0, 1], paired=True)]
+    assert jobs[4:] == [Job(rules[0], seed, (rules[1],)) for seed in (0, 1)]
+    assert jobs[4].label == "fedbuff:buffer_size=3 + fedasync"
+    again, here, there = (compared(jobs, processes) for processes in (1, 1, 2))
     assert here == again
     assert here == there
-    assert len({result[-1] for result in here}) == 4, "rules and seeds do differ"
+    assert len({result[-1] for result in here[:4]}) == 4, "rules and seeds do differ"
+    assert [result[-1] for result in here[4::2]] == [here[0][-1], here[2][-1]]
+
+
+def compared(jobs, processes):
+    """The results of the jobs; their last progress must be that of the end."""
+    progress = {}
+    results = compare(jobs, SMALL, processes=processes, watch=progress.__setitem__)
+    leaders = [result for result in results if not result.leader]
+    assert [(result.spec, result.seed) for result in leaders] == [(job.spec, job.seed) for job in jobs]
+    for index, result in enumerate(leaders):
+        last = result.evaluations[-1]
+        expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0)
+        assert progress[index] == expected
+        assert [type(value) for value in progress[index]] == [int, int, float, float, float, float]
+    return [reproducible(result) for result in results]
 
 
 def test_a_result_does_not_depend_on_what_else_is_compared():
@@ -177,18 +194,6 @@ def test_a_failing_run_stops_the_others_across_processes():
     jobs = make_jobs([parse_rule("fedasync")], [0, 1, 2])
     with pytest.raises(DivergedError):
         compare(jobs, replace(SMALL, client_lr=1e38), processes=2)
-
-
-def test_progress_is_told_per_job():
-    jobs = make_jobs([parse_rule("fedasync")], [0, 1])
-    for processes in (1, 2):
-        told = {}
-        results = compare(jobs, SMALL, processes=processes, watch=told.__setitem__)
-        for index, result in enumerate(results):
-            last = result.evaluations[-1]
-            expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0)
-            assert told[index] == expected
-            assert [type(value) for value in told[index]] == [int, int, float, float, float, float]
 
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):

@@ -14,6 +14,7 @@ from afflux.sim import ConfigError, Simulation, interrupts, parse_rule, read_aud
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
+from pairwise import soak
 
 SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--alpha", "1", "--eval-every", "10"]
 
@@ -35,7 +36,7 @@ def test_the_command_gives_the_bits_of_the_library(task, tmp_path):
     out = tmp_path / "out"
     rules = "fedbuff:buffer_size=3,fedasync"
     command = ["compare", "--rules", rules, "--task", task, "--seeds", "0,1", "--arrivals", "30", "--out", out]
-    result = invoke(*command, "--jobs", "2", "--buffer-size", "3", *SETTINGS)
+    result = invoke(*command, "--jobs", "1", "--buffer-size", "3", *SETTINGS)
     assert result.exit_code == 0, result.output
     assert f"{task}, 12 clients, 4 at once" in result.stdout.replace("\n", "")
     config = SimConfig(task=task, num_clients=12, concurrency=4, alpha=1.0, eval_every=10, arrivals=30)
@@ -234,7 +235,7 @@ def test_the_configuration_has_the_settings_that_the_task_takes(tmp_path):
         assert not ignored & written.keys()
 
 
-@pytest.mark.parametrize("processes", [["--jobs", "2"], ["--jobs", "1", "--workers", "2"]])
+@pytest.mark.parametrize("processes", [["--jobs", "2"], *soak(["--jobs", "1", "--workers", "2"])])
 def test_a_file_imports_modules_beside_it(processes, tmp_path):
     """In all processes, also when the function is called; sys.path is as before."""
     folder = tmp_path / "code"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,9 @@ from afflux.sim.runs import workers as pool
 from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.worker_pool import WorkerPool
 from conftest import reproducible
+from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 SCAFFOLD = replace(SMALL, client_optimizer="scaffold", protocol="rounds", stale_models=3, steps_law="uniform")
@@ -45,6 +48,29 @@ def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
     return [reproducible(result) for result in results], {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def two_workers():
+    """Processes that tests share where these are not what the tests check."""
+    with closing(WorkerPool(2)) as workers:
+        yield workers
+
+
+def test_the_command_gives_the_bits_of_one_process(tmp_path):
+    settings = "--model cnn --client-optimizer fedprox --num-clients 20 --concurrency 5 --arrivals 24 --local-steps 2"
+    command = ["run", "--rule", "ca2fl:buffer_size=3", *settings.split(), "--keep-updates"]
+    for count, name in ((1, "one"), (2, "two")):
+        result = CliRunner().invoke(app, [*command, "--workers", str(count), "--out", str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for name in ("config.json", "metrics.csv"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    log, updates = sorted(path.name for path in (one / "audit").iterdir())
+    assert (log.endswith(".jsonl"), updates.endswith(".npy")) == (True, True)
+    for name in (log, updates):
+        assert (one / "audit" / name).read_bytes() == (two / "audit" / name).read_bytes()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("config", "count"),
     [(replace(SMALL, model="cnn", client_optimizer="fedprox"), 2), (SCAFFOLD, 3)],
@@ -55,7 +81,7 @@ def test_workers_give_the_bits_of_one_process(config, count, tmp_path):
     assert made(tmp_path / "workers", config, count, rules) == made(tmp_path / "one", config, 1, rules)
 
 
-@pytest.mark.parametrize("model", [own_tasks.Net, own_tasks.Net()])
+@pytest.mark.parametrize("model", [own_tasks.Net(), *soak(own_tasks.Net)])
 def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
     settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 30, "concurrency": 6, "delays": "fadas-mild"}
@@ -65,14 +91,16 @@ def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
 
 
 def test_results_without_room_are_trained_here(monkeypatch, tmp_path):
-    """One place for each worker, and clients that overtake others whose results wait there."""
+    """One place for each worker, clients that overtake others whose results wait there, and as many evaluations."""
     monkeypatch.setattr(pool, "WAITING_BYTES", 0)
     monkeypatch.setattr(pool, "WAITING_LEAST", 0)
     monkeypatch.setattr(pool, "QUEUE", 1)
-    config, here = replace(SMALL, concurrency=15, delays="exponential", arrivals=60), []
+    config, here = replace(SMALL, concurrency=15, delays="exponential", arrivals=60, eval_every=1), []
     take = pool.Workers.take
     monkeypatch.setattr(pool.Workers, "take", lambda self, sequence: (here.append(take(self, sequence)), here[-1])[1])
-    assert made(tmp_path / "workers", config, 2) == made(tmp_path / "one", config, 1)
+    workers = made(tmp_path / "workers", config, 2)
+    assert workers == made(tmp_path / "one", config, 1)
+    assert len(workers[0][0][2]) == 61, "evaluations, more than workers can hold"
     assert None in here
     assert any(result is not None for result in here)
 
@@ -89,9 +117,9 @@ def stop_at(count):
     return progress
 
 
-def begin(folder, config, progress, seconds=0.0, count=2):
+def begin(folder, config, progress, seconds=0.0, workers=2):
     output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), config, 1, True)
-    return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=count)
+    return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
 
 
 def same_as_one_process(folder, result, config):
@@ -100,27 +128,27 @@ def same_as_one_process(folder, result, config):
     assert ([reproducible(result)], files) == whole
 
 
-@pytest.mark.parametrize("config", [SMALL, SCAFFOLD], ids=["events", "scaffold, rounds"])
-def test_stopped_and_resumed_with_other_numbers_of_workers(config, tmp_path):
+@pytest.mark.parametrize("config", [SCAFFOLD, *soak(SMALL)])
+def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
     with pytest.raises(Stopped):
-        begin(tmp_path, config, stop_at(8))
+        begin(tmp_path, config, stop_at(8), workers=two_workers)
     with pytest.raises(Stopped):
         resume(InterruptedRun.of(tmp_path / "store"), stop_at(17), 0.0, workers=1)
-    result = resume(InterruptedRun.of(tmp_path / "store"), None, 0.01, workers=2)
+    result = resume(InterruptedRun.of(tmp_path / "store"), None, 0.01, workers=two_workers)
     same_as_one_process(tmp_path, result, config)
 
 
-def test_ctrl_c_with_trainings_in_flight(tmp_path):
+def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
     def press(run):
         if run.arrivals == 10:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
-        begin(tmp_path, SMALL, press, seconds=1000)
+        begin(tmp_path, SCAFFOLD, press, seconds=1000, workers=two_workers)
     paused = InterruptedRun.of(tmp_path / "store")
     assert paused.arrivals == 10
     assert paused.stream["training"]
-    same_as_one_process(tmp_path, resume(paused), SMALL)
+    same_as_one_process(tmp_path, resume(paused), SCAFFOLD)
 
 
 PROGRAM = """
@@ -148,7 +176,7 @@ def test_killed_with_trainings_in_flight(tmp_path):
         time.sleep(0.1)
     assert not [command for command in commands() if str(tmp_path) in command]
     assert InterruptedRun.of(tmp_path / "store").arrivals == 10
-    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store"), workers=2), SMALL)
+    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)
 
 
 def commands():
@@ -177,26 +205,34 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
     same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)
 
 
-def test_what_fails_in_a_worker_is_raised_here():
+RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
+
+
+@pytest.mark.parametrize(
+    ("training", "kind", "message"),
+    [
+        # An OSError, which the pipe of a worker that has ended raises too; test_evaluations.py has a ConfigError.
+        (own_tasks.finds_no_file, pool.WorkerError, "(?s)FileNotFoundError: .*while client [0-9]+ trained"),
+        *soak(own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division.*while client [0-9]+ trained"),
+        *soak(own_tasks.returns_nothing, ConfigError, RETURNS),
+    ],
+)
+def test_what_fails_in_a_worker_is_raised_here(training, kind, message):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
     settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6}
-    for training, kind, message in [
-        (own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division by zero.*while client [0-9]+ trained"),
-        (own_tasks.finds_no_file, pool.WorkerError, "FileNotFoundError"),
-        (own_tasks.returns_nothing, ConfigError, "must return loss, steps, examples, while client [0-9]+ trained"),
-    ]:
-        with pytest.raises(kind, match=message):
-            Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
+    with pytest.raises(kind, match=message):
+        Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, *soak(2)])
 def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
-    """Of other seeds, rules, settings and lengths; another client optimizer needs other memory."""
+    """Of other seeds, rules, settings and lengths, and with followers; another client optimizer needs other memory."""
     started = []
     init = pool.Workers.__init__
     monkeypatch.setattr(pool.Workers, "__init__", lambda self, *given: (started.append(1), init(self, *given))[1])
     rules = [parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")]
     list_of = [Job(rule, seed, config=SMALL) for seed in (0, 1) for rule in rules]
+    list_of += [Job(rules[1], 0, followers=(RULE,))]
     list_of += [Job(rules[0], 1, config=replace(SMALL, client_lr=0.3, arrivals=12)), Job(rules[0], 1, config=SCAFFOLD)]
     one, two = (compare(list_of, SMALL, processes=jobs, workers=count) for count in (1, 2))
     assert [reproducible(result) for result in one] == [reproducible(result) for result in two]
@@ -211,13 +247,3 @@ def test_impossible_workers():
         simulation.run(workers=2)
     setup = SimulationSetup.of(SMALL, 0)
     assert setup.most_at_once == 5
-
-
-def test_the_command(tmp_path):
-    settings = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "24"]
-    for count, name in ((1, "one"), (2, "two")):
-        command = ["run", "--rule", "fedasync", *settings, "--workers", str(count), "--out", str(tmp_path / name)]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-    for name in ("config.json", "metrics.csv", "audit/fedasync-seed0.jsonl"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

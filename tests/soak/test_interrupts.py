@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from pairwise import soak
+from pairwise import soak_all
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 
@@ -104,7 +104,7 @@ FEW, MANY = 600, 10_000
 @pytest.mark.parametrize(
     ("server", "load", "interrupts"),
     [(server, LOADS[k % 3], FEW) for k, server in enumerate(SERVERS)]
-    + [row for server in SERVERS for load in LOADS for row in soak(server, load, MANY)],
+    + soak_all((server, load, MANY) for server in SERVERS for load in LOADS),
 )
 def test_interrupts_at_random(server, load, interrupts):
     (rule, memory), (size, threads) = server, load

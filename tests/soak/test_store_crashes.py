@@ -7,7 +7,7 @@ import pytest
 
 from conftest import FORKS
 from crashes import CASES, PIECE, Case, each_step, kills, many, name
-from pairwise import soak
+from pairwise import soak, soak_all
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -29,7 +29,7 @@ KILLS = [(case, 12 if case.commit_every == 3 else 4) for case in CASES]
 
 @pytest.mark.parametrize(
     ("case", "count"),
-    [*KILLS, *(row for case in CASES for row in soak(case, 30))],
+    [*KILLS, *soak_all((case, 30) for case in CASES)],
     ids=lambda value: name(value) if isinstance(value, Case) else str(value),
 )
 def test_killed_at_random(case, count, tmp_path):
@@ -41,7 +41,7 @@ def test_killed_at_random(case, count, tmp_path):
     [
         *zip(LINES, [61, 19, 131, 127, 101], strict=True),
         *soak(LINES[0], 1),
-        *(row for case in LINES[1:] for row in soak(case, 7)),
+        *soak_all((case, 7) for case in LINES[1:]),
     ],
     ids=lambda value: getattr(value, "rule", str(value)),
 )

@@ -13,6 +13,11 @@ def soak(*row):
     return [pytest.param(*row, marks=pytest.mark.soak)] if soaking else []
 
 
+def soak_all(rows):
+    """The list of all these rows in `make soak`, and an empty list in other sessions."""
+    return [param for row in rows for param in soak(*row)]
+
+
 def cover(*axes):
     """Rows of the product in which every pair of values of two axes stands at least once, chosen greedily.
 
