@@ -9,7 +9,7 @@ TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 STEP := .ci/step
 # The one tree of objects: the extension, the C++ library that tests install from it, the emulated GPU.
-BUILD := build/engine
+BUILD := build/native
 # The CUDA code: on, off, or auto (if nvcc is found). nvcc takes as long as all else together, so that it is left out
 # where no GPU is found; `make cuda` compiles it there.
 AFFLUX_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),auto,off)
@@ -40,7 +40,7 @@ $(VENV)/.tools: .ci/constraints.txt pyproject.toml
 	  $(PIP) install -c .ci/constraints.txt scikit-build-core setuptools pybind11 cmake ninja
 	@touch $@
 
-engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into build/engine, and installs the extension
+engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into build/native, and installs the extension
 	@[ -f $(BUILD)/build.ninja ] || echo "== compiling the engine, about a minute on two cores (CUDA code: $(AFFLUX_CUDA))"
 	@cmake -S . -B $(BUILD) -G Ninja --log-level=WARNING -DAFFLUX_PYTHON=ON -DAFFLUX_CUDA=$(AFFLUX_CUDA) \
 	  -DCMAKE_COMPILE_WARNING_AS_ERROR=$(if $(CI),ON,OFF) \

@@ -39,7 +39,7 @@ def engine(tmp_path_factory):
     """
 
     def make(folder):
-        tree = ROOT / "build" / "engine"
+        tree = ROOT / "build" / "native"
         if not (tree / "CMakeCache.txt").exists():
             tree = folder / "tree"
             options = ["-DAFFLUX_PYTHON=ON", "-DAFFLUX_CUDA=off", f"-DPython_EXECUTABLE={sys.executable}"]
