@@ -69,22 +69,23 @@ def test_bars_are_not_updated_more_often_than_anybody_can_see():
     assert "1000/1000" in console.file.getvalue(), "but the last one is shown"
 
 
-def test_no_terminal_gets_a_line_a_minute():
+def test_no_terminal_gets_lines_at_growing_intervals():
     clock, console = Clock(), Console(file=io.StringIO(), force_terminal=False, width=20)
+    lines = []
     with show_progress(["fedbuff, seed 0", "b"], 40, console, clock) as watch:
         watch(1, RunProgress(0, 0, 0.0, 0.0, 0.0, 0.0))  # polled before it has begun
-        watch(0, progress_of(10, 0.25))
-        clock.now += LINE_SECONDS - 1
-        watch(0, progress_of(11, 0.275))
-        assert console.file.getvalue() == ""
-        clock.now += 1
-        watch(0, progress_of(20, 0.5))
-        line = "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 2:00 left\n"
-        assert console.file.getvalue() == line
-        watch(0, progress_of(21, 0.525))
-        clock.now += 2 * LINE_SECONDS
-        watch(0, progress_of(40, 1.0))
-    assert console.file.getvalue() == line
+        for seconds, index, arrivals in [(0, 0, 10), (9, 0, 11), (1, 0, 20), (19, 0, 40), (1, 1, 10), (40, 1, 11)]:
+            clock.now += seconds
+            watch(index, progress_of(arrivals, arrivals / 40))
+            lines.append(len(console.file.getvalue().splitlines()))
+        for _ in range(120):
+            clock.now += 1
+            watch(1, progress_of(12, 0.3))
+    assert lines == [0, 0, 1, 1, 2, 3]
+    text = console.file.getvalue().splitlines()
+    assert text[0] == "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 0:20 left; 0 of 2 runs finished"
+    assert text[1] == "b: 10/40 arrivals, accuracy 50.0%, staleness 1.2; 1 of 2 runs finished"
+    assert len(text) == 3 + 120 // LINE_SECONDS
 
 
 def test_the_time_left_is_that_of_the_pace_so_far():

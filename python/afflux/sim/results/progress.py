@@ -1,4 +1,4 @@
-"""Live progress of runs: bars by rich on a terminal, otherwise one line a minute."""
+"""Live progress of runs: bars by rich on a terminal, otherwise lines at growing intervals."""
 
 import math
 import time
@@ -14,9 +14,10 @@ from afflux.sim.workload.config import UNLIMITED
 
 #: Up to this number of runs, each finished run keeps its bar; of more runs, only the active ones have a bar.
 MOST_BARS = 12
-#: Seconds between two updates of a bar, and between two lines of a run if the output is not a terminal.
+#: Seconds between two updates of a bar.
 BAR_SECONDS = 0.1
-LINE_SECONDS = 60.0
+#: Seconds before the first line if the output is not a terminal; the interval doubles up to LINE_SECONDS.
+FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 60.0
 
 
 class TimeLeft:
@@ -40,7 +41,7 @@ def show_progress(
     Args:
         titles: one for each run.
         arrivals: of each run, at most; UNLIMITED if it ends otherwise.
-        console: the output: bars on a terminal, else a line a minute for each run.
+        console: the output: bars on a terminal, else a line after 10, 30 and 70 seconds, then every minute.
         clock: seconds, for the estimates.
 
     Yields:
@@ -111,27 +112,31 @@ class _Bars:
 
 
 class _Lines:
-    """A line for a run, once a minute."""
+    """A line for the run that has progressed, after FIRST_LINE_SECONDS and then at intervals up to LINE_SECONDS."""
 
     def __init__(self, titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float]) -> None:
         self._titles, self._arrivals, self._console, self._clock = titles, arrivals, console, clock
-        self._due = [math.inf] * len(titles)
+        self._interval = FIRST_LINE_SECONDS
+        self._due = clock() + self._interval
         self._left: list[TimeLeft | None] = [None] * len(titles)
+        self._finished: set[int] = set()
 
     def watch(self, index: int, run: RunProgress) -> None:
-        """Print the progress of a run, if its last line is at least a minute old."""
+        """Print the progress of a run, if a line is due."""
         if not _is_news(run, None):
             return
         now = self._clock()
-        left = self._left[index]
-        if left is None:
-            self._left[index], self._due[index] = TimeLeft(now, _known(run.done)), now + LINE_SECONDS
+        left = self._left[index] = self._left[index] or TimeLeft(now, _known(run.done))
+        if run.finished:
+            self._finished.add(index)
+        if now < self._due:
             return
-        if now < self._due[index] or run.finished:
-            return
-        self._due[index] = now + LINE_SECONDS
-        remains = format_seconds(left.seconds(now, run.done))
+        self._interval = min(2 * self._interval, LINE_SECONDS)
+        self._due = now + self._interval
+        remains = "" if run.finished else format_seconds(left.seconds(now, run.done))
         text = f"{self._titles[index]}: {describe(run, self._arrivals)}{f', {remains} left' if remains else ''}"
+        if len(self._titles) > 1:
+            text += f"; {len(self._finished)} of {len(self._titles)} runs finished"
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
