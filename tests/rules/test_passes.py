@@ -19,7 +19,8 @@ def gradient(join):
 
 
 def server(clients, buffer_size, **options):
-    return Server(gsgm(buffer_size=buffer_size), np.zeros(SIZE, np.float32), num_clients=clients, **options)
+    options = {"num_clients": clients, "max_deferred": 1000, **options}
+    return Server(gsgm(buffer_size=buffer_size), np.zeros(SIZE, np.float32), **options)
 
 
 def expected_rounds(clients, buffer_size, order):

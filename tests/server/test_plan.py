@@ -127,7 +127,9 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     for budget in (0, -5, 1e-9, "1 GB"):
         with pytest.raises(AffluxError, match=r"memory_budget is .*, must be an int of at least 1"):
             Server(fedbuff(), np.zeros(SIZE), memory_budget=budget)
-    with pytest.raises(AffluxError, match="any number of arrivals may wait for the next pass of gsgm"):
+    with pytest.raises(
+        AffluxError, match="memory_budget chooses max_slots, which gsgm does not take: give max_deferred"
+    ):
         Server(gsgm(), np.zeros(SIZE), num_clients=CLIENTS, memory_budget=10**9)
 
 
@@ -273,7 +275,10 @@ def test_the_commands_help_and_mistakes():
         (["--rule", "fedbuff:buffer_size=3", "--params", "10", "--buffer", "7"], "--buffer-size is 7, but fedbuff:buf"),
         (["--rule", "fedasync", "--params", "10", "--buffer", "7"], "--buffer-size was given, but fedasync does not"),
         (["--rule", "fedbuff", "--params", "1000", "--memory-budget", "9"], "error: --memory-budget is 9 B, but 48 kB"),
-        (["--rule", "gsgm", "--params", "9", "--clients", "9", "--memory-budget", "9"], "error: --memory-budget: any"),
+        (
+            ["--rule", "gsgm", "--params", "9", "--clients", "9", "--memory-budget", "9"],
+            "error: --memory-budget chooses max_sl",
+        ),
         (["--rule", "fedbuff", "--params", "10", "--codec", "affine-4"], "--codec was given, but fedbuff does not"),
         (["--rule", "fedbuf", "--params", "10"], "unknown rule 'fedbuf'"),
     ]:
