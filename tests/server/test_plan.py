@@ -235,6 +235,14 @@ def test_the_command_prints_what_the_function_says():
     assert "memory    params" not in run(*arguments).stdout
 
 
+def test_the_command_counts_arrivals_that_wait_for_the_next_pass():
+    arguments = ["--rule", "gsgm", "--params", "1000", "--clients", "50"]
+    for more, most in ([], 500), (["--max-deferred", "7"], 7):
+        lines = run(*arguments, *more).stdout.splitlines()
+        assert any(f"at most {most} arrivals that wait for the next pass (max_deferred)" in line for line in lines)
+    assert "error: --max-deferred: no arrivals of fedbuff" in run("--rule", "fedbuff", *arguments[2:], *more).stderr
+
+
 @pytest.mark.parametrize("store", [False, True])
 def test_the_command_keeps_a_budget_as_the_server_does(store, tmp_path):
     rule, budget = ca2fl(buffer_size=M), 4 * SIZE * (M + 3) + (0 if store else 4 * SIZE * (1 + CLIENTS) + 8 * SIZE)

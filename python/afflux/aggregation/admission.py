@@ -63,7 +63,7 @@ class Admission:
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
         self.max_deferred = max_deferred  #: arrivals that may wait for the next pass; None: any number
         self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
-        self.skips_overdue = False  #: whether the next entry of a replayed log comes before the overdue rounds
+        self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -134,10 +134,15 @@ class Admission:
         return status == "joined" and state.filled + 1 == full
 
     @property
-    def overdue(self) -> bool:
-        """Whether the arrivals that waited for this pass fill a buffer, so that their round is due without a push."""
+    def overdue(self) -> int:
+        """The number of waiting arrivals if those of the buffer fill it, so that their round needs no push; else 0.
+
+        A buffer is full, between two calls, only if a pass began with it.
+        """
         state = self.state
-        return state.passes is not None and state.filled > 0 and state.filled == self._target()
+        if state.passes is None or not state.filled or state.filled != self._target():
+            return 0
+        return state.filled + state.passes.queued
 
     @property
     def late(self) -> bool:

@@ -113,7 +113,7 @@ def log_record(entry: Entry) -> list[Any]:
         record: list[Any] = ["replace_rule", entry.config]
     else:
         record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
-    return [*record, True] if entry.overdue else record
+    return [*record, entry.overdue] if entry.overdue else record
 
 
 def _without_nan(number: float) -> float | None:
@@ -353,12 +353,12 @@ def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
 
 def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
-        case ["flush" | "discard" as kind, *overdue] if _is_mark(overdue):
-            return Cut(kind, bool(overdue))
-        case ["set_rule_vector", str(name), *overdue] if _is_mark(overdue):
-            return Handed(name, bool(overdue))
-        case ["replace_rule", dict(config), *overdue] if _is_mark(overdue):
-            return Replaced(config, bool(overdue))
+        case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
+            return Cut(kind, sum(map(_count, overdue)))
+        case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
+            return Handed(name, sum(map(_count, overdue)))
+        case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
+            return Replaced(config, sum(map(_count, overdue)))
         case ["open", str(task), client_id, version, bool(hold), until]:
             return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
@@ -367,11 +367,6 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
-
-
-def _is_mark(rest: list[Any]) -> bool:
-    """Return whether an entry ends with nothing, or with the mark that a round was overdue before it."""
-    return not rest or (len(rest) == 1 and rest[0] is True)
 
 
 def _id(value: Any) -> ClientId:

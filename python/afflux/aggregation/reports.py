@@ -171,7 +171,7 @@ class Handed:
     """The replacement of a rule vector by `Server.set_rule_vector`. The vector itself is not kept."""
 
     name: str
-    overdue: bool = False  #: as `Cut.overdue`
+    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,8 @@ class Cut:
     """The emptying of a buffer that was not full: by `flush` (a step with its arrivals) or by `discard`."""
 
     kind: Literal["flush", "discard"]
-    overdue: bool = False  #: whether a round was overdue, and could not be made before this entry (gradient scheduling)
+    #: the number of waiting arrivals if a round was overdue, and could not be made before this entry; else 0
+    overdue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Replaced:
     """The replacement of the rule by `Server.replace_rule`: at once, or when a buffer with arrivals is emptied."""
 
     config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
-    overdue: bool = False  #: as `Cut.overdue`
+    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)

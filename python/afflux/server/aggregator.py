@@ -377,7 +377,7 @@ class Aggregator:
         Each decision that the log records comes after the rounds that are overdue, whichever push has left them.
         Therefore the state alone determines these rounds, and they need no entry in the log.
         """
-        while self.admission.overdue and not self.admission.skips_overdue:
+        while self.admission.overdue > self.admission.least_overdue:
             if self.admission.state.round is not None or not self._has_room():
                 return False
             prepared = self._prepared(op, self.admission.state.arrivals())

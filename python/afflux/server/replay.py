@@ -62,7 +62,7 @@ def replay(
     admission.replaying = True
     try:
         for entry in entries:
-            admission.skips_overdue = isinstance(entry, Cut | Handed | Replaced) and entry.overdue
+            admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | Replaced) else 0
             if isinstance(entry, Join):
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
@@ -75,7 +75,7 @@ def replay(
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
-        admission.flush_after, admission.replaying, admission.skips_overdue = flush_after, False, False
+        admission.flush_after, admission.replaying, admission.least_overdue = flush_after, False, 0
     if admission.overdue:
         aggregator.newest_version([])
     return server
