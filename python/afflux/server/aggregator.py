@@ -142,7 +142,7 @@ class Aggregator:
         finally:
             waits.discard(me)
         assert found is not None  # it was given no timeout
-        if overdue:
+        if begun:
             self.report_steps()
         return found[0]
 
