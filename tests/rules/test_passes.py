@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, replay
+from afflux import AffluxError, Server, plan, replay, store
 from afflux.rules import gsgm
 from conftest import bits
+from forged import forge_fact
 
 SIZE = 8
 
@@ -19,7 +20,8 @@ def gradient(join):
 
 
 def server(clients, buffer_size, **options):
-    return Server(gsgm(buffer_size=buffer_size), np.zeros(SIZE, np.float32), num_clients=clients, **options)
+    options = {"num_clients": clients, "max_deferred": 1000, **options}
+    return Server(gsgm(buffer_size=buffer_size), np.zeros(SIZE, np.float32), **options)
 
 
 def expected_rounds(clients, buffer_size, order):
@@ -133,6 +135,57 @@ def test_deferred_arrivals_are_counted_in_the_memory():
     for join in range(5):
         ours.push(client=1, gradient=gradient(join), version=0)
     assert ours.state_bytes == empty + 4 * 4 * SIZE
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({"max_deferred": None}, 50), ({"max_deferred": 3}, 3), ({"max_deferred": 0}, 0)]
+)
+def test_no_more_arrivals_wait_than_max_deferred(options, most):
+    """A client that never pushes keeps its pass open; the others cannot fill the memory."""
+    ours = server(5, 3, log=True, **options)
+    for join in range(60):
+        receipt = ours.push(client=join % 2, gradient=gradient(join), version=0)
+        assert receipt.status == ("joined" if join < 2 else "deferred" if join < 2 + most else "rejected")
+    assert (receipt.staleness, receipt.step, receipt.join) == (0, None, 59)
+    assert receipt.reason == f"{most} arrivals wait for the next pass (max_deferred)"
+    assert (ours.counts["deferred"], ours.counts["rejected"]) == (most, 58 - most)
+    assert ours._aggregator.slots.taken == 2 + most
+    found = plan(gsgm(buffer_size=3), SIZE, num_clients=5, **options)
+    held = sum(part.size for part in found.memory.values())
+    assert ours.state_bytes == held + (found.working["deferred"].size if most else 0)
+    assert found.memory_bytes >= ours.state_bytes
+    for client in (2, 3, 4):  # the pass ends, and the next one takes what waits
+        ours.push(client=client, gradient=gradient(client), version=0)
+    assert ours.push(client=0, gradient=gradient(0), version=0).status == ("deferred" if most else "joined")
+    again = replay(ours.log, server(5, 3, log=True, **options), lambda join: gradient(join.number % 60))
+    assert again.log == ours.log
+
+
+def test_a_store_keeps_max_deferred(tmp_path):
+    server(3, 2, max_deferred=1, store=tmp_path / "store").close()
+    for most in (1, 30):
+        with Server.open(tmp_path / "store") as ours:
+            assert ours.options.max_deferred == most
+            for join in range(40):
+                ours.push(client=0, gradient=gradient(join), version=0)
+            assert len(ours._aggregator.admission.state.deferred()) == most
+        # as in a store of an earlier version, which may also hold more arrivals
+        forge_fact(tmp_path / "store", "options", lambda facts: {k: v for k, v in facts.items() if k != "max_deferred"})
+    forge_fact(tmp_path / "store", "options", lambda facts: {**facts, "max_deferred": 5})
+    with Server.open(tmp_path / "store") as ours:
+        assert ours.push(client=0, gradient=gradient(0), version=0).status == "rejected"
+        for client in (1, 2, 1, 2):
+            ours.push(client=client, gradient=gradient(client), version=0)
+        assert ours.version > 2
+
+
+def test_the_arrivals_on_disk_are_at_most_those_of_the_plan(tmp_path):
+    with server(3, 2, max_deferred=20, store=tmp_path / "store") as ours:
+        for join in range(50):
+            ours.push(client=join % 2, gradient=gradient(join), version=0)
+            ours.checkpoint()
+    taken = store.info(tmp_path / "store").disk_bytes["arrivals"]
+    assert taken <= plan(gsgm(buffer_size=2), SIZE, num_clients=3, max_deferred=20, store=True).disk["arrivals"].size
 
 
 def test_flush_and_discard_keep_the_pass():

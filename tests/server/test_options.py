@@ -42,6 +42,8 @@ def test_options_of_another_type_are_refused(options):
         (fedbuff(), {"accumulate": True, "duplicates": "latest"}, "duplicates='latest' replaces arrivals"),
         (fedbuff(buffer_size=5), {"max_slots": 4}, "max_slots is 4, must be an int of at least 5"),
         (gsgm(), {"num_clients": 9, "max_slots": 99}, "wait for the next pass need slots too"),
+        (fedbuff(), {"max_deferred": 9}, "max_deferred: no arrivals of fedbuff wait for a next pass"),
+        (gsgm(), {"num_clients": 9, "max_deferred": -1}, "max_deferred is -1, must be an int of at least 0"),
         (fedbuff(), {"commit_every": 2}, "commit_every: without a store nothing is committed"),
         (fedbuff(), {"durability": "power"}, "durability: without a store nothing is committed"),
         (fedbuff(), {"rows_on": "host"}, "rows_on is 'host', but params is on the CPU"),

@@ -1,9 +1,9 @@
 """The decision about each arrival. Callers hold a mutex."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -53,6 +53,7 @@ class Admission:
         copies: str | None,
         flush_after: float | None = None,
         reporting: bool = False,
+        max_deferred: int | None = None,
     ) -> None:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
@@ -60,6 +61,9 @@ class Admission:
         self.state = first
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
+        self.max_deferred = max_deferred  #: arrivals that may wait for the next pass; None: any number
+        self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
+        self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -112,7 +116,8 @@ class Admission:
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
         if state.passes is not None and state.passes.has(client_id):
-            return "deferred", staleness
+            full = self.max_deferred is not None and state.passes.queued >= self.max_deferred
+            return "rejected" if full else "deferred", staleness
         place = None if client_id not in self._places else self._place(client_id)
         if place is None:
             if state.rows is not None:
@@ -129,10 +134,15 @@ class Admission:
         return status == "joined" and state.filled + 1 == full
 
     @property
-    def overdue(self) -> bool:
-        """Whether the arrivals that waited for this pass fill a buffer."""
+    def overdue(self) -> int:
+        """The number of waiting arrivals if those of the buffer fill it, so that their round needs no push; else 0.
+
+        A buffer is full, between two calls, only if a pass began with it.
+        """
         state = self.state
-        return state.passes is not None and state.filled > 0 and state.filled == self._target()
+        if state.passes is None or not state.filled or state.filled != self._target():
+            return 0
+        return state.filled + state.passes.queued
 
     @property
     def late(self) -> bool:
@@ -287,11 +297,11 @@ class Admission:
         state = self.state
         logged = state.logged
         if self._log is not None:
-            self._log[logged:] = [Handed(name)]
+            self._log[logged:] = [Handed(name, self.overdue)]
             logged += 1
         self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
-    def replace_rule(self, rule: Rule, entry: Replaced) -> bool:
+    def replace_rule(self, rule: Rule, config: Mapping[str, Any]) -> bool:
         """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.
 
         Returns:
@@ -300,7 +310,7 @@ class Admission:
         state = self.state
         at_once, logged = not state.filled, state.logged
         if self._log is not None:
-            self._log[logged:] = [entry]
+            self._log[logged:] = [Replaced(config, self.overdue)]
             logged += 1
         now, later = (rule, None) if at_once else (state.rule, rule)
         self.state = replace(state, rule=now, next_rule=later, logged=logged)
@@ -314,7 +324,7 @@ class Admission:
         state = self.state
         logged = state.logged
         if self._log is not None and kind != "overdue":
-            self._log[logged:] = [Cut(kind)]
+            self._log[logged:] = [Cut(kind, self.overdue)]
             logged += 1
         waiting: list[PendingArrival] = []
         passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported

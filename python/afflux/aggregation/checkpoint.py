@@ -110,8 +110,10 @@ def log_record(entry: Entry) -> list[Any]:
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
     if isinstance(entry, Replaced):
-        return ["replace_rule", entry.config]
-    return [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
+        record: list[Any] = ["replace_rule", entry.config]
+    else:
+        record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
+    return [*record, entry.overdue] if entry.overdue else record
 
 
 def _without_nan(number: float) -> float | None:
@@ -351,12 +353,12 @@ def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
 
 def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
-        case ["flush" | "discard" as kind]:
-            return Cut(kind)
-        case ["set_rule_vector", str(name)]:
-            return Handed(name)
-        case ["replace_rule", dict(config)]:
-            return Replaced(config)
+        case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
+            return Cut(kind, sum(map(_count, overdue)))
+        case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
+            return Handed(name, sum(map(_count, overdue)))
+        case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
+            return Replaced(config, sum(map(_count, overdue)))
         case ["open", str(task), client_id, version, bool(hold), until]:
             return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:

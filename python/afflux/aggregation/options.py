@@ -44,6 +44,7 @@ STORED = (
     "max_staleness",
     "faults",
     "max_slots",
+    "max_deferred",
     "max_versions",
     "check_versions",
     "log",
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     max_staleness: int | None
     faults: Faults
     max_slots: int | None
+    max_deferred: int | None
     max_versions: int | None
     inplace: bool
     check_versions: bool
@@ -103,6 +105,8 @@ class ServerOptions:
         max_slots: the largest number of copies of pushed vectors, without lent vectors; at least M (1 if
             accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not allowed for rules whose
             arrivals wait for the next pass: the pass would never end if waiting arrivals took all slots.
+        max_deferred: for these rules, the largest number of arrivals that wait for the next pass, by default 10 N.
+            Further pushes of clients that have entered in this pass are `rejected`.
         max_versions: the largest number of versions of params that exist at once, held by clients or being written. A
             step that would need one more raises, and no arrival is lost. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies. Pulls then copy, and wait for a step
@@ -163,6 +167,7 @@ class ServerOptions:
     max_staleness: int | None = None
     faults: Faults = "raise"
     max_slots: int | None = None
+    max_deferred: int | None = None
     max_versions: int | None = None
     inplace: bool = False
     check_versions: bool = False
@@ -184,6 +189,7 @@ class ServerOptions:
             "duplicates": optional(one_of("latest", "both", "reject")),
             "max_staleness": optional(count_of(0)),
             "max_slots": optional(count_of(1)),
+            "max_deferred": optional(count_of(0)),
             "max_versions": optional(count_of(2)),
             "durability": optional(one_of("process", "power")),
             "commit_every": optional(count_of(1)),
@@ -213,7 +219,7 @@ class ServerOptions:
         return name
 
     def for_rule(self, rule: Rule) -> Self:
-        """Return these options for a rule, with the default of `duplicates`, which depends on the rule.
+        """Return these options for a rule, with the defaults that depend on the rule.
 
         Raises:
             AffluxError: an option cannot be combined with the rule.
@@ -225,7 +231,7 @@ class ServerOptions:
         slots_of(rule, self.max_slots, accumulate=self.accumulate)
         if rule.needs.passes and self.memory_budget is not None:
             raise AffluxError(
-                f"[Server] memory_budget: any number of arrivals may wait for the next pass of {rule.name}"
+                f"[Server] memory_budget chooses max_slots, which {rule.name} does not take: give max_deferred"
             )
         duplicates = self.duplicates or ("latest" if rule.calibrate.cached else "both")
         if self.accumulate:
@@ -235,9 +241,14 @@ class ServerOptions:
                     "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot remove one from a "
                     "sum: use 'both' or 'reject'"
                 )
+        max_deferred = self.max_deferred
+        if max_deferred is not None and not rule.needs.passes:
+            raise AffluxError(f"[Server] max_deferred: no arrivals of {rule.name} wait for a next pass")
         if rule.calibrate.cached or rule.needs.passes:
-            clients_of(rule, self.num_clients, duplicates)
-        return replace(self, duplicates=duplicates)
+            clients = clients_of(rule, self.num_clients, duplicates)
+            if rule.needs.passes and max_deferred is None:
+                max_deferred = 10 * clients
+        return replace(self, duplicates=duplicates, max_deferred=max_deferred)
 
     def for_replacement(self, before: Rule, rule: Rule) -> Self:
         """Return these options for `rule`, which replaces the rule `before` for which they were made.

@@ -18,7 +18,8 @@ Params = Any
 #:     joined       it is in the buffer, or in the round of `report`
 #:     replaced     as joined, and it has replaced an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
-#:     rejected     the buffer holds an arrival of this client (duplicates="reject")
+#:     rejected     the buffer holds an arrival of this client (duplicates="reject"), or max_deferred arrivals wait
+#:                  for the next pass
 #:     dropped      older than max_staleness
 #:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old when that pass
 #:                  begins, it is dropped, and counted as dropped
@@ -140,7 +141,7 @@ class Receipt(NamedTuple):
     more: tuple[Report, ...] = ()  #: reports of rounds that were full as soon as their pass began (gradient scheduling)
     durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
     #: or if only checkpoint() and close() commit
-    reason: str = ""  #: the reason of an expired or faulty push
+    reason: str = ""  #: the reason of an expired or faulty push, and of one that max_deferred rejects
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class Handed:
     """The replacement of a rule vector by `Server.set_rule_vector`. The vector itself is not kept."""
 
     name: str
+    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ class Cut:
     """The emptying of a buffer that was not full: by `flush` (a step with its arrivals) or by `discard`."""
 
     kind: Literal["flush", "discard"]
+    #: the number of waiting arrivals if a round was overdue, and could not be made before this entry; else 0
+    overdue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class Replaced:
     """The replacement of the rule by `Server.replace_rule`: at once, or when a buffer with arrivals is emptied."""
 
     config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
+    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ files; the operating system caches them in memory as long as there is room.
 """
 BUDGET = "Most bytes of memory: sets max_slots and max_versions, or is an error, as in `Server(memory_budget=...)`."
 #: Arguments of `afflux.plan` and their flags.
-FLAGS = {"num_clients": "--clients", "memory_budget": "--memory-budget"} | {
-    name: f"--{name.replace('_', '-')}" for name in ("dtype", "slot_dtype")
+FLAGS = {"num_clients": "--clients"} | {
+    name: f"--{name.replace('_', '-')}" for name in ("dtype", "slot_dtype", "memory_budget", "max_deferred")
 }
 
 
@@ -45,6 +45,9 @@ def plan(
     store: Annotated[bool, typer.Option("--store", help="With the state on disk.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="With params on a GPU: memory is the GPU's.")] = False,
     rows_on: Annotated[str, typer.Option(help="Where a server on a GPU keeps rows: device or host.")] = "device",
+    max_deferred: Annotated[
+        int | None, typer.Option(min=0, help="Most arrivals that wait for the next pass (gsgm); default 10 N.")
+    ] = None,
     memory_budget: Annotated[int | None, typer.Option(help=BUDGET)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -58,6 +61,7 @@ def plan(
         with flag_names_in_errors(**FLAGS):
             fields: dict[str, Any] = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype}
             fields |= {"accumulate": streaming, "rows_on": rows_on, "memory_budget": memory_budget}
+            fields["max_deferred"] = max_deferred
             options = planned.fitted(built, params, ServerOptions(**fields).for_rule(built), store=store, gpu=gpu)
             found = planned.plan(built, params, options, store=store, gpu=gpu)
         budgeted = () if memory_budget is None else ("max_slots", "max_versions")

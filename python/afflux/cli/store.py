@@ -74,7 +74,7 @@ ENDS = {
     "joined": "in a step, or waiting",
     "replaced": "in the place of an earlier one of its client",
     "superseded": "an arrival of its client from a newer version waited",
-    "rejected": "an arrival of its client waited",
+    "rejected": "an arrival of its client waited, or max_deferred arrivals did",
     "dropped": "older than max_staleness",
     "deferred": "to the next pass",
     "empty": "no examples",

@@ -8,7 +8,7 @@ from typing import TypeVar
 from afflux._engine import FastPush, forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.reports import Closed, Pulled, Receipt, Replaced, Report
+from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
 from afflux.aggregation.round import NamedVectors, Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
@@ -114,11 +114,14 @@ class Aggregator:
 
     # Waiting
 
-    def when_idle(self, op: str, action: Callable[[], _Result], *, overdue: bool = False) -> _Result:
+    def when_idle(
+        self, op: str, action: Callable[[], _Result], *, overdue: bool = False, reports: list[Report] | None = None
+    ) -> _Result:
         """Call `action` with the mutex, after the decided round and all terms were made.
 
-        With `overdue`, also after the rounds whose buffers were full when their pass began, if they can be made.
+        With `overdue`, also after the overdue rounds, if they can be made; their reports are added to `reports`.
         """
+        begun: list[Report] = [] if reports is None else reports
 
         def attempt() -> tuple[_Result] | None:
             self._check_open(op)
@@ -128,7 +131,7 @@ class Aggregator:
                 return None
             if overdue:
                 with suppress(Exception):  # a round that cannot be made waits in the state
-                    if not self._begin_overdue([]):
+                    if not self._begin_overdue(op, begun):
                         return None
             return (action(),)
 
@@ -139,7 +142,7 @@ class Aggregator:
         finally:
             waits.discard(me)
         assert found is not None  # it was given no timeout
-        if overdue:
+        if begun:
             self.report_steps()
         return found[0]
 
@@ -182,8 +185,8 @@ class Aggregator:
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
-        begun: list[Report] = []  # of rounds whose buffers were full as soon as their pass began
-        decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket, begun))
+        begun = ticket.overdue
+        decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket))
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
         report = None
@@ -192,7 +195,7 @@ class Aggregator:
             ticket.made_step = True
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
-            if self.admission.state.passes is not None:
+            if self.admission.state.passes is not None and not self.admission.replaying:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._overdue_begun(begun))
         makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
@@ -200,15 +203,17 @@ class Aggregator:
         step = makes if status in ("joined", "replaced") and not skipped else None
         durable = None if self.storage is None else self.storage.next_durable_version(makes)
         version = self.admission.state.current.version
-        return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, ""))
+        most = self.admission.max_deferred if status == "rejected" else None
+        reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
+        return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, reason))
 
-    def _joined(self, pushed: Pushed, ticket: Ticket, begun: list[Report]) -> Decided | None:
+    def _joined(self, pushed: Pushed, ticket: Ticket) -> Decided | None:
         """Return the decision; None until its round is published or skipped, and its term is added or can wait."""
         admission, decision = self.admission, ticket.decision
         if decision is None:
             if self.closed or self.failure:
                 self._check_open("push")
-            if admission.state.passes is not None and not self._begin_overdue(begun):
+            if admission.state.passes is not None and not self._begin_overdue("push", ticket.overdue):
                 return None
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
@@ -283,18 +288,21 @@ class Aggregator:
         """Replace one of the rule's vectors."""
         admission, self.failed_late = self.admission, None
         self.when_idle(
-            "set_rule_vector", lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name)
+            "set_rule_vector",
+            lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name),
+            overdue=True,
         )
 
     def flush(self, *, late: bool = False, wait: bool = True) -> Report | None:
-        """Make the round of the waiting arrivals.
+        """Make the overdue rounds, and then the round of the waiting arrivals.
 
         Returns:
-            The report; None if no arrivals wait, if `late` and they have not waited long enough, or if not `wait` and
-            the work of another thread must end first.
+            The report of the last round; None if no arrivals wait, if `late` and they have not waited long enough, or
+            if not `wait` and the work of another thread must end first.
         """
         not_now = None if wait else (None,)
         prepared: Round | None = None
+        begun: list[Report] = []
 
         def attempt() -> tuple[Report | None] | None:
             nonlocal prepared
@@ -306,9 +314,16 @@ class Aggregator:
                 working = self._working()
                 if working or self.admission.state.round is not None:
                     return not_now if working else None
+                try:
+                    if not self._begin_overdue("flush", begun):
+                        return not_now if self.admission.state.round is None else None
+                except Exception:
+                    if late and not self.admission.late:
+                        return (None,)
+                    raise
                 waiting = self.admission.state.arrivals()
                 if not waiting or (late and not self.admission.late):
-                    return (None,)
+                    return (begun[-1] if begun else None,)
                 if not self._has_room():
                     return not_now
                 prepared = self._prepared("flush", waiting)
@@ -328,19 +343,18 @@ class Aggregator:
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
         """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
-        entry, self.failed_late = Replaced(rule.to_config()), None
+        config, self.failed_late = rule.to_config(), None
 
         def replaced() -> bool:
             self.slots.grow(max_slots)
-            return self.admission.replace_rule(rule, entry)
+            return self.admission.replace_rule(rule, config)
 
-        # After the rounds whose buffers were full when their pass began: a replay makes them at once.
         at_once = self.when_idle("replace_rule", replaced, overdue=True)
         self.notify_waiters()
         return at_once
 
     def discard(self) -> int:
-        """Remove the waiting arrivals; return their number."""
+        """Remove the waiting arrivals, after the overdue rounds if these can be made; return their number."""
 
         def cut() -> int:
             state = self.admission.state
@@ -349,16 +363,24 @@ class Aggregator:
                 self.admission.cut("discard", None)
             return count
 
-        count = self.when_idle("discard", cut)
+        count = self.when_idle("discard", cut, overdue=True)
         self.notify_waiters()
         return count
 
-    def _begin_overdue(self, begun: list[Report]) -> bool:
-        """Decide rounds whose buffers were full when their pass began; return False while one of them must be made."""
-        while self.admission.overdue:
+    def newest_version(self, begun: list[Report]) -> int:
+        """Return the newest version, after the overdue rounds if these can be made; add their reports to `begun`."""
+        return self.when_idle("push", lambda: self.admission.state.current.version, overdue=True, reports=begun)
+
+    def _begin_overdue(self, op: str, begun: list[Report]) -> bool:
+        """Decide the overdue rounds, one after the other; return False while one of them must be made.
+
+        Each decision that the log records comes after the rounds that are overdue, whichever push has left them.
+        Therefore the state alone determines these rounds, and they need no entry in the log.
+        """
+        while self.admission.overdue > self.admission.least_overdue:
             if self.admission.state.round is not None or not self._has_room():
                 return False
-            prepared = self._prepared("push", self.admission.state.arrivals())
+            prepared = self._prepared(op, self.admission.state.arrivals())
             self.admission.cut("overdue", prepared)
             begun.append(prepared.report)
         making = self.admission.state.round
@@ -372,7 +394,7 @@ class Aggregator:
             AffluxError: a step has written a value that is not finite.
         """
         self._check_open("push")
-        return self._begin_overdue(begun) or None
+        return self._begin_overdue("push", begun) or None
 
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """Return the round of these arrivals; an error changes nothing."""

@@ -78,6 +78,7 @@ def assemble(
         copies,
         options.flush_after,
         on_step is not None,
+        options.max_deferred,
     )
     limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
     slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)

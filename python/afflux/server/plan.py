@@ -32,7 +32,8 @@ class Plan:
 
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
                  still holds; the memory of released versions is used again
-        s M d    the buffer, if one thread pushes; at most s max_slots d; s d for each arrival that is deferred
+        s M d    the buffer, if one thread pushes; at most s max_slots d
+        s d      for each arrival that is deferred to the next pass, of at most max_deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each of `Server.rule_vectors`
@@ -120,6 +121,11 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
     if most < sys.maxsize and most > held:
         others = most - held
         working["other slots"] = Part(others * slot, f"at most {others} (max_slots), if others push meanwhile")
+    deferred = chosen.max_deferred or 0
+    if deferred:
+        working["deferred"] = Part(
+            deferred * slot, f"at most {deferred} arrivals that wait for the next pass (max_deferred)"
+        )
     if not chosen.inplace:
         versions = (max_versions or 2) - 1
         working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
@@ -139,10 +145,12 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
         return Plan(whole, working, {}, host)
     shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
     if gpu:
-        return Plan(whole, working, _disk(rule, d, shapes, clients, 2, commit_every, "a checkpoint keeps"), host)
+        return Plan(
+            whole, working, _disk(rule, d, shapes, clients, 2, deferred, commit_every, "a checkpoint keeps"), host
+        )
     working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
-    return Plan(buffer, working, _disk(rule, d, shapes, clients, versions, commit_every))
+    return Plan(buffer, working, _disk(rule, d, shapes, clients, versions, deferred, commit_every))
 
 
 def _disk(
@@ -151,18 +159,20 @@ def _disk(
     shapes: Mapping[str, Shape],
     clients: int,
     versions: int,
+    deferred: int,
     commit_every: int | None,
     holder: str = "a client holds",
 ) -> dict[str, Part]:
     """Return the parts on disk. Each array has as many segments as its slots need."""
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
-    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
+    waiting = rule.buffer_size + deferred if deferred else rule.buffer_size - 1  # a pass may begin with a full buffer
+    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * waiting}
     if "total" in shapes:
         slots["arrivals"] = 0
     what = {
         "params": f"{versions} versions, and one for each older one that {holder}",
         "rows": f"N = {clients:,} clients, and {spare:,} spare",
-        "arrivals": "at most, by checkpoints amid a buffer",
+        "arrivals": "at most, by checkpoints amid a buffer" + (", with those deferred" if deferred else ""),
     }
     disk = {}
     for name, shape in shapes.items():

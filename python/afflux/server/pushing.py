@@ -168,6 +168,8 @@ def push(  # noqa: D417
             number = version if type(version) is int else _number(client_id, version)
             newest = aggregator.admission.state.current.version
             pulled = number
+            if number > newest and aggregator.admission.state.passes is not None:
+                newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
             if not 0 <= number <= newest:
                 raise _no_such_version(client_id, number, newest)
         examples = num_examples
@@ -234,7 +236,7 @@ def push(  # noqa: D417
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
-        if ticket.made_step:
+        if ticket.made_step or ticket.overdue:
             aggregator.report_steps()
 
 

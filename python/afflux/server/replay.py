@@ -56,10 +56,13 @@ def replay(
         entries = iter(log)
     except Exception as error:
         unreadable("[replay] log", error)
-    admission = server._aggregator.admission
+    aggregator = server._aggregator
+    admission = aggregator.admission
     flush_after, admission.flush_after = admission.flush_after, None
+    admission.replaying = True
     try:
         for entry in entries:
+            admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | Replaced) else 0
             if isinstance(entry, Join):
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
@@ -72,7 +75,9 @@ def replay(
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
-        admission.flush_after = flush_after
+        admission.flush_after, admission.replaying, admission.least_overdue = flush_after, False, 0
+    if admission.overdue:
+        aggregator.newest_version([])
     return server
 
 

@@ -153,7 +153,7 @@ class Server:
                 rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
             )
             with damage_as_store_error(store.path):
-                attached = persistence.load_store(store, server._aggregator, options)
+                attached = persistence.load_store(store, server._aggregator, server.options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
         except BaseException:

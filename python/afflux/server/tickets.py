@@ -1,9 +1,9 @@
 """The resources of a push in progress."""
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from afflux.aggregation.cache.staging import StagedRow
-from afflux.aggregation.reports import Decision
+from afflux.aggregation.reports import Decision, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
@@ -29,6 +29,7 @@ class Ticket(Struct, eq=False):
     task: OpenTask | None = None  #: the task that the push closes
     made_step: bool = False  #: whether the push has completed a round
     reading: bool = False  #: whether the push's conversion reads a version
+    overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 
     def add_to(self, error: StoreError) -> None:
         """Add to an error whether the arrival of the push has joined."""

@@ -57,6 +57,7 @@ class StoredOptions(_Facts, frozen=True):
     max_abs: float | None
     max_norm: float | None
     seed: Annotated[int, Meta(ge=0)]
+    max_deferred: Count | None = None  #: missing in stores of older versions
 
 
 class Commits(_Facts, frozen=True):
