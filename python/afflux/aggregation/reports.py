@@ -54,8 +54,9 @@ class Report(Struct, frozen=True, eq=False):
     staleness: Int64  #: (M,)
     weights: Float64  #: (M,) the weights in the direction
     norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
-    cosines: Float64 | None  #: (M,) cosines with the rule's estimate; None if the rule has none
-    rejected: tuple[str, ...]  #: (M,) the reason why the rule rejected an arrival; empty if it did not
+    #: (M,) cosines with the rule's estimate, NaN for an arrival that it did not weigh; None if the rule has none
+    cosines: Float64 | None
+    rejected: tuple[str, ...]  #: (M,) the reason why the rule or the server rejected an arrival; empty if accepted
     server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
     stepped: bool  #: False: the rule rejected all arrivals, and the version did not change
