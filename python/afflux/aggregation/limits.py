@@ -34,11 +34,12 @@ class Limits:
     max_abs: float  #: the largest accepted absolute value of an element
     max_norm: float  #: the largest accepted Euclidean norm; infinite: no limit
     largest: float  #: the largest finite number of the dtype of params
+    clip_norms: float | None = None  #: the multiple of the median norm beyond which weights are reduced; None: no limit
 
     @classmethod
-    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None) -> "Limits":
+    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None, clip_norms: float | None = None) -> "Limits":
         """Return the limits that `ServerOptions` set."""
-        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max))
+        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max), clip_norms)
 
     def allow(self, low: float, high: float, norm: float) -> bool:
         """Return whether a finite vector with this least and largest element and this norm is within the limits."""

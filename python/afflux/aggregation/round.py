@@ -42,6 +42,7 @@ class RoundStart(Struct, frozen=True, eq=False):
     ends_pass: bool
     slot_bytes: int  #: bytes of each vector
     limits: Limits  #: the limits of the server
+    norms: tuple[float, ...]  #: of arrivals of earlier rounds, oldest first, for `ServerOptions.clip_norms`
 
 
 class LentVectors(NamedTuple):
@@ -89,6 +90,7 @@ class Round:
     rule_vectors: NamedVectors  #: after the round
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
+    norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: terms to add before the sweep
@@ -174,10 +176,11 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     asked = RoundVectors(slots, needs.rule_vectors, held, num_threads) if needs.inner else None
     arrivals, joins = freeze(before, ordered, gram, asked)
     try:
-        weights, step = decide(rule, arrivals, asked, before.limits, removable=not terms)
+        decision = decide(rule, arrivals, asked, before.limits, before.norms, removable=not terms)
     finally:
         if asked is not None:
             asked.close()
+    weights, step = decision.weights, decision.step
     lr = float(step.lr)
     if rule.kind == "gradient":
         step = replace(step, lr=-lr)
@@ -231,9 +234,10 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         not weights.skip,
         perf_counter() - start,
         len(ordered) * before.slot_bytes,
+        decision.clips,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
-    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
+    made = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
     if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
         made.checked = checked
     if terms:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from math import inf, isfinite, nan
 from sys import float_info
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from afflux import ops
+from afflux.aggregation.clipping import clip_factors, next_window
 from afflux.aggregation.limits import ArrivalError, Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import frozen
@@ -17,10 +19,25 @@ from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import Arrivals, Float64, Rule, Weights
 
 
+class Decision(NamedTuple):
+    """The rule's decision about a round."""
+
+    weights: Weights  #: of all arrivals
+    step: ops.Step
+    clips: Float64 | None  #: (M,) the factors by which weights were multiplied; None without a clip
+    window: tuple[float, ...]  #: the norms that the next clip reads
+
+
 def decide(
-    rule: Rule, arrivals: Arrivals, vectors: RoundVectors | None, limits: Limits, *, removable: bool
-) -> tuple[Weights, ops.Step]:
-    """Return the weights of all arrivals, and the step.
+    rule: Rule,
+    arrivals: Arrivals,
+    vectors: RoundVectors | None,
+    limits: Limits,
+    window: tuple[float, ...],
+    *,
+    removable: bool,
+) -> Decision:
+    """Return the weights of all arrivals, clipped, and the step.
 
     If a weight is not finite, or could cause an overflow, its arrival is rejected, and the rule weighs the other
     arrivals again, as if the push had been refused. If all are rejected, there is no step.
@@ -30,6 +47,7 @@ def decide(
         arrivals: the buffer in canonical order.
         vectors: the `inner_sweep` of `arrivals`.
         limits: the limits of the server.
+        window: the norms of arrivals of earlier rounds, oldest first.
         removable: whether an arrival can be rejected; otherwise its fault is an error.
 
     Raises:
@@ -47,14 +65,23 @@ def decide(
             rejected |= {places[i]: why for i, why in error.reasons.items()}
             places = [i for i in places if i not in rejected]
         else:
-            return (_expanded(weights, places, rejected) if rejected else weights), step
+            clips, multiple = None, limits.clip_norms
+            if multiple is not None:
+                norms = part.norms.tolist()
+                weights, factors = _clipped(weights, clip_factors(multiple, window, norms))
+                window = next_window(window, norms)
+                clips = np.ones(len(arrivals))
+                clips[places] = factors
+                clips = frozen(clips, np.float64)
+            return Decision(_expanded(weights, places, rejected) if rejected else weights, step, clips, window)
         finally:
             if part_vectors is not None and part_vectors is not vectors:
                 part_vectors.close()
         part_vectors = None if vectors is None else vectors.select(places)
         part = _selected(arrivals, places, part_vectors)
-    held = len(rule.needs.rule_vectors)
-    return Weights(np.zeros(len(arrivals)), (0.0,) * held, rejected=rejected, skip=True), rule.step(arrivals)
+    nothing = np.zeros(len(arrivals))
+    weights = Weights(nothing, (0.0,) * len(rule.needs.rule_vectors), rejected=rejected, skip=True)
+    return Decision(weights, rule.step(arrivals), None if limits.clip_norms is None else nothing + 1.0, window)
 
 
 def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
@@ -108,6 +135,18 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
     }
     client_ids = tuple([arrivals.client_ids[i] for i in places])
     return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, **columns)
+
+
+def _clipped(weights: Weights, factors: list[float]) -> tuple[Weights, Float64]:
+    """Return the weights, in the direction and in rule vectors, multiplied by these factors, and the factors."""
+    clips = np.array(factors)
+    if min(factors) == 1.0:
+        return weights, clips
+    following = weights.next
+    if following is not None:
+        held = len(following)
+        following = frozen(following * np.concatenate([np.ones(held), clips]), np.float64)
+    return replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following), clips
 
 
 def _expanded(weights: Weights, places: Sequence[int], rejected: dict[int, str]) -> Weights:
