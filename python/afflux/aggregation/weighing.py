@@ -1,6 +1,6 @@
 """The weights and the step of a round. Arrivals whose values make the rule's numbers unusable are rejected."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
 from sys import float_info
 from types import MappingProxyType
@@ -54,34 +54,41 @@ def decide(
         AffluxError: a number is unusable, and no arrival alone has caused it: the rule would also give it to arrivals
             that are all equal.
     """
-    places, rejected = list(range(len(arrivals))), dict[int, str]()
-    part, part_vectors = arrivals, vectors
-    while places:
+    try:
+        weights, step = _decide(rule, arrivals, limits)
+    except ArrivalError as error:
+        if not removable or _fails_without_clients(rule, arrivals, limits):
+            raise
+        return _decide_without(error.reasons, rule, arrivals, vectors, limits, window)
+    return _clipped(weights, step, arrivals, limits, window)
+
+
+def _decide_without(
+    reasons: Mapping[int, str],
+    rule: Rule,
+    arrivals: Arrivals,
+    vectors: RoundVectors | None,
+    limits: Limits,
+    window: tuple[float, ...],
+) -> Decision:
+    """Return the decision after rejecting these arrivals, and those whose weights are then unusable."""
+    rejected = {**reasons}
+    while places := [i for i in range(len(arrivals)) if i not in rejected]:
+        part_vectors = None if vectors is None else vectors.select(places)
+        part = _selected(arrivals, places, part_vectors)
         try:
             weights, step = _decide(rule, part, limits)
         except ArrivalError as error:
-            if not removable or (not rejected and _fails_without_clients(rule, arrivals, limits)):
-                raise
             rejected |= {places[i]: why for i, why in error.reasons.items()}
-            places = [i for i in places if i not in rejected]
         else:
-            clips, multiple = None, limits.clip_norms
-            if multiple is not None:
-                norms = part.norms.tolist()
-                weights, factors = _clipped(weights, clip_factors(multiple, window, norms))
-                window = next_window(window, norms)
-                clips = np.ones(len(arrivals))
-                clips[places] = factors
-                clips = frozen(clips, np.float64)
-            return Decision(_expanded(weights, places, rejected) if rejected else weights, step, clips, window)
+            return _expanded(_clipped(weights, step, part, limits, window), places, rejected)
         finally:
-            if part_vectors is not None and part_vectors is not vectors:
+            if part_vectors is not None:
                 part_vectors.close()
-        part_vectors = None if vectors is None else vectors.select(places)
-        part = _selected(arrivals, places, part_vectors)
-    nothing = np.zeros(len(arrivals))
-    weights = Weights(nothing, (0.0,) * len(rule.needs.rule_vectors), rejected=rejected, skip=True)
-    return Decision(weights, rule.step(arrivals), None if limits.clip_norms is None else nothing + 1.0, window)
+    held = len(rule.needs.rule_vectors)
+    nothing = Weights(_NO_NUMBERS, (0.0,) * held, skip=True)
+    clips = None if limits.clip_norms is None else _NO_NUMBERS
+    return _expanded(Decision(nothing, rule.step(arrivals), clips, window), [], rejected)
 
 
 def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
@@ -137,40 +144,46 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
     return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, **columns)
 
 
-def _clipped(weights: Weights, factors: list[float]) -> tuple[Weights, Float64]:
-    """Return the weights, in the direction and in rule vectors, multiplied by these factors, and the factors."""
-    clips = np.array(factors)
-    if min(factors) == 1.0:
-        return weights, clips
-    following = weights.next
-    if following is not None:
-        held = len(following)
-        following = frozen(following * np.concatenate([np.ones(held), clips]), np.float64)
-    return replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following), clips
+def _clipped(
+    weights: Weights, step: ops.Step, arrivals: Arrivals, limits: Limits, window: tuple[float, ...]
+) -> Decision:
+    """Return the decision with weights, in the direction and in rule vectors, that are clipped by norm."""
+    if limits.clip_norms is None:
+        return Decision(weights, step, None, window)
+    norms = arrivals.norms.tolist()
+    clips = frozen(clip_factors(limits.clip_norms, window, norms), np.float64)
+    if (clips < 1.0).any():
+        following = weights.next
+        if following is not None:
+            held = len(following)
+            following = frozen(following * np.concatenate([np.ones(held), clips]), np.float64)
+        weights = replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following)
+    return Decision(weights, step, clips, next_window(window, norms))
 
 
-def _expanded(weights: Weights, places: Sequence[int], rejected: dict[int, str]) -> Weights:
-    """Return the weights of all arrivals, from those of the arrivals at `places`; the others are rejected."""
-    count = len(places) + len(rejected)
-    vectors = np.zeros(count)
-    vectors[places] = weights.vectors
-    following, cosines = weights.next, weights.cosines
-    if following is not None:
-        held = len(following)
-        following = np.zeros((held, held + count))
-        following[:, [*range(held), *(held + i for i in places)]] = weights.next
-        following = frozen(following, np.float64)
-    if cosines is not None:
-        cosines = np.full(count, nan)
-        cosines[places] = weights.cosines
-        cosines = frozen(cosines, np.float64)
-    return replace(
+def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, str]) -> Decision:
+    """Return the decision about all arrivals, from that about the arrivals at `places`; the others are rejected."""
+    weights, count = decision.weights, len(places) + len(rejected)
+
+    def spread(numbers: Float64 | None, value: float) -> Float64 | None:
+        """Return the numbers of all arrivals; `value` for those that are rejected."""
+        if numbers is None:
+            return None
+        held = numbers.shape[-1] - len(places)  # columns of rule vectors
+        out = np.full((*numbers.shape[:-1], held + count), value)
+        out[..., [*range(held), *(held + i for i in places)]] = numbers
+        return frozen(out, np.float64)
+
+    vectors = spread(weights.vectors, 0.0)
+    assert vectors is not None
+    spread_weights = replace(
         weights,
-        vectors=frozen(vectors, np.float64),
-        next=following,
+        vectors=vectors,
+        next=spread(weights.next, 0.0),
         rejected={**{places[i]: why for i, why in weights.rejected.items()}, **rejected},
-        cosines=cosines,
+        cosines=spread(weights.cosines, nan),
     )
+    return decision._replace(weights=spread_weights, clips=spread(decision.clips, 1.0))
 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
