@@ -1,9 +1,8 @@
 """The warning about a norm that needs `ServerOptions.clip_norms`."""
 
 import logging
-from math import inf
 
-from afflux.aggregation.clipping import median_norm, next_window
+from afflux.aggregation.clipping import WINDOW, median_norm
 from afflux.aggregation.reports import Report
 from afflux.ops.validation import brief
 
@@ -25,10 +24,10 @@ class NormWatch:
         if not self._warnings:
             return
         window, norms = self._window, report.norms.tolist()  # all are known: such a rule's vectors are not lent
-        largest = max(norms)
-        self._window = next_window(window, norms)
+        known, largest = window + tuple(norms), max(norms)
+        self._window = known[-WINDOW:]
         # Without a sort in nearly all rounds: the median is at least the least norm.
-        if largest <= SUSPECT * min(min(window, default=inf), min(norms)):
+        if largest <= SUSPECT * min(known):
             return
         median = median_norm(window, norms)
         if median is None or largest <= SUSPECT * median:
