@@ -151,6 +151,29 @@ def test_an_own_part_that_cannot_weigh_equal_arrivals():
     assert report.rejected[1].startswith("weight 4.61e+18")
 
 
+def test_a_loss_too_large_for_a_weight():
+    server = Server(
+        Rule("own", "update", 2, lambda arrivals: np.array(arrivals.losses), NONE, optimizers.Sgd(1.0)), vector(0.0)
+    )
+    server.push(client=0, version=0, update=vector(1.0), loss=1e30)
+    report = server.push(client=1, version=0, update=vector(1.0), loss=0.5).report
+    assert (report.rejected[0][:12], report.rejected[1]) == ("weight 1e+30", "")
+    assert server.params.tolist() == [0.5] * D
+
+
+def test_a_sum_cannot_lose_an_arrival():
+    """With accumulate=True its weight is an error, as before, and the waiting arrivals can be discarded."""
+    rule = Rule("own", "update", 2, COUNTS, NONE, optimizers.Sgd(1.0))
+    server = Server(rule, vector(0.0), accumulate=True)
+    server.push(client=0, version=0, update=vector(1.0), num_examples=2**62)
+    with pytest.raises(AffluxError, match="could overflow"):
+        server.push(client=1, version=0, update=vector(1.0))
+    assert server.discard() == 1
+    for client in (0, 1):
+        server.push(client=client, version=0, update=vector(1.0))
+    assert server.params.tolist() == [2.0] * D
+
+
 STEPS = {
     "sgd": lambda: optimizers.Sgd(1.0),
     "momentum": lambda: optimizers.Momentum(1.0, 0.9),
