@@ -1,6 +1,8 @@
 """The warning about a norm that needs `ServerOptions.clip_norms`."""
 
 import logging
+from collections import deque
+from math import inf
 
 from afflux.aggregation.clipping import WINDOW, median_norm
 from afflux.aggregation.reports import Report
@@ -16,19 +18,23 @@ class NormWatch:
     """Logs one warning for a rule with second moments: about the first norm beyond SUSPECT medians."""
 
     def __init__(self) -> None:
-        self._window: tuple[float, ...] = ()
+        self._window: deque[float] = deque(maxlen=WINDOW)
+        self._least = inf  #: at most the least norm of the window
         self._warnings = [None]  # the one that is left; `pop` is atomic
 
     def see(self, report: Report) -> None:
         """Look at the norms of a round."""
-        if not self._warnings:
-            return
-        window, norms = self._window, report.norms.tolist()  # all are known: such a rule's vectors are not lent
-        known, largest = window + tuple(norms), max(norms)
-        self._window = known[-WINDOW:]
-        # Without a sort in nearly all rounds: the median is at least the least norm.
-        if largest <= SUSPECT * min(known):
-            return
+        if self._warnings:
+            norms = report.norms.tolist()  # all are known: such a rule's vectors are not lent
+            self._least = min(self._least, *norms)
+            if max(norms) > SUSPECT * self._least:  # the median is at least the least norm
+                self._compare(report, norms, max(norms))
+            self._window.extend(norms)
+
+    def _compare(self, report: Report, norms: list[float], largest: float) -> None:
+        """Warn if the largest norm is beyond SUSPECT medians."""
+        window = tuple(self._window)
+        self._least = min((*window, *norms))
         median = median_norm(window, norms)
         if median is None or largest <= SUSPECT * median:
             return
