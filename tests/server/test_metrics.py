@@ -15,8 +15,8 @@ from conftest import ready
 
 D, M = 6, 3
 KEYS = [
-    *("version", "stepped", "arrivals", "rejected", "staleness_mean", "staleness_max", "weight_min", "weight_max"),
-    *("effective_arrivals", "norm_mean", "norm_max", "server_lr", "seconds", "bytes"),
+    *("version", "stepped", "arrivals", "rejected", "clipped", "staleness_mean", "staleness_max", "weight_min"),
+    *("weight_max", "effective_arrivals", "norm_mean", "norm_max", "server_lr", "seconds", "bytes"),
 ]
 
 
@@ -45,6 +45,7 @@ def test_all_numbers_of_one_step():
         "stepped": 1,
         "arrivals": 3,
         "rejected": 1,
+        "clipped": 0,
         "staleness_mean": 0,
         "staleness_max": 0,
         "weight_min": 0.0,

@@ -128,6 +128,19 @@ def test_a_log_can_be_fed_to_every_rule(log):
         assert alone.digest == result.digest, "what else is fed makes no difference"
 
 
+def test_clipped_weights_are_recorded_and_replayed(made, tmp_path):
+    config = replace(SMALL, clip_norms=0.5)
+    result = run(parse_rule(RULE), 3, config, output=AuditOutput(tmp_path, updates=True))
+    assert result.params.tobytes() != made[1].params.tobytes()
+    log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
+    assert (log.config(), "clip_norms" in SMALL.recorded()) == (config, False)
+    assert replay(log, [log.spec()], replay_config(log))[0].digest == result.digest
+    with pytest.raises(ConfigError, match=r"clip_norms is 0\.5, but ca2fl caches rows"):
+        run(small("ca2fl"), 3, config)
+    with pytest.raises(ConfigError, match=r"clip_norms is -1, must be 0 or more and finite"):
+        replace(SMALL, clip_norms=-1)
+
+
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
 def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeypatch):
     taken, pulled = [], []

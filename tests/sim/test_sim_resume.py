@@ -41,7 +41,7 @@ CASES = {
     "fedavg": SMALL,
     "ca2fl": SMALL,
     "mf_ca2fl": SMALL,
-    "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox"),
+    "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox", clip_norms=1.0),
     "wkafl": replace(SMALL, refill=3),
     "gsgm": SMALL,
     "zenopp": SMALL,

@@ -38,6 +38,7 @@ PLAYED = {
     "fedbuff": {"lends": True},
     "fedbuff-streaming": {"accumulate": True, "commit_every": 2},
     "fadas": {"durability": "power"},
+    "fadas-clip": {"clip_norms": 1.0},
     "wkafl": {},
     "gsgm": {},
     "zenopp": {},

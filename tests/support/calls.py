@@ -91,6 +91,7 @@ def _options(rng):
         "dtype": "float32",
         "slot_dtype": "bfloat16",
         "flush_after": 10.0,
+        "clip_norms": 2.0,
         "memory_budget": 10**9,
         "duplicates": "both",
     }

@@ -179,6 +179,7 @@ class Admission:
             ends_pass,
             slot_bytes,
             self.limits,
+            state.norms,
         )
 
     def record(
@@ -189,7 +190,7 @@ class Admission:
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled = state.waiting, state.filled
         logged, since = state.logged, state.since
-        rule, next_rule, unreported = state.rule, state.next_rule, state.unreported
+        rule, next_rule, unreported, norms = state.rule, state.next_rule, state.unreported, state.norms
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
         elif passes is not None and status == "deferred":
@@ -199,7 +200,7 @@ class Admission:
             waiting, passes, counts = self._opened(passes, prepared)
             filled = len(waiting)
             if not prepared.report.stepped:
-                scalars, unreported = prepared.scalars, self._with_report(prepared.report)
+                scalars, norms, unreported = prepared.scalars, prepared.norms, self._with_report(prepared.report)
         elif status == "joined":
             if not filled:
                 since = monotonic()
@@ -244,6 +245,7 @@ class Admission:
             next_rule,
             since,
             unreported,
+            norms,
         )
         self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:
@@ -328,13 +330,14 @@ class Admission:
             logged += 1
         waiting: list[PendingArrival] = []
         passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported
+        norms = state.norms
         if prepared is None:
             passes = passes and passes.emptied(state.filled)
         else:
             waiting, passes, counts = self._opened(passes, prepared)
             if not prepared.report.stepped:
                 unreported = self._with_report(prepared.report)
-                scalars, prepared = prepared.scalars, None
+                scalars, norms, prepared = prepared.scalars, prepared.norms, None
         new = replace(
             state,
             rule=state.next_rule or state.rule,
@@ -348,6 +351,7 @@ class Admission:
             scalars=scalars,
             counts=counts,
             passes=passes,
+            norms=norms,
         )
         self.state = new if prepared is None else replace(new, decided_state=new)
         self._places = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
 from afflux.aggregation.cache.rows import RowCache, decoded
+from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
 from afflux.aggregation.round import NamedVectors
@@ -55,6 +56,7 @@ class Saved:
     rule_vectors: NamedVectors
     handed: frozenset[str]
     scalars: Scalars
+    norms: tuple[float, ...]
     passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
 
     def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
@@ -72,6 +74,7 @@ class Saved:
             rule_vectors=self.rule_vectors,
             handed=self.handed,
             scalars=self.scalars,
+            norms=self.norms,
             passes=None if self.passed is None else Participation.of(*self.passed, arrivals[self.filled :]),
         )
 
@@ -91,6 +94,7 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
         "added": added,
         "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
         "scalars": dict(state.scalars),
+        "norms": list(state.norms),
         "handed": sorted(state.handed),
         "next_rule": None if state.next_rule is None else state.next_rule.to_config(),
     }
@@ -220,6 +224,7 @@ class _Loader:
             },
             handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
+            norms=self._norms(),
             passed=self._passed(),
         )
 
@@ -319,6 +324,12 @@ class _Loader:
             if not isfinite(value):
                 _fail(f"{name} is {value}")
         return MappingProxyType(scalars)
+
+    def _norms(self) -> tuple[float, ...]:
+        norms = tuple(map(_number, self._list("norms") if "norms" in self._meta else []))  # new since format 4
+        if len(norms) > WINDOW or not all(0 <= norm < inf for norm in norms):
+            _fail(f"norms are {brief(self._meta['norms'])}, must be at most {WINDOW} norms")
+        return norms
 
     def _next_rule(self) -> Rule | None:
         config = self._meta["next_rule"]

@@ -1,5 +1,6 @@
 """Limits on the vectors that a server accepts, so that no result of a round can overflow."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import assert_never
@@ -18,6 +19,14 @@ MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
 _STEPS = 1e6
 
 
+class ArrivalError(AffluxError):
+    """Numbers of a round that single arrivals have caused."""
+
+    def __init__(self, message: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons  #: index of an arrival -> its fault; not empty
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one server."""
@@ -25,11 +34,12 @@ class Limits:
     max_abs: float  #: the largest accepted absolute value of an element
     max_norm: float  #: the largest accepted Euclidean norm; infinite: no limit
     largest: float  #: the largest finite number of the dtype of params
+    clip_norms: float | None = None  #: the multiple of the median norm beyond which weights are reduced; None: no limit
 
     @classmethod
-    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None) -> "Limits":
+    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None, clip_norms: float | None = None) -> "Limits":
         """Return the limits that `ServerOptions` set."""
-        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max))
+        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max), clip_norms)
 
     def allow(self, low: float, high: float, norm: float) -> bool:
         """Return whether a finite vector with this least and largest element and this norm is within the limits."""
@@ -46,7 +56,9 @@ class Limits:
         """Return the largest |sum_i w_i u_i| of vectors within the limits, rounded up."""
         return sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
 
-    def check_step(self, rule: Rule, step: ops.Step, lr: float, weights: list[float]) -> None:
+    def check_step(
+        self, rule: Rule, step: ops.Step, lr: float, weights: list[float], own: Sequence[float] = ()
+    ) -> None:
         """Reject numbers of a rule with which vectors within the limits could cause an overflow.
 
         Of the values that clients send, the check depends only on those that determine the weights.
@@ -55,11 +67,30 @@ class Limits:
             rule: the rule, for the message.
             step: the result of its step part.
             lr: its learning rate.
-            weights: the weights of the vectors, and of the rule vectors.
+            weights: the weights of the arrivals.
+            own: the weights of the rule vectors.
 
         Raises:
-            AffluxError: params or a state could overflow within a million steps.
+            ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
+                of one of them.
+            AffluxError: they could overflow, and no weight is so large.
         """
+        if self._fit(step, lr, [*weights, *own]):
+            return
+        what = f"elements of magnitude {self.max_abs:g} could overflow"
+        message = (
+            f"[{rule.name}] with lr {lr:.3g} and weights whose magnitudes add up to "
+            f"{sum(map(abs, [*weights, *own])):.3g}, {what}: make Server's max_abs or the rule's numbers smaller"
+        )
+        reasons = {
+            i: f"weight {weight:.3g}, with which {what}"
+            for i, weight in enumerate(weights)
+            if not self._fit(step, lr, [weight] * len(weights))
+        }
+        raise ArrivalError(message, reasons) if reasons else AffluxError(message)
+
+    def _fit(self, step: ops.Step, lr: float, weights: list[float]) -> bool:
+        """Return whether these weights cause no overflow within a million steps."""
         direction = 2 * self.of_direction(weights)  # twice: differences of models, and of cached rows
         squares = 0.0
         if isinstance(step, ops.Sgd | ops.Assign):
@@ -71,10 +102,4 @@ class Limits:
             squares = direction * direction * (_STEPS if step.kind == "adagrad" else 1.0)
         else:
             assert_never(step)  # a new class of ops.Step needs its bound here
-        if abs(lr) * reach * _STEPS <= self.largest and squares <= self.largest:
-            return
-        raise AffluxError(
-            f"[{rule.name}] with lr {lr:.3g} and weights whose magnitudes add up to {sum(map(abs, weights)):.3g}, "
-            f"elements of magnitude {self.max_abs:g} could overflow: make Server's max_abs or the rule's numbers "
-            "smaller"
-        )
+        return abs(lr) * reach * _STEPS <= self.largest and squares <= self.largest

@@ -52,6 +52,7 @@ STORED = (
     "flush_after",
     "max_abs",
     "max_norm",
+    "clip_norms",
     "seed",
 )
 
@@ -75,6 +76,7 @@ class Options(TypedDict, total=False):
     flush_after: float | None
     max_abs: float | None
     max_norm: float | None
+    clip_norms: float | None
     durability: Durability | None
     commit_every: int | None
     seed: int
@@ -132,6 +134,15 @@ class ServerOptions:
             limit. The round of a lent vector checks its direction, and rejects vectors beyond the limit.
         max_norm: a vector with a larger Euclidean norm is refused; None: no limit. With a limit, vectors cannot be
             lent.
+        clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,
+            so that one update of a large norm cannot dominate a round, nor the second moments of an adaptive rule. The
+            median is that of the positive norms of the last 64 arrivals that entered rounds and of this buffer,
+            clipped or not; of the buffer alone while there are fewer than 8. With fewer than 3 in the buffer, too, no
+            weight is clipped. So norms may grow and shrink, and fewer than half of the arrivals cannot move the
+            median. `Report.clips` has the factors. 10 clips only vectors that are exceptional. For updates and
+            gradients, and rules that cache no rows; then vectors cannot be lent, and `accumulate` is not possible.
+            None (default): the rule is that of its paper. A rule with second moments then logs one warning, about the
+            first vector with a norm beyond 100 medians.
         durability: what a commit to the store survives. "process" (default): every kind of end of this process.
             "power": also a power failure of the machine.
         commit_every: the multiples of this version number are committed to the store; None: only `checkpoint` and
@@ -176,6 +187,7 @@ class ServerOptions:
     flush_after: float | None = None
     max_abs: float | None = None
     max_norm: float | None = None
+    clip_norms: float | None = None
     durability: Durability | None = None
     commit_every: int | None = 1
     seed: int = 0
@@ -197,6 +209,7 @@ class ServerOptions:
             "memory_budget": optional(integer(1, 2**63 - 1)),
             "flush_after": optional(positive),
             "max_norm": optional(positive),
+            "clip_norms": optional(positive),
             "rows_on": one_of("device", "host"),
             "faults": one_of("raise", "record"),
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
@@ -210,7 +223,7 @@ class ServerOptions:
     @property
     def limits(self) -> Limits:
         """The limits on pushed vectors."""
-        return Limits.of(self.dtype, self.max_abs, self.max_norm)
+        return Limits.of(self.dtype, self.max_abs, self.max_norm, self.clip_norms)
 
     @property
     def slots_as(self) -> SlotType:
@@ -229,6 +242,8 @@ class ServerOptions:
         if self.max_slots is not None:
             optional(integer(1 if self.accumulate else rule.buffer_size))("Server", "max_slots", self.max_slots)
         slots_of(rule, self.max_slots, accumulate=self.accumulate)
+        if self.clip_norms is not None and (why := why_unclipped(rule, accumulate=self.accumulate)) is not None:
+            raise AffluxError(f"[Server] clip_norms: {why}")
         if rule.needs.passes and self.memory_budget is not None:
             raise AffluxError(
                 f"[Server] memory_budget chooses max_slots, which {rule.name} does not take: give max_deferred"
@@ -363,6 +378,17 @@ def known_on_arrival(rule: Rule) -> OnArrival:
     raise AffluxError(f"[Server] accumulate=True needs weights that are known on arrival; {why}")
 
 
+def why_unclipped(rule: Rule, *, accumulate: bool) -> str | None:
+    """Return the reason why a server cannot clip weights by norms; None if it can."""
+    if rule.kind == "model":
+        return f"{rule.name} takes models, whose norms do not measure a change; it clips updates and gradients"
+    if rule.calibrate.cached:
+        return f"{rule.name} caches rows, and a factor on the weight does not bound a row: use max_norm"
+    if accumulate:
+        return "accumulate=True adds an arrival up before the median of its buffer is known"
+    return None
+
+
 def why_copied(rule: Rule, options: ServerOptions) -> str | None:
     """Return the reason why a server copies pushed vectors; None if a round may read them in place.
 
@@ -375,6 +401,8 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
         return "inplace=True overwrites params"
     if options.max_norm is not None:
         return "max_norm needs its norm"
+    if options.clip_norms is not None:
+        return "clip_norms needs its norm"
     if rule.needs.norms:
         return f"{rule.name} reads its norm"
     if rule.needs.products:

@@ -50,6 +50,12 @@ class RoundVectors:
             wanted = np.zeros(len(slots))
         return ops.inner(slots, wanted, memory=vector, shift=moved, memory_weight=own, num_threads=num_threads)
 
+    def select(self, places: Sequence[int]) -> "RoundVectors":
+        """Return the function for the slots at these indices."""
+        assert self._given is not None  # it is closed after the round's weights
+        slots, held, num_threads = self._given
+        return RoundVectors([slots[i] for i in places], list(held), list(held.values()), num_threads)
+
     def close(self) -> None:
         """Refuse later calls: the rule has returned its weights, or has failed."""
         self._given = None

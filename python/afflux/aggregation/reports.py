@@ -55,13 +55,22 @@ class Report(Struct, frozen=True, eq=False):
     staleness: Int64  #: (M,)
     weights: Float64  #: (M,) the weights in the direction
     norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
-    cosines: Float64 | None  #: (M,) cosines with the rule's estimate; None if the rule has none
-    rejected: tuple[str, ...]  #: (M,) the reason why the rule rejected an arrival; empty if it did not
+    #: (M,) cosines with the rule's estimate, NaN for an arrival that it did not weigh; None if the rule has none
+    cosines: Float64 | None
+    rejected: tuple[str, ...]  #: (M,) the reason why the rule or the server rejected an arrival; empty if accepted
     server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
     stepped: bool  #: False: the rule rejected all arrivals, and the version did not change
     seconds: float  #: duration of weigh and apply
     nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot
+    #: (M,) the factors, at most 1, by which `clip_norms` has multiplied the weights; None without clip_norms
+    clips: Float64 | None = None
+
+    @property
+    def clipped(self) -> tuple[ClientId, ...]:
+        """The clients whose vectors `clip_norms` has scaled down, in the order of `client_ids`."""
+        clips = [] if self.clips is None else self.clips.tolist()
+        return tuple([client_id for client_id, clip in zip(self.client_ids, clips, strict=False) if clip < 1.0])
 
     def metrics(self) -> dict[str, float]:
         """Return the report as a flat dict of numbers, for a logger of metrics.
@@ -73,6 +82,7 @@ class Report(Struct, frozen=True, eq=False):
             stepped               1.0; 0.0 if the rule rejected all, so that the version stays
             arrivals              M
             rejected              how many of these the rule rejected
+            clipped               how many of these clip_norms has scaled down
             staleness_mean, _max  over the arrivals
             weight_min, _max      likewise
             effective_arrivals    (sum w)^2 / sum w^2: M if all weights are equal, 1 if one of them outweighs all
@@ -100,6 +110,7 @@ class Report(Struct, frozen=True, eq=False):
             "stepped": float(self.stepped),
             "arrivals": float(count),
             "rejected": float(sum(why != "" for why in self.rejected)),
+            "clipped": float(len(self.clipped)),
             "staleness_mean": sum(staleness) / count,
             "staleness_max": float(max(staleness)),
             "weight_min": min(weights),

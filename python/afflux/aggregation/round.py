@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from operator import attrgetter
 from sys import float_info
 from time import perf_counter
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +21,9 @@ from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.streaming import Term, combine
+from afflux.aggregation.weighing import decide
 from afflux.arrays.interop import first_beyond, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
-from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
 
@@ -43,6 +42,7 @@ class RoundStart(Struct, frozen=True, eq=False):
     ends_pass: bool
     slot_bytes: int  #: bytes of each vector
     limits: Limits  #: the limits of the server
+    norms: tuple[float, ...]  #: of arrivals of earlier rounds, oldest first, for `ServerOptions.clip_norms`
 
 
 class LentVectors(NamedTuple):
@@ -90,6 +90,7 @@ class Round:
     rule_vectors: NamedVectors  #: after the round
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
+    norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
     terms: list[Term] = field(default_factory=list)  #: terms to add before the sweep
@@ -175,22 +176,17 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     asked = RoundVectors(slots, needs.rule_vectors, held, num_threads) if needs.inner else None
     arrivals, joins = freeze(before, ordered, gram, asked)
     try:
-        weights = checked_weights(rule, arrivals)
+        decision = decide(rule, arrivals, asked, before.limits, before.norms, removable=not terms)
     finally:
         if asked is not None:
             asked.close()
-    step = rule.step(arrivals)
-    if not isinstance(step, ops.Step):
-        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
+    weights, step = decision.weights, decision.step
     lr = float(step.lr)
-    if not -inf < lr < inf:
-        raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
     if rule.kind == "gradient":
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
     own, all_weights = params_weight(rule.kind, weights.vectors), weights.vectors.tolist()
-    before.limits.check_step(rule, step, lr, [*all_weights, *weights.rule_vectors])
     lent = [i for i, w in enumerate(ordered) if w.norm != w.norm]
     if terms:
         slots = terms[0].total.vectors
@@ -238,9 +234,10 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         not weights.skip,
         perf_counter() - start,
         len(ordered) * before.slot_bytes,
+        decision.clips,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
-    made = Round(slots, draft, sweep, rows, after, buffers, scalars, report)
+    made = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
     if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
         made.checked = checked
     if terms:
@@ -318,67 +315,6 @@ def freeze(
         sweep,
     )
     return arrivals, joins
-
-
-def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
-    """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
-    given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
-    weights = given if isinstance(given, Weights) else Weights(given)
-    count, held = len(arrivals), len(needs.rule_vectors)
-    vectors = numbers(name, "weights", weights.vectors, (count,))
-    if not all(map(isfinite, values := vectors.tolist())):
-        client_id, weight = next(
-            both for both in zip(arrivals.client_ids, values, strict=True) if not isfinite(both[1])
-        )
-        raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
-    given_vectors = weights.rule_vectors
-    rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
-    if rule.calibrate.cached:
-        total = ordered_sum(vectors)
-        if not -inf < total < inf or (total == 0 and vectors.any()):
-            raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
-        # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
-        if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
-            vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
-    if weights.rejected and not set(weights.rejected) <= set(range(count)):
-        raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
-    scalars = weights.scalars
-    if scalars is not None:
-        if set(scalars) != set(needs.scalars):
-            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
-        values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
-        scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
-    return Weights(
-        vectors,
-        tuple(rule_vectors.tolist()),
-        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
-        scalars,
-        weights.rejected,
-        None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
-        weights.skip,
-    )
-
-
-def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
-    """Return a read-only copy of a result of weigh: finite numbers of this shape.
-
-    The caller checks that weights are finite.
-    """
-    try:
-        array = np.asarray(given)
-        if array.dtype.kind not in "fiub":
-            raise TypeError(f"of {array.dtype}")
-    except (TypeError, ValueError) as error:
-        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be numbers ({error})") from None
-    if array.shape != shape:
-        raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
-    if what != "weights" and not np.isfinite(array).all():
-        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
-    copy: Float64 = frozen(array, np.float64)
-    return copy
-
-
-_NO_NUMBERS = np.empty(0)
 
 
 def mixed_buffers(

@@ -41,6 +41,7 @@ class ServerState(Struct, frozen=True, eq=False):
     next_rule: Rule | None = None  #: replaces `rule` when the buffer is emptied
     since: float = 0.0  #: time.monotonic() of the join of the first arrival in the buffer
     unreported: tuple[Report, ...] = ()  #: steps for which on_step was not called yet, oldest first
+    norms: tuple[float, ...] = ()  #: of the last arrivals that entered rounds, oldest first, for clip_norms
 
     def arrivals(self) -> list[PendingArrival]:
         """Return the arrivals in the buffer."""
@@ -74,5 +75,11 @@ class ServerState(Struct, frozen=True, eq=False):
 def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
     """Return the state after a round, whose version is `current`."""
     return replace(
-        state, current=current, round=None, decided_state=None, scalars=done.scalars, rule_vectors=done.rule_vectors
+        state,
+        current=current,
+        round=None,
+        decided_state=None,
+        scalars=done.scalars,
+        rule_vectors=done.rule_vectors,
+        norms=done.norms,
     )

@@ -17,6 +17,7 @@ from afflux.arrays.pools import Slot, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
+from afflux.server.norm_watch import NormWatch
 from afflux.server.steps import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
@@ -41,6 +42,7 @@ class Aggregator:
         device: Device,
         on_step: OnStep | None,
         fast: FastPush | None = None,
+        norm_watch: NormWatch | None = None,
     ) -> None:
         self.num_threads = num_threads
         self.versions = versions
@@ -49,6 +51,7 @@ class Aggregator:
         self.streaming = streaming
         self.device = device
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
+        self.norm_watch = norm_watch
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
@@ -192,6 +195,8 @@ class Aggregator:
         report = None
         if completed is not None:
             report = completed.report
+            if self.norm_watch is not None:
+                self.norm_watch.see(report)
             ticket.made_step = True
             ticket.decision = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
@@ -332,6 +337,8 @@ class Aggregator:
 
         found = self._monitor.wait_for(attempt)
         assert found is not None  # it was given no timeout
+        if prepared is not None and self.norm_watch is not None:
+            self.norm_watch.see(prepared.report)
         prepared = None  # the round holds versions of params, and on_step may take long
         self.report_steps()
         return found[0]

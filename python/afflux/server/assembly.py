@@ -7,7 +7,7 @@ from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
-from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied
+from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
@@ -19,6 +19,7 @@ from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.norm_watch import NormWatch
 from afflux.server.steps import OnStep
 
 
@@ -98,4 +99,6 @@ def assemble(
             options.max_staleness,
             both_count=both,
         )
-    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step, fast)
+    watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
+    watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
+    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step, fast, watch)

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, convert, to_builtins
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
+from afflux.aggregation.clipping import WINDOW
 from afflux.ops.codecs import named
 from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
 
@@ -58,6 +59,7 @@ class StoredOptions(_Facts, frozen=True):
     max_norm: float | None
     seed: Annotated[int, Meta(ge=0)]
     max_deferred: Count | None = None  #: missing in stores of older versions
+    clip_norms: float | None = None  #: older stores have none
 
 
 class Commits(_Facts, frozen=True):
@@ -115,6 +117,7 @@ class StateMeta(_Facts, frozen=True):
     retained_buffers: dict[str, list[float]]
     asked: list[Count]
     rows: Rows | None = None
+    norms: Annotated[list[float], Meta(max_length=WINDOW)] = []
 
 
 VectorEntry = tuple[str, Count, bytes]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from afflux.aggregation.options import why_unclipped
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
@@ -96,6 +97,7 @@ class SimulationSetup:
             num_threads=1,
             seed=self.seed,
             faults="record",  # a client that diverges
+            clip_norms=self.config.clip_norms or None,
             **options,
         )
 
@@ -108,9 +110,11 @@ class SimulationSetup:
         return min(self.config.concurrency, len(self.clients))
 
     def check_rule(self, rule: Rule) -> None:
-        """Raise ConfigError if the rule needs validation data, and the task has none."""
+        """Raise ConfigError if the rule needs validation data that the task lacks, or excludes clip_norms."""
         if needs_validation_gradient(rule) and not self.num_validation:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
+        if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
+            raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""

@@ -128,6 +128,9 @@ class SimConfig:
         "C++ compiler. The last bits of the results differ from those without it.",
     )
     examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
+    clip_norms: float = _setting(
+        0.0, "If not 0: the server reduces the weight of an update whose norm exceeds so many medians."
+    )
     validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
@@ -161,7 +164,7 @@ class SimConfig:
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be positive and finite")
-        for name in ("weight_decay", "mu"):
+        for name in ("weight_decay", "mu", "clip_norms"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
         for name in ("client_lr", "weight_decay", "mu"):
@@ -197,7 +200,7 @@ class SimConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
         content = asdict(self)
-        unused = {name for name in ("task", "part", "compile", *ENDS) if not self._differs(name)}
+        unused = {name for name in ("task", "part", "compile", "clip_norms", *ENDS) if not self._differs(name)}
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}

@@ -1,0 +1,247 @@
+"""The weights and the step of a round. Arrivals whose values make the rule's numbers unusable are rejected."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite, nan
+from sys import float_info
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from afflux import ops
+from afflux.aggregation.clipping import clip_factors, next_window
+from afflux.aggregation.limits import ArrivalError, Limits
+from afflux.aggregation.products import RoundVectors
+from afflux.arrays.interop import frozen
+from afflux.ops.errors import AffluxError
+from afflux.ops.exact import ordered_sum
+from afflux.rules.rule import Arrivals, Float64, Rule, Weights
+
+
+class Decision(NamedTuple):
+    """The rule's decision about a round."""
+
+    weights: Weights  #: of all arrivals
+    step: ops.Step
+    clips: Float64 | None  #: (M,) the factors by which weights were multiplied; None without a clip
+    window: tuple[float, ...]  #: the norms that the next clip reads
+
+
+def decide(
+    rule: Rule,
+    arrivals: Arrivals,
+    vectors: RoundVectors | None,
+    limits: Limits,
+    window: tuple[float, ...],
+    *,
+    removable: bool,
+) -> Decision:
+    """Return the weights of all arrivals, clipped, and the step.
+
+    If a weight is not finite, or could cause an overflow, its arrival is rejected, and the rule weighs the other
+    arrivals again, as if the push had been refused. If all are rejected, there is no step.
+
+    Args:
+        rule: the rule.
+        arrivals: the buffer in canonical order.
+        vectors: the `inner_sweep` of `arrivals`.
+        limits: the limits of the server.
+        window: the norms of arrivals of earlier rounds, oldest first.
+        removable: whether an arrival can be rejected; otherwise its fault is an error.
+
+    Raises:
+        AffluxError: a number is unusable, and no arrival alone has caused it: the rule would also give it to arrivals
+            that are all equal.
+    """
+    try:
+        weights, step = _decide(rule, arrivals, limits)
+    except ArrivalError as error:
+        if not removable or _fails_without_clients(rule, arrivals, limits):
+            raise
+        return _decide_without(error.reasons, rule, arrivals, vectors, limits, window)
+    return _clipped(weights, step, arrivals, limits, window)
+
+
+def _decide_without(
+    reasons: Mapping[int, str],
+    rule: Rule,
+    arrivals: Arrivals,
+    vectors: RoundVectors | None,
+    limits: Limits,
+    window: tuple[float, ...],
+) -> Decision:
+    """Return the decision after rejecting these arrivals, and those whose weights are then unusable."""
+    rejected = {**reasons}
+    while places := [i for i in range(len(arrivals)) if i not in rejected]:
+        part_vectors = None if vectors is None else vectors.select(places)
+        part = _selected(arrivals, places, part_vectors)
+        try:
+            weights, step = _decide(rule, part, limits)
+        except ArrivalError as error:
+            rejected |= {places[i]: why for i, why in error.reasons.items()}
+        else:
+            return _expanded(_clipped(weights, step, part, limits, window), places, rejected)
+        finally:
+            if part_vectors is not None:
+                part_vectors.close()
+    held = len(rule.needs.rule_vectors)
+    nothing = Weights(_NO_NUMBERS, (0.0,) * held, skip=True)
+    clips = None if limits.clip_norms is None else _NO_NUMBERS
+    return _expanded(Decision(nothing, rule.step(arrivals), clips, window), [], rejected)
+
+
+def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
+    weights, step = checked_weights(rule, arrivals), rule.step(arrivals)
+    if not isinstance(step, ops.Step):
+        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
+    lr = float(step.lr)
+    if not -inf < lr < inf:
+        raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
+    limits.check_step(rule, step, lr, weights.vectors.tolist(), weights.rule_vectors)
+    return weights, step
+
+
+def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bool:
+    """Return whether the rule's numbers are unusable for fresh arrivals of one example and a loss of 1, too.
+
+    All their vectors, and the rule vectors, have one element: 1.
+    """
+    count, held = len(arrivals), len(rule.needs.rule_vectors)
+    ones = np.ones(count + held)
+    vectors = RoundVectors([np.ones(1)] * count, rule.needs.rule_vectors, [np.ones(1)] * held, 1)
+    neutral = replace(
+        arrivals,
+        versions=frozen(np.full(count, arrivals.version), np.int64),
+        staleness=frozen(np.zeros(count), np.int64),
+        num_examples=frozen(ones[:count], np.int64),
+        losses=frozen(np.where(np.isnan(arrivals.losses), nan, 1.0), np.float64),
+        norms=frozen(ones[:count], np.float64),
+        gram=None if arrivals.gram is None else frozen(np.ones((count + held, count + held)), np.float64),
+        inner_sweep=None if arrivals.inner_sweep is None else vectors,
+    )
+    try:
+        _decide(rule, neutral, limits)
+    except AffluxError:
+        return True
+    except Exception:  # a part of the user's own that cannot weigh such arrivals
+        return False
+    return False
+
+
+def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors | None) -> Arrivals:
+    """Return the arrivals at these indices; `vectors` are theirs."""
+    gram = arrivals.gram
+    if gram is not None:
+        held = len(gram) - len(arrivals)
+        rows = [*range(held), *(held + i for i in places)]
+        gram = frozen(gram[np.ix_(rows, rows)], np.float64)
+    columns = {
+        name: frozen(getattr(arrivals, name)[places], getattr(arrivals, name).dtype)
+        for name in ("versions", "staleness", "num_examples", "losses", "norms")
+    }
+    client_ids = tuple([arrivals.client_ids[i] for i in places])
+    return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, **columns)
+
+
+def _clipped(
+    weights: Weights, step: ops.Step, arrivals: Arrivals, limits: Limits, window: tuple[float, ...]
+) -> Decision:
+    """Return the decision with weights, in the direction and in rule vectors, that are clipped by norm."""
+    if limits.clip_norms is None:
+        return Decision(weights, step, None, window)
+    norms = arrivals.norms.tolist()
+    clips = frozen(clip_factors(limits.clip_norms, window, norms), np.float64)
+    if (clips < 1.0).any():
+        following = weights.next
+        if following is not None:
+            held = len(following)
+            following = frozen(following * np.concatenate([np.ones(held), clips]), np.float64)
+        weights = replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following)
+    return Decision(weights, step, clips, next_window(window, norms))
+
+
+def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, str]) -> Decision:
+    """Return the decision about all arrivals, from that about the arrivals at `places`; the others are rejected."""
+    weights, count = decision.weights, len(places) + len(rejected)
+
+    def spread(numbers: Float64 | None, value: float) -> Float64 | None:
+        """Return the numbers of all arrivals; `value` for those that are rejected."""
+        if numbers is None:
+            return None
+        held = numbers.shape[-1] - len(places)  # columns of rule vectors
+        out = np.full((*numbers.shape[:-1], held + count), value)
+        out[..., [*range(held), *(held + i for i in places)]] = numbers
+        return frozen(out, np.float64)
+
+    vectors = spread(weights.vectors, 0.0)
+    assert vectors is not None
+    spread_weights = replace(
+        weights,
+        vectors=vectors,
+        next=spread(weights.next, 0.0),
+        rejected={**{places[i]: why for i, why in weights.rejected.items()}, **rejected},
+        cosines=spread(weights.cosines, nan),
+    )
+    return decision._replace(weights=spread_weights, clips=spread(decision.clips, 1.0))
+
+
+def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
+    """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
+    given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
+    weights = given if isinstance(given, Weights) else Weights(given)
+    count, held = len(arrivals), len(needs.rule_vectors)
+    vectors = numbers(name, "weights", weights.vectors, (count,))
+    if not all(map(isfinite, values := vectors.tolist())):
+        reasons = {i: f"weight {value}, must be finite" for i, value in enumerate(values) if not isfinite(value)}
+        i = min(reasons)
+        message = f"[{name}] weigh gave client {arrivals.client_ids[i]!r} the weight {values[i]}, must be finite"
+        raise ArrivalError(message, reasons)
+    given_vectors = weights.rule_vectors
+    rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
+    if rule.calibrate.cached:
+        total = ordered_sum(vectors)
+        if not -inf < total < inf or (total == 0 and vectors.any()):
+            raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
+        # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
+        if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
+            vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
+    if weights.rejected and not set(weights.rejected) <= set(range(count)):
+        raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
+    scalars = weights.scalars
+    if scalars is not None:
+        if set(scalars) != set(needs.scalars):
+            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
+        values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
+        scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
+    return Weights(
+        vectors,
+        tuple(rule_vectors.tolist()),
+        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        scalars,
+        weights.rejected,
+        None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
+        weights.skip,
+    )
+
+
+def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
+    """Return a read-only copy of a result of weigh: finite numbers of this shape.
+
+    The caller checks that weights are finite.
+    """
+    try:
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"of {array.dtype}")
+    except (TypeError, ValueError) as error:
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be numbers ({error})") from None
+    if array.shape != shape:
+        raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
+    if what != "weights" and not np.isfinite(array).all():
+        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
+    copy: Float64 = frozen(array, np.float64)
+    return copy
+
+
+_NO_NUMBERS = np.empty(0)
