@@ -324,7 +324,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
         begin("fedbuff", tmp_path, stop_at(10))
     paused = InterruptedRun.of(tmp_path / "store")
     other = replace(paused, header=msgspec.structs.replace(paused.header, first_params_sha256="0"))
-    with pytest.raises(ConfigError, match="the clients or first params are others"):
+    with pytest.raises(ConfigError, match="other inputs: first params;"):
         resume(other)
     (sequence, client, *rest), *others = paused.stream["training"]
     live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}

@@ -68,6 +68,8 @@ class Header(_Line, frozen=True, tag="header"):
     config: dict[str, JsonScalar]  #: the fields of SimConfig, some only if they are not the default
     #: SHA-256 of the user's files, with the modules beside them: of the rule's as `rule`, of the task's as `task`
     code: dict[str, Digest] | msgspec.UnsetType = msgspec.UNSET
+    inputs: dict[Label, Digest] | msgspec.UnsetType = msgspec.UNSET  #: SHA-256 of the data, the model, ... by name
+    versions: dict[Label, Label] | msgspec.UnsetType = msgspec.UNSET  #: of NumPy and torch
 
     def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
         """Return the settings, to run with them.

@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from hashlib import file_digest
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from afflux import __version__
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
@@ -24,6 +22,7 @@ from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, 
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
+from afflux.sim.workload.inputs import package_versions
 
 FILES = (
     "config.json",
@@ -253,11 +252,7 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
             for label, runs in group_by_rule(results).items()
         ],
         "seeds": sorted({run.seed for run in results}),
-        "versions": {
-            "afflux": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "torch")},
-        },
+        "versions": package_versions() | {"python": platform.python_version()},
         "machine": platform.machine(),
     }
 

@@ -20,11 +20,11 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import params_sha256
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import SimulatedServer
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
 from afflux.store.files import new_file, opened
@@ -205,24 +205,15 @@ class InterruptedRun:
                 )
 
     def check_setup(self, setup: SimulationSetup) -> None:
-        """Raise ConfigError if data or initial params are not those of the run."""
-        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
-        if rebuilt != (self.header.num_clients, self.header.first_params_sha256):
-            raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
-
-    def check_code(self, now: audit_log.Header) -> None:
-        """Raise ConfigError if the file of the rule or of the task has changed since the run began.
-
-        Args:
-            now: the header that the run would have if it began now.
-        """
-        if now.code != self.header.code:
+        """Raise ConfigError if code, data or initial params are not those with which the run began."""
+        if code_digests(self.spec.name, self.config.task) != (self.header.code or {}):
             names = [self.header.rule, self.header.config.get("task", "")]
             files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
             raise ConfigError(
                 f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
                 "change, or begin a new run"
             )
+        setup.refuse_other_inputs(self.path, self.header)
 
     def read_arrays(self) -> dict[str, np.ndarray]:
         """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""

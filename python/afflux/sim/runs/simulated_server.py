@@ -23,6 +23,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -250,6 +251,8 @@ class SimulatedServer:
             first_params_sha256=params_sha256(setup.initial_params),
             config=setup.config.recorded(),
             code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
+            inputs=dict(setup.inputs) or msgspec.UNSET,
+            versions={name: text for name, text in package_versions().items() if name != "afflux"},
         )
 
     def _write(
