@@ -133,7 +133,8 @@ def _run(
                 old.unlink(missing_ok=True)
         log = leader.log = files.enter_context(AuditLogWriter(log_path, header, size))
         open_metrics([leader], output.tensorboard, seed, files, len(leader.history.staleness))
-        checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds)
+        run_id = None if interrupted is None else interrupted.run_id
+        checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds, run_id)
         events = stream.events(checkpoints)
         if output.updates:
             count = 0 if interrupted is None else interrupted.arrivals
