@@ -51,7 +51,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a checkpoint in the store's notes; see `RunCheckpoints.save`."""
 
     afflux_run: int
-    audit: str
+    audit: audit_log.Label
     header: audit_log.Header
     log_bytes: audit_log.Count
     log_sha256: str
@@ -174,7 +174,7 @@ class InterruptedRun:
             typed: the run folder that the user has named.
         """
         moved = "give --out if it has moved"
-        if self.arrivals and not self.log.is_file():
+        if self.arrivals and not os.path.isfile(self.log):
             raise ConfigError(
                 f"there is no {self.log}: a run is resumed in its run folder, which was {stored}; {moved}"
             )

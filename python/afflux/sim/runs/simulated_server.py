@@ -1,5 +1,6 @@
 """The server of one rule in a simulation: it handles a stream of pulls and updates."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -27,6 +28,8 @@ from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
+
+_LOGGER = logging.getLogger("afflux")
 
 
 class PullEvent(NamedTuple):
@@ -207,6 +210,12 @@ class SimulatedServer:
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._evaluate(len(history.staleness), history.time)
             self.add_evaluations()
+        for name in ("accuracy", "loss"):
+            if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
+                _LOGGER.warning(
+                    "%s, seed %d: the %s of every evaluation is nan; look at the evaluation and its data",
+                    *(self.spec.label, self._setup.seed, name),
+                )
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,

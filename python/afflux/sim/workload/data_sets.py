@@ -92,7 +92,7 @@ def mnist(data_dir: Path | None) -> DataSet:
     if data_dir is None:
         raise ConfigError("data 'mnist' is read from mnist.npz: give its folder with --data-dir or AFFLUX_DATA")
     path = data_dir / "mnist.npz"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
