@@ -95,10 +95,14 @@ def _digest(command: object) -> str:
 
 def _lock(file: TextIO) -> None:
     """Lock a file until it is closed, or its process ends; raise BlockingIOError if another process has locked it."""
-    with suppress(ModuleNotFoundError):
+    try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ModuleNotFoundError, OSError):  # this system or file system has no such locks
+        return
 
 
 def create_run_folder(out: Path | None) -> Path:
@@ -173,7 +177,7 @@ def _remove_unfinished(folder: Path, digest: str) -> None:
     with marker.open(encoding="utf-8", errors="replace") as file:
         try:
             _lock(file)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"another command writes to {folder}; choose another --out") from None
         text = file.read(1000)
         if text not in ("", _UNFINISHED_TEXT + _ANY_COMMAND):
