@@ -12,6 +12,8 @@ from afflux.integrations._settings import RunSettings
 from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
 from afflux.rules.rule import Needs
 from core_runs import MODEL, OutOfMemory, run_of, trained
+from hostile import Raises
+from pairwise import soak
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_whatever_the_bytes_of_a_client_raise_is_its_fault(error):
     assert run.server.tasks == ()
 
 
-class Raises(np.ndarray):
+class RaisingArray(np.ndarray):
     """An array whose shape raises, outside of what the server takes for the client's fault."""
 
     @property
@@ -48,7 +50,7 @@ class NoText(ValueError):
 
 
 def of_subclass():
-    return Trained({**MODEL, "w": MODEL["w"].view(Raises)})
+    return Trained({**MODEL, "w": MODEL["w"].view(RaisingArray)})
 
 
 def of_a_mapping():
@@ -61,6 +63,25 @@ def test_an_error_of_a_reply_itself_is_the_clients_fault(read):
     run.sent("a", run.assign("ann"))
     assert run.receive("a", read).status == "faulty"
     assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("arrays", [lambda: Raises(MemoryError), lambda: None, *soak(lambda: [MODEL["w"]])])
+def test_a_reply_without_arrays_by_name_is_the_clients_fault(arrays):
+    run = run_of()
+    run.sent("a", run.assign("ann"))
+    receipt = run.receive("a", lambda: Trained(arrays()))
+    assert receipt.status == "faulty"
+    assert "must be arrays by name" in receipt.reason
+    assert run.server.tasks == ()
+
+
+def test_a_key_of_another_type_is_unknown():
+    run = run_of()
+    run.sent("a", run.assign("ann"))
+    for key in (["a"], {}, None):
+        assert run.receive(key, trained) is None
+    assert run.lost["unknown"] == 3
+    assert run.receive("a", trained).status == "joined"
 
 
 @pytest.mark.parametrize("delta", [False, True])

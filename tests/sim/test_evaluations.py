@@ -1,5 +1,6 @@
 """Evaluations: in the run's own process, or in workers beside training; in order, and to the same bits."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 
@@ -78,3 +79,13 @@ def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
     stored = InterruptedRun.of(tmp_path / "store")
     assert [row.arrivals for row in stored.history.evaluations] == list(range(0, stored.arrivals + 1, 4))
     assert reproducible(resume(stored, workers=two_workers)) == reproducible(run(RULE, 3, config))
+
+
+@pytest.mark.parametrize(("values", "name"), [((math.nan, 1.0), "accuracy"), *soak((0.5, math.nan), "loss")])
+def test_an_evaluation_that_is_always_nan_is_said_once(values, name, caplog):
+    finite = iter([True])
+    simulation(lambda module: (0.5, 1.0) if next(finite, False) else values).run()
+    assert caplog.messages == []
+    simulation(lambda module: values).run()
+    said = f"fedasync, seed 0: the {name} of every evaluation is nan; look at the evaluation and its data"
+    assert caplog.messages == [said]

@@ -64,7 +64,7 @@ def refused(log, message=""):
 
 
 HEADERS = [
-    ({"num_clients": 10**9}, "the clients or first params"),
+    ({"num_clients": 10**9}, "the run began with other inputs"),
     ({"num_clients": -1}, "num_clients is -1"),
     ({"d": 0}, "d is 0"),
     ({"d": 10**30}, "d is 1000"),
@@ -80,6 +80,9 @@ HEADERS = [
     ({"rule": ""}, "unknown rule"),
     ({"options": DEEP}, "maximum recursion depth"),
     ({"config": {"evil": 1}}, "unknown settings: 'evil'"),
+    ({"inputs": {"\x1b[31m": "0" * 64}}, "inputs"),
+    *soak({"inputs": {"data": "0" * 63}}, "inputs"),
+    *soak({"versions": {"torch": "1" * 61}}, "versions"),
 ]
 CONFIGS = [
     {"num_clients": 10**9, "concurrency": 4},

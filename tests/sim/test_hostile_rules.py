@@ -3,10 +3,19 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.sim.errors import ConfigError
+from afflux.sim.models.lora import checkpoint_folder
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.rule_files import code_digests
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from afflux.sim.workload.task_registry import build_task
+from pairwise import soak
 
 SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
 
@@ -121,3 +130,28 @@ def test_a_typed_file_resumes_its_run(interrupted, rule_file, tmp_path):
     assert once.exit_code == 0, once.output
     logs = [next((tmp_path / run / "audit").glob("*.jsonl")) for run in ("run", "once")]
     assert len({log.read_text().splitlines()[-1] for log in logs}) == 1
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("name", [f"{LONG}.py:f", "a\0b.py:f", *soak("\ud800.py:f"), *soak("a/" * 3000 + "x.py:f")])
+def test_names_that_no_file_can_have(name):
+    """The system's errors about them are not those of afflux."""
+    for function in (parse_rule, lambda text: RuleSpec(text).build(), lambda text: code_digests(text, text)):
+        with pytest.raises(ConfigError):
+            function(name)
+    with pytest.raises(ConfigError):
+        build_task(SimConfig(task=name))
+
+
+@pytest.mark.parametrize("folder", [LONG, "a\0b"])
+def test_data_in_a_folder_that_cannot_be(folder):
+    law = delay_law(f"device-times:file={folder}")
+    with pytest.raises(ConfigError, match="there is no file"):
+        law(3, np.random.Generator(np.random.PCG64(0)))
+    for task in ("papers:dataset=mnist", "images"):
+        with pytest.raises(ConfigError):
+            build_task(SimConfig(task=task, data="mnist" if task == "images" else "digits", data_dir=folder))
+    with pytest.raises(ConfigError):
+        checkpoint_folder(folder, None)

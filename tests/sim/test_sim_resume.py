@@ -68,7 +68,7 @@ def spec_of(name):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in folder.glob("audit/*")}
+    return {path.name: path.read_bytes() for path in folder.glob("audit/*seed*")}
 
 
 def begin(name, folder, progress=None, seconds=0.0, updates=True):
@@ -241,6 +241,50 @@ def test_another_runs_folder_is_refused(count, expected, tmp_path):
     assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
 
 
+def forge(store, **changes):
+    with Server.open(store) as server:
+        kept = [server.retained_versions[version] for version in server.retained_versions]
+        server.checkpoint({**server.notes, **changes}, keep=[one for one in kept if one.version != server.version])
+
+
+@pytest.mark.parametrize("count", [10, *(row.values[0] for row in soak(1))])
+def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
+    """Its log has the same bytes: the runs have the same settings. Only the id of the folder differs."""
+    for name in ("mine", "downloaded"):
+        with pytest.raises(Stopped):
+            begin("fedbuff", tmp_path / name, stop_at(count))
+    mine, store = tmp_path / "mine" / "run", tmp_path / "downloaded" / "store"
+    (mine / "report.html").write_text("mine")
+    before = contents(mine)
+    forge(store, audit=str(mine / "audit"))
+    for run_id in (None, "0" * 32):
+        forge(store, audit=str(mine / "audit"), run_id=run_id)
+        for options in ([], ["--out", mine]):
+            result = called("--resume", store, *options)
+            assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+            assert str(mine) in result.stderr
+            assert contents(mine) == before
+    with pytest.raises(ConfigError, match=f"{mine} is the folder of another run than that of {store}; choose another"):
+        InterruptedRun.of(store, mine)
+    forge(store, audit=str(tmp_path / "new" / "audit"))
+    with pytest.raises(ConfigError, match=f"{tmp_path}/new"):
+        InterruptedRun.of(store)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_store_of_before_runs_had_ids_is_resumed_in_the_folder_that_is_named(expected, tmp_path):
+    with pytest.raises(Stopped):
+        begin("fedbuff", tmp_path, stop_at(10))
+    (tmp_path / "run" / "audit" / "run_id.txt").unlink()
+    forge(tmp_path / "store", run_id=None)
+    with pytest.raises(ConfigError, match=f"has no id of its run folder, which was {tmp_path}/run: name it by --out"):
+        InterruptedRun.of(tmp_path / "store")
+    with pytest.raises(Stopped):
+        resume(InterruptedRun.of(tmp_path / "store", tmp_path / "run"), stop_at(20), 0.0)
+    result = resume(InterruptedRun.of(tmp_path / "store"))  # they have an id now
+    assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
+
+
 @pytest.mark.parametrize("line", [0, 3])
 def test_a_log_that_was_edited_is_refused(line, tmp_path):
     with pytest.raises(Stopped):
@@ -270,7 +314,8 @@ def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", new, stop_at(1))
     with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
-        (tmp_path / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()
+        for name in ("fedbuff-seed4.jsonl", "run_id.txt"):
+            (tmp_path / "run" / "audit" / name).unlink()
         InterruptedRun.of(new / "store", tmp_path / "run")
     (new / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()  # as a run leaves it that goes on and is killed at once
     resume(InterruptedRun.of(new / "store"))
@@ -324,7 +369,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
         begin("fedbuff", tmp_path, stop_at(10))
     paused = InterruptedRun.of(tmp_path / "store")
     other = replace(paused, header=msgspec.structs.replace(paused.header, first_params_sha256="0"))
-    with pytest.raises(ConfigError, match="the clients or first params are others"):
+    with pytest.raises(ConfigError, match="other inputs: first params;"):
         resume(other)
     (sequence, client, *rest), *others = paused.stream["training"]
     live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}

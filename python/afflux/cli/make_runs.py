@@ -50,7 +50,7 @@ def make_runs(
     simulation = Simulation.of(config, specs, seeds, paired=paired)
     jobs = simulation.jobs
     finished: dict[int, list[RunResult]] = {}
-    with _run_folder(out, jobs, config, finished, replaceable=True) as folder:
+    with _run_folder(out, jobs, config, finished, (jobs, config, keep_updates, tensorboard)) as folder:
         output = _audit_folder(folder, simulation, keep_updates, tensorboard)
         with show_progress([job.title for job in jobs], config.arrivals, Console(stderr=True)) as watch:
             results = simulation.run_into(
@@ -238,25 +238,21 @@ def _run_folder(
     jobs: "list[Job]",
     config: SimConfig,
     finished: "dict[int, list[RunResult]]",
-    *,
-    replaceable: bool = False,
+    command: object = None,
 ) -> Iterator[Path]:
-    """Create the run folder; after an error, write the finished results into it, or remove it if it is empty.
-
-    With `replaceable`, a folder in which no run was finished is replaced by the next command.
-    """
+    """Create the run folder, see `new_run_folder`; after an error, print what it holds and how to continue."""
     from afflux.sim.results import run_folder
 
-    folder = run_folder.create_run_folder(out, replaceable)
+    folder = None
     try:
-        yield folder
+        with run_folder.new_run_folder(out, config, finished, command) as folder:
+            yield folder
     except BaseException:
-        results = [result for index in sorted(finished) for result in finished[index]]
-        if run_folder.end_unfinished(folder, results, config, replaceable):
+        if folder is not None and folder.exists():
             then = ""
-            if replaceable and not results:
+            if command is not None and not finished:
                 then = f"; the next command with --out {quote(str(folder))} replaces it"
-            elif replaceable and len(finished) < len(jobs):
+            elif command is not None and len(finished) < len(jobs):
                 then = "; make the other runs with another --out"
             typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/{then}", err=True)
         raise

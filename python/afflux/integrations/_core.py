@@ -180,7 +180,7 @@ class TrainingRun:
         Returns:
             The receipt; None if the key has no open assignment, as for the second of two replies.
         """
-        assigned = self._assigned.pop(key, None)
+        assigned = self._assigned.pop(key, None) if isinstance(key, str) else None
         if assigned is None:
             self.lost["unknown"] += 1
             return None

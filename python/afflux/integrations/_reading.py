@@ -9,16 +9,16 @@ from typing import Any, NoReturn
 
 from afflux.arrays.interop import all_own
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float
+from afflux.ops.validation import as_float, brief
 
 #: The limits of one reply: kept metrics, characters of each name, and numbers in all metrics.
 _MOST_NAMES, _MOST_CHARACTERS, _MOST_NUMBERS = 100, 100, 1000
 
 
-def own_dict(arrays: Any) -> Any:
+def own_dict(arrays: Any) -> dict[str, Any]:
     """Return the arrays of a reply in a new dict, after reading their shapes and dtypes, which may raise an error."""
     if not isinstance(arrays, Mapping):
-        return arrays
+        raise ValueError(f"the model of the reply is {brief(arrays)}, must be arrays by name")
     found = dict(arrays)
     if not all_own(found.values()):
         for array in found.values():

@@ -1,5 +1,6 @@
 """The files of a data set in the user's folder. Several layouts are possible; the first that exists is used."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[Layout[Data]]) -> Da
     Raises:
         ConfigError: no layout exists, or a file is missing or damaged.
     """
-    if not data_dir.is_dir():
+    if not os.path.isdir(data_dir):  # Path.is_dir raises for a name that is too long
         raise ConfigError(f"data {name!r}: there is no folder {data_dir} (folders: {PAGE})")
     for layout in layouts:
         if (paths := layout.find(data_dir)) is not None:

@@ -1,5 +1,6 @@
 """A transformer classifier from a local checkpoint folder, whose LoRA adapters are trained (extra `lora`)."""
 
+import os
 from collections.abc import Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -31,7 +32,7 @@ def checkpoint_folder(name: str, data_dir: Path | None) -> Path:
         ConfigError: there is no such folder with a config.json. Nothing is downloaded.
     """
     for folder in (Path(name), *([data_dir / name] if data_dir else [])):
-        if (folder / "config.json").is_file():
+        if os.path.isfile(folder / "config.json"):
             return folder
     where = f" or {data_dir}" if data_dir else ""
     raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from afflux.sim.errors import ConfigError, require
-from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
+from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, inputs_of_jobs, load_outcomes
 from afflux.sim.results import run_folder
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job, compare, default_processes
@@ -64,18 +64,20 @@ def measure(
         The outcomes, in the order of `jobs`.
 
     Raises:
-        ConfigError: some jobs are not finished after `at_most` runs.
+        ConfigError: some jobs are not finished after `at_most` runs, or finished ones began with other data.
     """
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
     from afflux.sim.results.progress import show_progress
 
-    ended = load_outcomes(folder / FILE, jobs)
-    wanted = [job for index, job in enumerate(jobs) if index not in ended][:at_most]
+    inputs = inputs_of_jobs(jobs, task)
+    ended = load_outcomes(folder / FILE, jobs, inputs)
+    places = [index for index in range(len(jobs)) if index not in ended][:at_most]
+    wanted = [jobs[index] for index in places]
     if wanted:
         config = job_config(wanted[0])
-        finished = FinishedRuns(folder / FILE, wanted)
+        finished = FinishedRuns(folder / FILE, wanted, [inputs[index] for index in places])
         count = processes or default_processes(workers)
         with ExitStack() as screen:
             watch = None

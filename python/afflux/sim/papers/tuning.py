@@ -33,8 +33,9 @@ def tune(
         grid: values by name: a setting such as client_lr, an option of the rules that have it such as server_lr, or
             RULE.OPTION. The names of settings are those of `SimConfig`, also if the simulation trains by `sgd(...)`.
         out: a folder for grid.md, grid.json, grid.png and the finished runs; default: nothing is written. If the folder
-            holds finished runs of the same grid, these are not made again. A change of the model, the data or the
-            functions of the simulation is not noticed: it needs a new folder.
+            holds finished runs of the same grid, these are not made again. Another model or other data are an error.
+            A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
+            it needs a new folder.
         processes: see `Simulation.run`.
         workers: see `Simulation.run`.
 

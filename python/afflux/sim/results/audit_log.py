@@ -36,6 +36,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Label = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=10_000)
 ]  #: text that is printed: no control characters
+ShortText = Annotated[str, Meta(pattern=r"^[\w.+ -]{1,60}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: name of a file in the folder of the log
 
@@ -68,6 +69,8 @@ class Header(_Line, frozen=True, tag="header"):
     config: dict[str, JsonScalar]  #: the fields of SimConfig, some only if they are not the default
     #: SHA-256 of the user's files, with the modules beside them: of the rule's as `rule`, of the task's as `task`
     code: dict[str, Digest] | msgspec.UnsetType = msgspec.UNSET
+    inputs: dict[ShortText, Digest] | msgspec.UnsetType = msgspec.UNSET  #: SHA-256 of the data, the model, ... by name
+    versions: dict[ShortText, ShortText] | msgspec.UnsetType = msgspec.UNSET  #: of NumPy and torch
 
     def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
         """Return the settings, to run with them.

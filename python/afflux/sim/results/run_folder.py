@@ -1,21 +1,20 @@
 """The run folder: settings, tables and pictures of the results; audit/ beside them."""
 
 import csv
+import logging
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from hashlib import file_digest
-from importlib.metadata import version
+from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from afflux import __version__
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
@@ -24,6 +23,7 @@ from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, 
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
+from afflux.sim.workload.inputs import package_versions
 
 FILES = (
     "config.json",
@@ -37,20 +37,79 @@ FILES = (
     "report.html",
 )
 UNFINISHED = "unfinished.txt"
-"""File of a folder in which no run was finished: the next command with the same `out` may replace the folder."""
+"""File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs."""
 _UNFINISHED_TEXT = """\
-No run of this command was finished. The audit logs end at their last arrival.
-The next command with this folder as --out replaces the folder.
+The command of this folder has not ended, or it has finished no run. The audit logs end at their last arrival.
 """
+_ANY_COMMAND = "The next command with this folder as --out replaces the folder.\n"
+_SAME_COMMAND = "The same command replaces the folder, if this one was killed: {digest}\n"
+_LOGGER = logging.getLogger("afflux")
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
-def create_run_folder(out: Path | None, replace_unfinished: bool = False) -> Path:
+@contextmanager
+def new_run_folder(
+    out: Path | None, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], command: object = None
+) -> Iterator[Path]:
+    """Create a run folder for the block, which writes the results.
+
+    After an error the finished results are written into the folder; it is removed if nothing has arrived.
+
+    Args:
+        out: the folder; default runs/<date and time>.
+        config: the settings.
+        finished: results by the index of the run; the block fills it.
+        command: all on which the files depend, with a `repr`. Then the folder is marked by `UNFINISHED`: the same
+            command replaces it if this one is killed, and any command if this one finishes no run. None: no command
+            replaces it.
+
+    Raises:
+        ConfigError: see `create_run_folder`.
+    """
+    if out is not None and command is not None:
+        _remove_unfinished(out, _digest(command))
+    folder = create_run_folder(out)
+    marker = folder / UNFINISHED
+    with ExitStack() as files:
+        if command is not None:
+            file = files.enter_context(marker.open("x", encoding="utf-8"))
+            _lock(file)
+            file.write(_UNFINISHED_TEXT + _SAME_COMMAND.format(digest=_digest(command)))
+            file.flush()
+        try:
+            yield folder
+        except BaseException:
+            results = [result for index in sorted(finished) for result in finished[index]]
+            if results:
+                write_results(folder, results, config)
+            marker.unlink(missing_ok=True)
+            if remove_empty_logs(folder) and not results and command is not None:
+                marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
+            raise
+        marker.unlink(missing_ok=True)
+
+
+def _digest(command: object) -> str:
+    return sha256(repr(command).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _lock(file: TextIO) -> None:
+    """Lock a file until it is closed, or its process ends; raise BlockingIOError if another process has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ModuleNotFoundError, OSError):  # this system or file system has no such locks
+        return
+
+
+def create_run_folder(out: Path | None) -> Path:
     """Create the run folder.
 
     Args:
         out: the folder; default runs/<date and time>.
-        replace_unfinished: whether logs of a command that finished no run are removed from `out` (`end_unfinished`).
 
     Returns:
         The folder.
@@ -59,8 +118,6 @@ def create_run_folder(out: Path | None, replace_unfinished: bool = False) -> Pat
         ConfigError: `out` exists and is not an empty folder, or cannot be made.
     """
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    if replace_unfinished:
-        _remove_unfinished(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
     try:
@@ -105,38 +162,33 @@ def create_audit_folder(
     return AuditOutput(folder / FOLDER, updates)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Empty a folder that `end_unfinished` has marked, unless it holds other files as well."""
-    logs = [folder / name for name in (FOLDER, TENSORBOARD) if (folder / name).is_dir()]
-    marked = folder / UNFINISHED
-    if not marked.is_file() or set(folder.iterdir()) != {marked, *logs} or any(path.is_symlink() for path in logs):
+def _remove_unfinished(folder: Path, digest: str) -> None:
+    """Empty a folder that `new_run_folder` has marked, unless it holds other files as well.
+
+    Raises:
+        ConfigError: the command of the folder still runs, or it was killed and was another one.
+    """
+    marker, logs = folder / UNFINISHED, [folder / name for name in (FOLDER, TENSORBOARD) if (folder / name).is_dir()]
+    own = {marker, *logs, *(folder / name for name in FILES)}
+    if not marker.is_file() or any(path not in own or path.is_symlink() for path in folder.iterdir()):
         return
     if any(path.suffix not in (".jsonl", ".npy") for path in (folder / FOLDER).glob("*")):
         return
-    for path in logs:
-        shutil.rmtree(path)
-    marked.unlink()
-
-
-def end_unfinished(folder: Path, results: Sequence[RunResult], config: SimConfig, replaceable: bool) -> bool:
-    """End the folder of a command that failed or was interrupted.
-
-    Args:
-        folder: the run folder.
-        results: those of finished runs, which are written into the folder.
-        config: the settings.
-        replaceable: whether the folder is marked for `create_run_folder(replace_unfinished=True)` if no run was
-            finished.
-
-    Returns:
-        Whether the folder still exists. It is removed if nothing has arrived.
-    """
-    if results:
-        write_results(folder, results, config)
-    exists = remove_empty_logs(folder)
-    if exists and replaceable and not results:
-        (folder / UNFINISHED).write_text(_UNFINISHED_TEXT, encoding="utf-8")
-    return exists
+    with marker.open(encoding="utf-8", errors="replace") as file:
+        try:
+            _lock(file)
+        except BlockingIOError:
+            raise ConfigError(f"another command writes to {folder}; choose another --out") from None
+        text = file.read(1000)
+        if text not in ("", _UNFINISHED_TEXT + _ANY_COMMAND):
+            if not text.endswith(_SAME_COMMAND.format(digest=digest)):
+                raise ConfigError(f"{folder} holds the logs of another command, which was killed; choose another --out")
+            _LOGGER.warning("%s: this command was killed; it makes its runs again", folder)
+        for path in logs:
+            shutil.rmtree(path)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        marker.unlink()
 
 
 def remove_empty_logs(folder: Path) -> bool:
@@ -253,11 +305,7 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
             for label, runs in group_by_rule(results).items()
         ],
         "seeds": sorted({run.seed for run in results}),
-        "versions": {
-            "afflux": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "torch")},
-        },
+        "versions": package_versions() | {"python": platform.python_version()},
         "machine": platform.machine(),
     }
 

@@ -175,8 +175,8 @@ class Simulation:
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
                 one need a task that can be pickled. Or `Vmap(clients=32, device="cuda")`: many clients train in one
                 call, on a GPU for example; then the last bits of the results differ.
-            out: a new folder for the results and audit logs, or the folder of a call that finished no run; default:
-                nothing is written.
+            out: a new folder for the results and audit logs, or the folder of a call that finished no run, or of the
+                same call that was killed; default: nothing is written.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
             tensorboard: whether TensorBoard's event files are written during the runs.
             watch: called with (index of the run, its progress); may raise an exception to stop.
@@ -195,18 +195,14 @@ class Simulation:
             if keep_updates or tensorboard:
                 raise ConfigError(f"{'keep_updates' if keep_updates else 'tensorboard'} needs out=, a folder")
             return self.run_into(None, processes=processes, workers=workers, watch=watch)
-        folder = run_folder.create_run_folder(Path(out), replace_unfinished=True)
         finished: dict[int, list[RunResult]] = {}
-        try:
+        command = self.jobs, self.config, keep_updates, tensorboard
+        with run_folder.new_run_folder(Path(out), self.config, finished, command) as folder:
             d = self.num_parameters() if keep_updates else None
             output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, d=d)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
             results = self.run_into(output, processes=processes, workers=workers, watch=watch, finished=finished)
             results.write(folder)
-        except BaseException:
-            ended = [result for index in sorted(finished) for result in finished[index]]
-            run_folder.end_unfinished(folder, ended, self.config, replaceable=True)
-            raise
         return results
 
     def run_into(

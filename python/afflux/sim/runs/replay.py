@@ -14,7 +14,7 @@ from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog
 from afflux.sim.results.run_progress import Progress
-from afflux.sim.results.run_result import RunResult, params_sha256
+from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.simulation import open_logs
@@ -81,15 +81,10 @@ def replay(
         ConfigError: data or initial params are not those of the log, or the model has buffers.
     """
     with reproducible_torch(), ExitStack() as files:
-        setup = SimulationSetup.of(config, log.header.seed, task)
+        setup = SimulationSetup.of(config, log.header.seed, task, digests=True)
         if setup.model.initial_buffers is not None:
             raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
-        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
-        if rebuilt != (log.header.num_clients, log.header.first_params_sha256):
-            raise ConfigError(
-                f"{log.path}: the clients or first params rebuilt from its header are others; made by afflux "
-                f"{log.header.afflux}, perhaps with other data"
-            )
+        setup.refuse_other_inputs(log.path, log.header)
         servers = [SimulatedServer(spec, setup, config.arrivals, log.header.leader) for spec in specs]
         if folder is not None:
             open_logs(servers, folder, log.header.seed, None, files)

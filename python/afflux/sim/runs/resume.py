@@ -98,7 +98,7 @@ def _run(
     workers: int | Vmap | WorkerPool,
 ) -> RunResult:
     with reproducible_torch(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed, task)
+        setup = SimulationSetup.of(config, seed, task, digests=True)
         setup.schedule(spec)  # raises for an impossible one before anything is written
         if interrupted is not None:
             interrupted.check_setup(setup)
@@ -125,8 +125,6 @@ def _run(
         name = file_stem(spec.label, seed)
         log_path, updates_path = output.folder / f"{name}.jsonl", output.folder / f"{name}.updates.npy"
         header, size = leader.log_header(updates_path.name if output.updates else None), 0
-        if interrupted is not None:
-            interrupted.check_code(header)
         if interrupted is not None and interrupted.arrivals:
             header, size = interrupted.header, interrupted.log_bytes
         elif interrupted is not None:  # no arrivals: files may be missing, or hold more than was committed
@@ -135,7 +133,8 @@ def _run(
                 old.unlink(missing_ok=True)
         log = leader.log = files.enter_context(AuditLogWriter(log_path, header, size))
         open_metrics([leader], output.tensorboard, seed, files, len(leader.history.staleness))
-        checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds)
+        run_id = None if interrupted is None else interrupted.run_id
+        checkpoints = RunCheckpoints(path, stream, leader, log, output, seconds, run_id)
         events = stream.events(checkpoints)
         if output.updates:
             count = 0 if interrupted is None else interrupted.arrivals

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any
 from zipfile import BadZipFile, ZipFile
 
@@ -20,16 +21,19 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import params_sha256
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import SimulatedServer
 from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
-from afflux.store.files import new_file, opened
+from afflux.store.files import new_file, opened, read_bytes
 
 FORMAT = 2
+#: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
+RUN_ID = "run_id.txt"
+RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 #: The server's counts at a checkpoint: properties of `Server`.
 COUNTS = ("version", "joins", "arrivals_waiting")
 
@@ -47,7 +51,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a checkpoint in the store's notes; see `RunCheckpoints.save`."""
 
     afflux_run: int
-    audit: str
+    audit: audit_log.Label
     header: audit_log.Header
     log_bytes: audit_log.Count
     log_sha256: str
@@ -55,6 +59,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: _Stream
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
+    run_id: RunId | None = None  #: None: made before runs had one
 
     def check(self) -> None:
         """Compare the parts with each other; raise ValueError if they do not agree."""
@@ -87,6 +92,7 @@ class InterruptedRun:
     arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
     history: RunHistory
     config: SimConfig
+    run_id: str | None  #: see `RUN_ID`
 
     @classmethod
     def of(
@@ -96,7 +102,7 @@ class InterruptedRun:
 
         Args:
             path: the store.
-            folder: the run folder, if it has moved.
+            folder: the run folder, if it has moved, or if the store has no id of a run folder.
             typed: the rule, if the user has typed it; a rule file is executed only then.
             task: the setting `task`, in the same way.
 
@@ -128,15 +134,9 @@ class InterruptedRun:
             found.arrays,
             found.history,
             header.sim_config(path, task),
+            found.run_id,
         )
-        # A forged store may name any folder: a folder that is neither here nor beside the store must be named by the
-        # user.
-        near = any(audit.resolve().is_relative_to(place.resolve()) for place in (Path(), path.parent))
-        if not interrupted.log.is_file() and (interrupted.arrivals or not (folder is not None or near)):
-            raise ConfigError(
-                f"there is no {interrupted.log}: a run is resumed in its run folder, which was "
-                f"{Path(found.audit).parent}; give --out if it has moved"
-            )
+        interrupted._check_run_id(Path(found.audit).parent, folder)
         interrupted.check_run_folder()
         return interrupted
 
@@ -166,12 +166,33 @@ class InterruptedRun:
         reached = config.stop_at_target and last.accuracy >= config.target
         return self.arrivals == config.arrivals or rounds or reached
 
+    def _check_run_id(self, stored: Path, typed: Path | None) -> None:
+        """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.
+
+        Args:
+            stored: the run folder according to the store.
+            typed: the run folder that the user has named.
+        """
+        moved = "give --out if it has moved"
+        if self.arrivals and not os.path.isfile(self.log):
+            raise ConfigError(
+                f"there is no {self.log}: a run is resumed in its run folder, which was {stored}; {moved}"
+            )
+        run_id = read_run_id(self.output.folder)
+        if typed is None and self.run_id is None:
+            raise ConfigError(f"{self.path} has no id of its run folder, which was {stored}: name it by --out")
+        if typed is None and run_id != self.run_id:
+            raise ConfigError(f"{stored} does not hold the id of {self.path}: {moved}")
+        if run_id not in (None, self.run_id):
+            raise ConfigError(f"{typed} is the folder of another run than that of {self.path}; choose another --out")
+
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: the run would overwrite them."""
         folder = self.output.folder.parent
         if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
-            own = {store, *store.parents, self.output.folder.resolve(), self.updates.resolve()}
+            audit = self.output.folder.resolve()
+            own = {store, *store.parents, audit, audit / RUN_ID, self.updates.resolve()}
             found = (*folder.glob("*"), *self.output.folder.glob("*"))
             if folder.is_file() or any(path.resolve() not in own for path in found):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
@@ -205,24 +226,15 @@ class InterruptedRun:
                 )
 
     def check_setup(self, setup: SimulationSetup) -> None:
-        """Raise ConfigError if data or initial params are not those of the run."""
-        rebuilt = len(setup.clients), params_sha256(setup.initial_params)
-        if rebuilt != (self.header.num_clients, self.header.first_params_sha256):
-            raise ConfigError(f"{self.path}: the clients or first params are others than in the run, perhaps the data")
-
-    def check_code(self, now: audit_log.Header) -> None:
-        """Raise ConfigError if the file of the rule or of the task has changed since the run began.
-
-        Args:
-            now: the header that the run would have if it began now.
-        """
-        if now.code != self.header.code:
+        """Raise ConfigError if code, data or initial params are not those with which the run began."""
+        if code_digests(self.spec.name, self.config.task) != (self.header.code or {}):
             names = [self.header.rule, self.header.config.get("task", "")]
             files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
             raise ConfigError(
                 f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
                 "change, or begin a new run"
             )
+        setup.refuse_other_inputs(self.path, self.header)
 
     def read_arrays(self) -> dict[str, np.ndarray]:
         """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""
@@ -251,7 +263,15 @@ class RunCheckpoints:
         log: AuditLogWriter,
         output: AuditOutput,
         seconds: float,
+        run_id: str | None = None,
     ) -> None:
+        self._run_id = run_id or token_hex(16)
+        if read_run_id(output.folder) != self._run_id:
+            try:
+                with open(new_file(output.folder / RUN_ID), "w", encoding="ascii") as file:
+                    file.write(self._run_id)
+            except OSError as error:
+                raise ConfigError(f"cannot write {output.folder / RUN_ID}: {error.strerror}") from None
         self._path = path
         self._stream = stream
         self._leader = leader
@@ -293,12 +313,21 @@ class RunCheckpoints:
             "stream": state,
             "arrays": name,
             "history": msgspec.to_builtins(self._leader.history),
+            "run_id": self._run_id,
         }
         self._leader.server.checkpoint(notes, keep=self._stream.older_versions())
         for old in self._path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()
         self._due = time.monotonic() + self._seconds
+
+
+def read_run_id(folder: Path) -> str | None:
+    """Return the content of `RUN_ID` in a folder of logs; None if there is no such file."""
+    try:
+        return read_bytes(folder / RUN_ID, 100).decode("ascii", "replace")
+    except OSError:
+        return None
 
 
 def _counts(server: Server) -> dict[str, int]:

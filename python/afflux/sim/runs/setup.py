@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from afflux.aggregation.options import why_unclipped
 from afflux.rules.rule import Rule
@@ -14,10 +16,13 @@ from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.sim.results.audit_log import Header
+from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
+from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
@@ -36,15 +41,17 @@ class SimulationSetup:
     delays: DelayLaw | None  #: the task's own delays, if the settings select them
     settings: Mapping[str, Any]  #: those that runs of this task read
     division: Mapping[str, Any]  #: see `RunResult.division`
+    inputs: Mapping[str, str]  #: see `input_digests`; empty unless they were asked for
 
     @classmethod
-    def of(cls, config: SimConfig, seed: int, task: Task | None = None) -> "SimulationSetup":
+    def of(cls, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> "SimulationSetup":
         """Load the data and divide it among the clients.
 
         Args:
             config: the settings.
             seed: of all random numbers.
             task: the task of the clients; None: the task in the settings.
+            digests: whether the digests of the inputs are computed.
 
         Raises:
             ConfigError: a negative seed, missing data, or a task that does not go with the settings.
@@ -77,7 +84,29 @@ class SimulationSetup:
             task.delays if config.delays == DELAYS_OF_TASK else None,
             settings_read(config, task, function),
             {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
+            input_digests(config, task, data, model.module) if digests else {},
         )
+
+    def refuse_other_inputs(self, path: Path, header: Header) -> None:
+        """Compare the inputs with those of a run that is continued or replayed.
+
+        Other versions of packages, and a log without digests, are one line of notice each.
+
+        Args:
+            path: for messages.
+            header: of the log of the run.
+
+        Raises:
+            ConfigError: an input is another one; the error names it.
+        """
+        then: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
+        now: dict[str, Any] = {
+            "number of clients": len(self.clients),
+            "first params": params_sha256(self.initial_params),
+        }
+        versions = {"afflux": header.afflux, **(header.versions or {})}
+        recorded = header.inputs is not UNSET
+        refuse_other_inputs(str(path), {**then, **(header.inputs or {})}, {**now, **self.inputs}, versions, recorded)
 
     @property
     def initial_params(self) -> np.ndarray:

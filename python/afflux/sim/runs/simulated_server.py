@@ -1,5 +1,6 @@
 """The server of one rule in a simulation: it handles a stream of pulls and updates."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -23,9 +24,12 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
+
+_LOGGER = logging.getLogger("afflux")
 
 
 class PullEvent(NamedTuple):
@@ -206,6 +210,12 @@ class SimulatedServer:
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._evaluate(len(history.staleness), history.time)
             self.add_evaluations()
+        for name in ("accuracy", "loss"):
+            if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
+                _LOGGER.warning(
+                    "%s, seed %d: the %s of every evaluation is nan; look at the evaluation and its data",
+                    *(self.spec.label, self._setup.seed, name),
+                )
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -250,6 +260,8 @@ class SimulatedServer:
             first_params_sha256=params_sha256(setup.initial_params),
             config=setup.config.recorded(),
             code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
+            inputs=dict(setup.inputs) or msgspec.UNSET,
+            versions={name: text for name, text in package_versions().items() if name != "afflux"},
         )
 
     def _write(

@@ -69,7 +69,7 @@ def run_paired(
     staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
     """
     with reproducible_torch(), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed, task)
+        setup = SimulationSetup.of(config, seed, task, digests=output is not None)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
         processes = start_workers(workers, setup, task, files)

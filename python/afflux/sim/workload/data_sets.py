@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from afflux.sim.data.content_digest import content_digest
 from afflux.sim.errors import ConfigError, known, require
 
 SPLIT_SEED = 20240
@@ -26,6 +27,8 @@ class DataSet:
     x_test: np.ndarray
     y_test: np.ndarray
     num_classes: int
+    digest: str = ""
+    """SHA-256 of the arrays as they were read, before they were scaled."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -81,7 +84,7 @@ def digits(data_dir: Path | None) -> DataSet:
     images, labels = digits_of_scikit_learn()
     train, test = stratified_split(labels, 1 / 3)
     x_train, x_test = standardised(images[train].reshape(-1, 8, 8), images[test].reshape(-1, 8, 8))
-    return DataSet("digits", x_train, labels[train], x_test, labels[test], 10)
+    return DataSet("digits", x_train, labels[train], x_test, labels[test], 10, content_digest([images, labels]) or "")
 
 
 def mnist(data_dir: Path | None) -> DataSet:
@@ -89,7 +92,7 @@ def mnist(data_dir: Path | None) -> DataSet:
     if data_dir is None:
         raise ConfigError("data 'mnist' is read from mnist.npz: give its folder with --data-dir or AFFLUX_DATA")
     path = data_dir / "mnist.npz"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
@@ -105,8 +108,9 @@ def mnist(data_dir: Path | None) -> DataSet:
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.dtype != np.uint8 or x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise ConfigError(f"{path} has {x.dtype} of shape {x.shape} and {y.dtype} of shape {y.shape}, no MNIST")
+    digest = content_digest([x_train, y_train, x_test, y_test]) or ""
     x_train, x_test = standardised(x_train, x_test)
-    return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10)
+    return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10, digest)
 
 
 DATASETS: dict[str, Callable[[Path | None], DataSet]] = {"digits": digits, "mnist": mnist}

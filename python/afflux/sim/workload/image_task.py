@@ -25,4 +25,4 @@ def image_task(settings: SimConfig) -> Task:
     x, y = torch.tensor(data.x_train), torch.tensor(data.y_train)
     clients = Partitioned(x, y, settings.num_clients, settings.partition, settings.heterogeneity)
     test = Classification(torch.tensor(data.x_test), torch.tensor(data.y_test))
-    return Task(model, clients, test, validation=(x, y), seeds_torch=False)
+    return Task(model, clients, test, validation=(x, y), seeds_torch=False, source=data.digest or None)

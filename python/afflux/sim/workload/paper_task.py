@@ -51,13 +51,16 @@ def _image_task(data: ImageSet, network: str, settings: SimConfig) -> Task:
     evaluate = Classification(x_test, y_test)
     if not data.owners:
         clients = Partitioned(x_train, y_train, settings.num_clients, settings.partition, settings.heterogeneity)
-        return Task(model, clients, evaluate, validation=(x_train, y_train), seeds_torch=False)
+        return Task(model, clients, evaluate, validation=(x_train, y_train), seeds_torch=False, source=data)
     shards = _not_empty(data.shards())
 
     def own_images(client: int) -> "tuple[Tensor, Tensor]":
         return x_train[shards[client]], y_train[shards[client]]
 
-    return Task(model, own_images, evaluate, num_clients=len(shards), validation=(x_train, y_train), seeds_torch=False)
+    validation = (x_train, y_train)
+    return Task(
+        model, own_images, evaluate, num_clients=len(shards), validation=validation, seeds_torch=False, source=data
+    )
 
 
 def _text_task(data: TextSet, network: str) -> Task:
@@ -71,7 +74,7 @@ def _text_task(data: TextSet, network: str) -> Task:
 
     model = _model(network, (data.window,), data.num_classes)
     evaluate = Classification(*_tensors(data, data.test[spaced]))
-    return Task(model, own_windows, evaluate, num_clients=len(shards), seeds_torch=False)
+    return Task(model, own_windows, evaluate, num_clients=len(shards), seeds_torch=False, source=data)
 
 
 def _model(network: str, shape: Shape, num_classes: int) -> Any:

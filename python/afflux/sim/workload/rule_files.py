@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from afflux.ops.validation import known_names
+from afflux.ops.validation import brief, known_names
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
 from afflux.sim.errors import ConfigError, known
@@ -61,7 +62,7 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
     path, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"{path} is a file: write {path}:FUNCTION")
-    module = _module(Path(path).resolve(), what)
+    module = _module(_resolved(path), what)
     made = getattr(module, function, None)
     if not inspect.isfunction(made):
         own = sorted(
@@ -83,8 +84,8 @@ def imports_beside(name: str) -> Iterator[None]:
     not replace an installed one.
     """
     path, _, _ = name.partition(":")
-    folder = str(Path(path).resolve().parent)
-    if not path.endswith(".py") or folder in sys.path:
+    folder = str(_resolved(path).parent) if path.endswith(".py") else ""
+    if not folder or folder in sys.path:
         yield
         return
     sys.path.append(folder)
@@ -121,19 +122,30 @@ def expect_digests(digests: Mapping[str, str]) -> None:
 
 
 def _digest(name: str, what: str) -> str | None:
-    path = Path(name.partition(":")[0])
-    if path.suffix != ".py":
+    file = name.partition(":")[0]
+    if Path(file).suffix != ".py":
         return None
-    path = path.resolve()
+    path = _resolved(file)
     loaded = sys.modules.get(_module_name(path, what))
     return _text_digest(path) if loaded is None else str(vars(loaded)[DIGEST])
 
 
+def _resolved(path: str) -> Path:
+    """Return the path without links; raise ConfigError for NUL and the like, and for links in a circle."""
+    try:
+        return Path(path).resolve()
+    except (ValueError, RuntimeError):
+        raise ConfigError(f"{brief(path)} cannot be the name of a file") from None
+
+
 def _text_digest(path: Path) -> str:
-    beside = {file for _, _, files in _imports_beside(path) for file in files}
     digest = sha256()
-    for file in (path, *sorted(beside)):
-        digest.update(sha256(file.read_bytes()).digest())
+    try:
+        beside = {file for _, _, files in _imports_beside(path) for file in files}
+        for file in (path, *sorted(beside)):
+            digest.update(sha256(file.read_bytes()).digest())
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
     return digest.hexdigest()
 
 
@@ -199,7 +211,7 @@ def _module(path: Path, what: str) -> ModuleType:
     key = _module_name(path, what)
     if key in sys.modules:
         return sys.modules[key]
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise ConfigError(f"there is no {what} file {path}")
     spec = spec_from_file_location(key, path)
     if spec is None or spec.loader is None:

@@ -78,6 +78,11 @@ class Task:
     """The running times, for the setting delays="task"."""
     seeds_torch: bool = True
     """Whether torch's random numbers are seeded before each training, for dropout and the like."""
+    source: Any = None
+    """The data as they were read, or a text that names their version: its SHA-256 is in the log, to notice other data.
+
+    None: the data sets of the clients, if they are no function, and those of `classification` and `validation`.
+    """
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the parts do not go together."""
@@ -178,11 +183,20 @@ class Partitioned:
         own |= {"classes": self.heterogeneity} if self.partition in BY_CLASSES else {}
         return {"partition": self.partition} | own
 
-    def for_seed(self, seed: int) -> list[tuple[Any, Any]]:
+    def for_seed(self, seed: int) -> "Divided":
         """Return (x, y) of each client; some may be empty."""
         rng = random_stream(seed, StreamPurpose.PARTITION)
         shards = PARTITIONS[self.partition](np.asarray(self.y), self.num_clients, self.heterogeneity, rng)
-        return [(self.x[shard], self.y[shard]) for shard in shards]
+        return Divided(self.x, self.y, shards)
+
+
+class Divided(list[tuple[Any, Any]]):
+    """(x, y) of each client of a data set that was divided, and the indices of the examples of each client."""
+
+    def __init__(self, x: Any, y: Any, indices: list[np.ndarray]) -> None:
+        """Divide the examples."""
+        super().__init__((x[shard], y[shard]) for shard in indices)
+        self.x, self.y, self.indices = x, y, indices
 
 
 def partitioned(

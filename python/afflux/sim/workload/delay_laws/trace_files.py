@@ -19,7 +19,7 @@ def trace_path(file: str) -> Path:
     folder = os.environ.get("AFFLUX_DATA")
     paths = [Path(file), *([Path(folder) / file] if folder else [])]
     for path in paths:
-        if path.is_file():
+        if os.path.isfile(path):  # Path.is_file raises for a name that is too long
             return path
     where = f" or in {folder}" if folder else "; AFFLUX_DATA is not set"
     raise ConfigError(f"there is no file {file}{where} (formats: docs/data.md)")
