@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -394,6 +395,32 @@ def test_the_info_command(path):
     assert lines["health"].startswith("all files exist; their content was not read")
     found = json.loads(run("info", path, "--json").stdout)
     assert (found["clients"], found["path"], found["notes"]) == (9, str(path), {"epoch": 3})
+
+
+def test_the_info_command_fails_with_a_missing_file(path):
+    (path / "rows" / "c" / "0" / "0").unlink()
+    result = run("info", path)
+    assert result.exit_code == 1
+    assert "health      " in result.stdout
+    assert "is missing" in result.stdout
+    result = run("info", path, "--json")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+def test_names_of_a_store_are_printed_with_escapes(tmp_path):
+    name = "\x1b[2Jmine\nhealth      all files exist \u202e\x9b1m"
+    path = tmp_path / "store"
+    Server(replace(fedams(buffer_size=1), name=name), np.zeros(5), store=path).close()
+    result = run("info", path)
+    assert "rule        \\x1b[2Jmine\\nhealth      all files exist \\u202e\\x9b1m, kind update" in result.stdout
+    assert all(line.isprintable() for line in result.stdout.split("\n"))
+    assert store.info(path).rule == name
+    (path / "\x1b[2J").symlink_to("elsewhere")
+    result = run("info", path)
+    assert result.exit_code == 2
+    assert "\\x1b[2J is a symbolic link" in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["info", "check", "repair", "export"])

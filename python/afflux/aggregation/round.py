@@ -26,6 +26,7 @@ from afflux.arrays.interop import first_beyond, frozen, immutable_copy
 from afflux.arrays.pools import Draft, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
+from afflux.ops.validation import brief
 from afflux.rules.rule import Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
 
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
@@ -330,7 +331,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         client_id, weight = next(
             both for both in zip(arrivals.client_ids, values, strict=True) if not isfinite(both[1])
         )
-        raise AffluxError(f"[{name}] weigh gave client {client_id!r} the weight {weight}, must be finite")
+        raise AffluxError(f"[{name}] weigh gave client {brief(client_id)} the weight {weight}, must be finite")
     given_vectors = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
     if rule.calibrate.cached:

@@ -250,19 +250,34 @@ def loss_of(op: str, client_id: int | str | None, value: object) -> float:
     single = zero_dim(value)
     number = as_float(single) if isinstance(single, NUMBERS) else None
     if number is None or (isinstance(single, int) and abs(number) > 2**63):
-        raise AffluxError(f"[{op}] client {client_id!r}'s loss is {brief(value)}, must be a number, or None if unknown")
+        raise AffluxError(
+            f"[{op}] client {brief(client_id)}'s loss is {brief(value)}, must be a number, or None if unknown"
+        )
     return number
 
 
 def brief(value: object) -> str:
-    """Return the value as text for an error message, or its type if the text is long or has several lines."""
-    if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > 80:
+    """Return the value as one printable line for an error message: the beginning of a long text, and the type of any
+    other value whose text is long.
+    """
+    if isinstance(value, str | bytes | bytearray) and len(value) > 80:
+        return f"{value[:60]!r:.70}..."
+    if isinstance(value, list | tuple | dict | set) and len(value) > 80:
         return f"of type {type(value).__name__}"
     try:
         text = repr(value)
     except Exception:  # nested too deeply, an int of too many digits, or an object whose __repr__ raises
         return f"of type {type(value).__name__}"
     return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes for all characters that are not printable, such as line ends and control sequences.
+
+    >>> printable("b\x1b[2Jö")
+    'b\\x1b[2Jö'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def unreadable(what: str, error: Exception) -> NoReturn:
@@ -322,25 +337,33 @@ def path_of(op: str, name: str, value: object) -> Path:
     raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 
 
-def plain_id(client_id: object, op: str = "push") -> int | str:
+#: The most bytes of a client's id in UTF-8. csrc/values.hpp has the same number.
+MOST_ID_BYTES = 1024
+
+
+def plain_id(client_id: object, op: str = "push", most: int | None = MOST_ID_BYTES) -> int | str:
     """Return the client id as Python's int or str.
 
     Args:
         client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
         op: the operation that messages name.
+        most: the most bytes of a str in UTF-8; None, for ids that a store or a saved state already has: any number.
 
     Raises:
-        AffluxError: another type (bool and float included), an int outside of the range, or a str that UTF-8 cannot
-            encode: one with a lone surrogate.
+        AffluxError: another type (bool and float included), an int outside of the range, or a str that is too long or
+            that UTF-8 cannot encode: one with a lone surrogate.
     """
     number = client_id if type(client_id) is int else None
     if number is None and isinstance(client_id, str):
         text = str.__str__(client_id)  # not str(): for a member of an Enum that is the name
-        if not text.isascii():
+        size = len(text)
+        if not text.isascii() and (most is None or size <= most):
             try:
-                text.encode()
+                size = len(text.encode())
             except UnicodeEncodeError as error:
-                raise AffluxError(f"[{op}] client_id {text!r} is no Unicode text: {error.reason}") from None
+                raise AffluxError(f"[{op}] client_id {brief(text)} is no Unicode text: {error.reason}") from None
+        if most is not None and size > most:
+            raise AffluxError(f"[{op}] client_id is {brief(text)}, must have at most {most} bytes of UTF-8")
         return text
     if number is None:
         number = _index(client_id)
