@@ -224,6 +224,5 @@ def close_overdue(aggregator: Aggregator) -> None:
     """Close the tasks whose lease has ended."""
     deadline = aggregator.tasks.next_deadline
     if deadline != inf and deadline <= monotonic():
-        for task in aggregator.locked(aggregator.tasks.overdue):
+        while (task := aggregator.locked(aggregator.tasks.next_overdue)) is not None:
             close_task(aggregator, task, "expired")
-        aggregator.locked(aggregator.tasks.find_next_deadline)
