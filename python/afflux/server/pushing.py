@@ -16,7 +16,7 @@ from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
-from afflux.ops.validation import as_float, as_int, as_text, brief, integer, loss_of, plain_id, positive
+from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
@@ -254,6 +254,8 @@ class CallError(AffluxError):
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
     """Return whether an error concerns the client's arguments, which were being checked if `checking`."""
+    if is_from_signal(error):
+        return False
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
