@@ -265,11 +265,12 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
     try {
       capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0), **options);
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_TypeError)) throw;
+      if (!error.matches(PyExc_TypeError) || is_from_signal(error)) throw;
       capsule = object.attr("__dlpack__")(**options);
     }
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt is not an error of the array
+    // A KeyboardInterrupt is not an error of the array.
+    if (!error.matches(PyExc_Exception) || is_from_signal(error)) throw;
     fail("does not give its memory through DLPack: " + std::string(py::str(error.value())));
   } catch (const py::cast_error&) {
     fail("has a __dlpack_device__ that does not return two integers");

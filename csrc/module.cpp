@@ -1,6 +1,5 @@
 // afflux._engine: the entry points for Python arrays. Each function makes views of the arrays, releases the GIL and
 // calls the engine; the engine's exceptions become Python exceptions.
-#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -177,8 +176,6 @@ py::list backends_() {
 
 }  // namespace
 
-std::uint64_t forks = 0;
-
 // Rejects subinterpreters before the code of pybind11 runs, which would wait there for a lock that this thread holds.
 extern "C" PyObject* PyInit_main_interpreter_engine();
 extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
@@ -193,8 +190,6 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.doc() = "The afflux engine. Use it through afflux.ops.";
   py::register_local_exception<Error>(module, "AffluxError", PyExc_ValueError);
   py::register_local_exception<Unavailable>(module, "UnavailableError", PyExc_RuntimeError);
-  pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("__version__") = AFFLUX_VERSION;
   module.attr("ORDER_VERSION") = kOrderVersion;
   module.attr("LANES") = kLanes;
@@ -241,6 +236,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   bind_buffers(module);
   bind_columns(module);
   bind_fast_push(module);
+  bind_forks(module);
 }
 
 }  // namespace afflux::python

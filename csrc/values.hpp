@@ -31,8 +31,12 @@ std::optional<std::int64_t> plain_int(pybind11::handle value) {
 // Returns the value of one of the server's own counts.
 std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
 
+// The most characters of a client's id; see afflux.ops.validation.MOST_ID_BYTES.
+constexpr Py_ssize_t kMostIdBytes = 1024;
+
 bool is_plain_id(pybind11::handle client) {
-  return PyUnicode_CheckExact(client.ptr()) ? PyUnicode_IS_ASCII(client.ptr()) != 0 : plain_int(client).has_value();
+  if (!PyUnicode_CheckExact(client.ptr())) return plain_int(client).has_value();
+  return PyUnicode_IS_ASCII(client.ptr()) != 0 && PyUnicode_GET_LENGTH(client.ptr()) <= kMostIdBytes;
 }
 
 // Returns a tuple, or a NamedTuple without a call of its class. The items are borrowed.

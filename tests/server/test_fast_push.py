@@ -36,7 +36,28 @@ VECTORS = [
     {"w": np.ones(D, np.float32)},
     None,
 ]
-CLIENTS = [0, 1, 2, 3, -1, "a", "b", "é", "\ud800", 2**63, 2**64, -(2**63), True, 1.0, 1.5, np.int64(2), None]
+CLIENTS = [
+    0,
+    1,
+    2,
+    "i" * 1024,
+    "i" * 1025,
+    "é" * 512,
+    "é" * 513,
+    -1,
+    "a",
+    "b",
+    "é",
+    "\ud800",
+    2**63,
+    2**64,
+    -(2**63),
+    True,
+    1.0,
+    1.5,
+    np.int64(2),
+    None,
+]
 PUSHES = st.fixed_dictionaries(
     {
         "client": st.sampled_from([*range(8), "a", "b"] * 4 + CLIENTS),

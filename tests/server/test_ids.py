@@ -4,6 +4,7 @@ same bits in any order of arrival, and through a store, a saved state and a repl
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import Server, replay, store
+from afflux import AffluxError, Server, replay, store
 from afflux.rules import fedbuff, mf_ca2fl
 from conftest import bits
 from crashes import MEMORY
@@ -25,6 +26,38 @@ ids = st.lists(
     max_size=2 * M,
     unique=True,
 )
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_ids_have_at_most_1024_bytes(fast):
+    """On both paths of a push; the error has the beginning of the id."""
+    server = made(fedbuff(buffer_size=M))
+    if not fast:
+        server._aggregator.fast = None
+    for client in ("i" * 1024, "é" * 512):
+        assert server.push(client=client, update=np.ones(D), version=0).status == "joined"
+    for client in ("i" * 1025, "é" * 513, "é" * 1024, "i" * 5_000_000):
+        for call in (
+            partial(server.push, client=client, update=np.ones(D), version=0),
+            partial(server.checkout, client),
+        ):
+            with pytest.raises(AffluxError, match=r"is '(iii|ééé).*\.\.\., must have at most 1024 bytes") as caught:
+                call()
+            assert len(str(caught.value)) < 200
+    assert server.counts["joined"] == 2
+    assert server.tasks == ()
+
+
+@pytest.mark.parametrize("client", ["i" * 1000, "\x1b[2J" * 200, "\U000e0001" * 200])
+def test_messages_have_a_short_printable_form_of_an_id(client):
+    server = Server(fedbuff(buffer_size=2), np.zeros(D), faults="record")
+    receipt = server.push(client=client, update=np.full(D, np.nan), version=0)
+    assert receipt.status == "faulty"
+    bad = [{"loss": "x"}, {"version": 9}, {"num_examples": -1}, {"client_lr": "x"}, {"update": np.ones(D + 1)}]
+    reasons = [server.push(**{"client": client, "update": np.ones(D), "version": 0, **one}).reason for one in bad]
+    for text in (receipt.reason, *reasons, repr(server.checkout(client))):
+        assert text.isprintable()
+        assert len(text) < 200
 
 
 def in_order(clients):

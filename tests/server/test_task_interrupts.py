@@ -3,7 +3,10 @@
 Errors are raised where a signal handler could raise them: on entry to a function of Python, and after one of C.
 """
 
+import signal
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,3 +133,102 @@ def test_a_push_without_examples_is_counted_once(error):
             assert not all(empty)
             return
     pytest.fail("the push never ended")
+
+
+class Timeout(Exception):
+    """Raised by a handler of a signal."""
+
+
+class Slow:
+    """A vector during whose reading signals arrive, at the k-th call of its attributes and methods."""
+
+    def __init__(self, k):
+        self.vector, self.left = np.ones(D, np.float32), k
+
+    def __getattr__(self, name):
+        if name.startswith("__array") and name != "__array_interface__":
+            raise AttributeError(name)
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGUSR1)
+        return getattr(self.vector, name)
+
+    def __dlpack__(self, **options):
+        return self.__getattr__("__dlpack__")(**options)
+
+    def __dlpack_device__(self):
+        return self.__getattr__("__dlpack_device__")()
+
+
+class Number:
+    """A number of examples whose reading is interrupted, and then raises an error of its own."""
+
+    def __index__(self):
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            raise ValueError("no number")
+
+
+def handle(error):
+    raise error
+
+
+class Handler:
+    def __init__(self, error):
+        self.error = error
+
+    def raised(self, *_):
+        raise self.error
+
+    __call__ = raised
+
+
+HANDLERS = {
+    "function": lambda error: lambda *_: handle(error),
+    "method": lambda error: Handler(error).raised,
+    "object": Handler,
+    "partial": lambda error: partial(Handler(error).raised, 1),
+}
+
+
+@pytest.fixture
+def handler():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda made: signal.signal(signal.SIGUSR1, made)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("error", [Timeout, TypeError, ValueError])
+@pytest.mark.parametrize("faults", ["raise", "record"])
+def test_an_exception_of_a_signals_handler_is_not_the_clients(kind, error, faults, handler):
+    handler(HANDLERS[kind](error("timeout")))
+    counting = Slow(0)
+    Server(fedbuff(buffer_size=5), np.zeros(D, np.float32)).push(client=1, update=counting, version=0)
+    reads = -counting.left
+    assert reads > 2
+    for k in range(1, reads + 2):
+        server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), faults=faults)
+        vector = Slow(k)
+        with pytest.raises(error, match=r"^timeout$") if k <= reads else nullcontext():
+            assert server.push(client=1, update=vector, version=0).status == "joined"
+        assert (server.counts["faulty"], len(server.faults)) == (0, 0)
+    with pytest.raises(ValueError, match="no number"):
+        server.push(client=1, update=vector.vector, version=0, num_examples=Number())
+    assert server.counts["faulty"] == 0
+
+
+@pytest.mark.parametrize("faults", ["raise", "record"])
+def test_an_error_of_an_array_is_the_clients_whatever_handlers_there_are(faults, handler):
+    class Broken(Slow):
+        def __getattr__(self, name):
+            raise TimeoutError("the array's own")
+
+    handler(HANDLERS["function"](Timeout()))
+    server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), faults=faults)
+    if faults == "raise":
+        with pytest.raises(AffluxError, match="client 1's update cannot be read: TimeoutError: the array's own"):
+            server.push(client=1, update=Broken(1), version=0)
+    else:
+        assert server.push(client=1, update=Broken(1), version=0).status == "faulty"

@@ -91,6 +91,52 @@ def test_poll_and_a_checkout_end_leases(clock):
     assert [task.client for task in server.tasks] == [2]
 
 
+class Unscanned(dict):
+    """Open tasks that can be found by their ids only."""
+
+    def _refuse(self, *_):
+        raise AssertionError("all open tasks were read")
+
+    values = items = __iter__ = _refuse
+
+
+def test_the_end_of_a_lease_does_not_read_the_other_tasks(clock):
+    server = made(preset=fedbuff(buffer_size=1000))
+    rng = np.random.default_rng(0)
+    leases = rng.permutation(300) + 0.5
+    for client, lease in enumerate(leases):
+        server.checkout(client, lease=float(lease))
+    book = server._aggregator.tasks
+    book._open = Unscanned(book._open)
+    for second in range(1, 301):
+        clock[0] = float(second)
+        server.push(client=0, update=ones(), version=0)
+        assert len(book) == 300 - second
+    assert book.next_deadline == np.inf
+
+
+def test_tasks_that_are_closed_early_leave_no_lease_behind(clock):
+    """Nor does the heap of deadlines grow with each task that ever was."""
+    server = made(preset=fedbuff(buffer_size=10**5))
+    kept = [server.checkout("kept", lease=500.0 + number) for number in range(40)]
+    book = server._aggregator.tasks
+    for client in range(3000):
+        task = server.checkout(client, lease=1000.0)
+        if client % 2:
+            task.cancel()
+        else:
+            server.push(task=task, update=ones())
+        assert len(book._leases) <= 103 + 2 * 41
+    clock[0] = 500.0 + 19
+    assert len(server.tasks) == 20
+    assert book.next_deadline == 520.0
+    assert [task.client for task in server.tasks] == ["kept"] * 20
+    clock[0] = 2000.0
+    assert server.push(task=kept[-1], update=ones()).status == "expired"
+    assert len(book) == len(book._leases) == 0
+    assert book.next_deadline == np.inf
+
+
 def test_a_faulty_push_closes_its_task_only_where_faults_are_recorded():
     for faults, left in (("raise", 1), ("record", 0)):
         server = made(faults=faults)

@@ -117,7 +117,7 @@ def write_cifar(data_dir, form, files, num_classes):
             (data_dir / f"{file}.bin").write_bytes(records.tobytes())
         else:
             batch = {"data": images.reshape(3, -1), ("fine_labels" if fine else "labels"): labels.tolist()}
-            (data_dir / file).write_bytes(pickle.dumps(batch | {"filenames": ["a.png"] * 3}, 2))
+            (data_dir / file).write_bytes(pickle.dumps(batch | {"filenames": ["a.png"] * 3}, 3))
     return parts
 
 

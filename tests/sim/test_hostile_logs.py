@@ -6,6 +6,7 @@ import shutil
 import signal
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.runs import resume as resumed
+from afflux.store.facts import Name
 from forged import DEEP, dumped, forge_state
 from hostile_stores import replaced
 from pairwise import soak
@@ -259,3 +261,13 @@ def test_a_data_set_that_a_log_names(content, log, tmp_path):
     settings = {"data": "mnist", "data_dir": str(tmp_path)}
     change(log, 0, lambda header: header | {"config": header["config"] | settings})
     refused(log, f"{tmp_path}/mnist.npz")
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [(audit_log.Label, "fedbuff"), (audit_log.Digest, "0" * 64), (audit_log.FileName, "updates.npy"), (Name, "m")],
+)
+def test_a_name_does_not_end_with_a_line_end(type_, text):
+    assert msgspec.convert(text, type_) == text
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(text + "\n", type_)

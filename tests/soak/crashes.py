@@ -8,6 +8,7 @@ python tests/soak/crashes.py 2000 FILE      so many kills in all; goes on where 
 """
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -161,8 +162,13 @@ def in_child(body):
         os.close(writing)
         return child, reading
     os.close(reading)
+
+    def tell(word):
+        os.write(writing, f"{word}\n".encode())
+
+    tell.pipe = writing
     try:
-        body(lambda word: os.write(writing, f"{word}\n".encode()))
+        body(tell)
     except BaseException:
         import traceback
 
@@ -189,10 +195,19 @@ def reference(case):
     return json.loads(text)
 
 
+def leave_child(tell, end, by_c):
+    """Forks a child, by Python or by C code, that has the server and stays until the pipe `end` is closed."""
+    if (ctypes.PyDLL(None).fork() if by_c else os.fork()) == 0:
+        os.close(tell.pipe)
+        os.read(end, 1)
+        os._exit(0)
+
+
 class Driver:
     """Kills one server again and again, in whatever way; each child first checks what the last one has left.
 
-    A child tells how many joins are safe, and SEEN after its check and after each push.
+    A child tells how many joins are safe, and SEEN after its check and after each push. It leaves a child of its own,
+    which stays until the next one has ended.
     """
 
     def __init__(self, case, path):
@@ -200,6 +215,16 @@ class Driver:
         self.path = path
         self.states = reference(case)
         self.least = 0  #: joins that were acknowledged as safe
+        self.lives = 0
+        self.previous = []  #: the pipe whose end ends the child of the last child
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Ends the child of the last child."""
+        for pipe in self.previous:
+            os.close(pipe)
 
     def life(self, kill=None, prepare=lambda: None, enough=lambda server: False):
         """One child, which prepares itself as soon as it has checked, and ends when that is enough. Whether it died.
@@ -208,10 +233,16 @@ class Driver:
         finished. A child that will be killed does not end before.
         """
 
+        end, beginning = os.pipe()
+        self.lives += 1
+
         def body(tell):
+            for pipe in (beginning, *self.previous):
+                os.close(pipe)
             run = go_on(self.case, self.path, tell)
             server = next(run)
             check(server, self.states, self.least)
+            leave_child(tell, end, by_c=self.lives % 2)
             tell(SEEN)
             prepare()
             for server in run:
@@ -236,6 +267,9 @@ class Driver:
             words += pipe.read().splitlines()
         self.least = max([self.least, *(int(word) for word in words if word.isdigit())])
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for pipe in (end, *self.previous):
+            os.close(pipe)
+        self.previous = [beginning]
         assert status in (0, -signal.SIGKILL), status
         if self.least == self.case.pushes:  # it has finished: once more, from the beginning
             shutil.rmtree(self.path)
@@ -248,7 +282,7 @@ def kills(case, path, count, seed=0, most=40):
 
     Where in that call it ends depends on how fast it runs; that it ends there does not.
     """
-    chance, driver = random.Random(seed), Driver(case, path)
+    chance = random.Random(seed)
 
     def kill(child, seen):
         calls = max(0, chance.randrange(-most // 4, most))  # one in five while it opens the store
@@ -256,14 +290,15 @@ def kills(case, path, count, seed=0, most=40):
         time.sleep(chance.uniform(0, 0.02 if calls == 0 else 0.002))
         os.kill(child, signal.SIGKILL)
 
-    for _ in range(count):
-        assert driver.life(kill)
-    assert not driver.life()
+    with Driver(case, path) as driver:
+        for _ in range(count):
+            assert driver.life(kill)
+        assert not driver.life()
 
 
 def each_step(case, path, step=1):
     """Kills the server before each line of the store's code that two rounds run, in turn. Returns their number."""
-    driver, lines = Driver(case, path), 0
+    lines = 0
 
     def prepare():
         left = lines
@@ -289,8 +324,9 @@ def each_step(case, path, step=1):
 
         return enough
 
-    while driver.life(None, prepare, two_rounds()):
-        lines += step
+    with Driver(case, path) as driver:
+        while driver.life(None, prepare, two_rounds()):
+            lines += step
     return lines
 
 

@@ -4,8 +4,11 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +16,9 @@ import numpy as np
 import pytest
 
 from afflux import Server, StoreError, store
+from afflux._engine import close_descriptor
 from afflux.rules import fedams
+from afflux.store.files import open_regular
 from afflux.store.index import Index
 from afflux.store.lock import Lock, _holder
 from conftest import FORKS
@@ -122,6 +127,106 @@ def test_a_child_does_not_keep_what_its_parent_has_closed(path):
         for each in (child, sleeper):
             os.kill(each, signal.SIGKILL)
             os.waitpid(each, 0)
+
+
+FORK = {"Python": "os.fork()", "C": "ctypes.PyDLL(None).fork()"}
+STAYING = """
+import ctypes, gc, os, sys, time
+import numpy as np
+from afflux import Server, StoreError
+server = Server.open({path!r})
+lock = server._store._lock
+descriptor = lock._descriptor
+child = {fork}
+if child == 0:
+    {body}
+"""
+
+
+def staying(path, fork, body, tail=""):
+    """Runs a program that opens the store and forks a child; returns the process after its first line of output."""
+    code = STAYING.format(path=str(path), fork=FORK[fork], body=body) + tail
+    program = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
+    return program, program.stdout.readline().strip()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("fork", FORK)
+def test_a_child_that_survives_its_killed_parent_keeps_no_lock(fork, path):
+    """Else the store could not be opened before the child ends, and the error named the dead process."""
+    program, child = staying(
+        path, fork, "print(os.getpid(), flush=True); time.sleep(60); os._exit(0)", "time.sleep(60)"
+    )
+    assert not opens(path)
+    program.kill()
+    program.wait()
+    try:
+        assert opens(path)
+        assert os.kill(int(child), 0) is None, "the child still runs"
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        program.stdout.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("fork", FORK)
+def test_a_child_never_closes_another_file_with_the_number_of_the_locks(fork, path):
+    body = """
+    file = os.open(os.devnull, os.O_RDONLY)
+    assert file == descriptor, (file, descriptor)
+    try:
+        Server.open({path!r})
+        os._exit(2)
+    except StoreError as error:
+        assert f"process {{os.getppid()}} writes to it" in str(error) or "another process" in str(error), error
+    server._store.close()
+    lock.release()
+    del server, lock
+    gc.collect()
+    os.fstat(file)
+    os._exit(0)"""
+    tail = """
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+try:
+    Server.open({path!r})
+except StoreError as error:
+    print("this process has a server there" in str(error), flush=True)
+"""
+    program, status = staying(path, fork, body.strip().format(path=str(path)), tail.format(path=str(path)))
+    assert status == "0"
+    assert program.communicate()[0] == "True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings(FORKS)
+def test_a_fork_while_the_locks_file_is_opened(path, monkeypatch):
+    """The child may have the first descriptor, so the lock is taken with another one."""
+    numbers = []
+
+    def open_and_fork(*args):
+        descriptor = open_regular(*args)
+        numbers.append(descriptor)
+        if len(numbers) == 1:
+            pipe, end = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(end)
+                os.read(pipe, 1)
+                os._exit(0)
+            os.close(pipe)
+            children.append((child, end))
+        return descriptor
+
+    children = []
+    monkeypatch.setattr("afflux.store.lock.open_regular", open_and_fork)
+    lock = Lock(path)
+    monkeypatch.undo()
+    assert len(numbers) == 2
+    close_descriptor(lock._descriptor)  # as the end of the process does, which unlocks nothing
+    Lock(path).release()
+    for child, end in children:
+        os.close(end)
+        os.waitpid(child, 0)
 
 
 def opens(path):
@@ -290,6 +395,32 @@ def test_the_info_command(path):
     assert lines["health"].startswith("all files exist; their content was not read")
     found = json.loads(run("info", path, "--json").stdout)
     assert (found["clients"], found["path"], found["notes"]) == (9, str(path), {"epoch": 3})
+
+
+def test_the_info_command_fails_with_a_missing_file(path):
+    (path / "rows" / "c" / "0" / "0").unlink()
+    result = run("info", path)
+    assert result.exit_code == 1
+    assert "health      " in result.stdout
+    assert "is missing" in result.stdout
+    result = run("info", path, "--json")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+def test_names_of_a_store_are_printed_with_escapes(tmp_path):
+    name = "\x1b[2Jmine\nhealth      all files exist \u202e\x9b1m"
+    path = tmp_path / "store"
+    Server(replace(fedams(buffer_size=1), name=name), np.zeros(5), store=path).close()
+    result = run("info", path)
+    assert "rule        \\x1b[2Jmine\\nhealth      all files exist \\u202e\\x9b1m, kind update" in result.stdout
+    assert all(line.isprintable() for line in result.stdout.split("\n"))
+    assert store.info(path).rule == name
+    (path / "\x1b[2J").symlink_to("elsewhere")
+    result = run("info", path)
+    assert result.exit_code == 2
+    assert "\\x1b[2J is a symbolic link" in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["info", "check", "repair", "export"])

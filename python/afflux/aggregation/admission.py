@@ -30,6 +30,7 @@ from afflux.aggregation.round import NamedVectors, Round, RoundStart
 from afflux.aggregation.state import ServerState, after
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 #: The number of newest faults that are kept.
@@ -110,8 +111,8 @@ class Admission:
         staleness = state.current.version + (state.round is not None) - version
         if staleness < 0:
             raise ClientError(
-                f"[push] client {client_id!r} says that it pulled version {version}, which an older state that was "
-                "loaded meanwhile has not made"
+                f"[push] client {brief(client_id)} says that it pulled version {version}, which an older state that "
+                "was loaded meanwhile has not made"
             )
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
@@ -411,6 +412,6 @@ class Admission:
         new.update(other for other in coming if other not in rows)
         if client_id not in new and len(rows) + len(new) >= rows.num_clients:
             raise ClientError(
-                f"[push] client {client_id!r} would be number {len(rows) + len(new) + 1}, but num_clients is "
+                f"[push] client {brief(client_id)} would be number {len(rows) + len(new) + 1}, but num_clients is "
                 f"{rows.num_clients}"
             )

@@ -310,9 +310,9 @@ class _Loader:
                 try:
                     sound = np.isfinite(decoded(row, self._d, rows.codec)).all()
                 except AffluxError as error:
-                    _fail(f"the row of client {client_id!r} cannot be decoded: {error}")
+                    _fail(f"the row of client {brief(client_id)} cannot be decoded: {error}")
                 if not sound:
-                    _fail(f"the row of client {client_id!r} has a non-finite value")
+                    _fail(f"the row of client {brief(client_id)} has a non-finite value")
         return rows.loaded(dict(zip(clients, values, strict=True)), total)
 
     def _scalars(self) -> Scalars:
@@ -381,7 +381,7 @@ def _log_entry(record: Sequence[Any]) -> Entry:
 
 
 def _id(value: Any) -> ClientId:
-    return plain_id(value, "load_state_dict")
+    return plain_id(value, "load_state_dict", most=None)
 
 
 def _count(value: Any, most: int = MOST_COUNT) -> int:

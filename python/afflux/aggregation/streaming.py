@@ -21,7 +21,7 @@ from afflux.aggregation.options import known_on_arrival
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import NUMBERS
+from afflux.ops.validation import NUMBERS, brief
 from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
 
 #: The largest magnitude of a raw weight, of the factor and of a vector's norm, so that no sum overflows.
@@ -134,7 +134,7 @@ def combine(
     for client_id, term, weight in zip(arrivals.client_ids, terms, weights, strict=True):
         if not abs(factor * term.weight - weight) <= near * abs(weight) + 1 / MOST:
             raise AffluxError(
-                f"[{rule.name}] weigh gave client {client_id!r} the weight {weight}, on_arrival and factor gave "
+                f"[{rule.name}] weigh gave client {brief(client_id)} the weight {weight}, on_arrival and factor gave "
                 f"{term.weight} * {factor}"
             )
     return ops.Combine(terms[0].total.vectors, np.array([factor]), params_weight)

@@ -16,6 +16,7 @@ from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import frozen
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
+from afflux.ops.validation import brief
 from afflux.rules.rule import Arrivals, Float64, Rule, Weights
 
 
@@ -195,7 +196,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     if not all(map(isfinite, values := vectors.tolist())):
         reasons = {i: f"weight {value}, must be finite" for i, value in enumerate(values) if not isfinite(value)}
         i = min(reasons)
-        message = f"[{name}] weigh gave client {arrivals.client_ids[i]!r} the weight {values[i]}, must be finite"
+        message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
         raise ArrivalError(message, reasons)
     given_vectors = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS

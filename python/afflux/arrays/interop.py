@@ -12,7 +12,7 @@ import numpy.typing as npt
 from afflux import ops
 from afflux._engine import Buffer
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import dtype_name
+from afflux.ops.validation import dtype_name, raise_if_from_signal
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,8 @@ def gpu_of(array: Array) -> int | None:
     try:
         kind, index = array.__dlpack_device__()
         return int(index) if kind in _GPUS else None
-    except Exception:  # the engine reads it again, and raises an error with the reason
+    except Exception as error:  # the engine reads it again, and raises an error with the reason
+        raise_if_from_signal(error)
         return None
 
 
@@ -155,6 +156,7 @@ def _as_numpy(name: str, array: Array) -> npt.NDArray[Any]:
     try:
         return on_host(array)
     except Exception as error:
+        raise_if_from_signal(error)
         raise AffluxError(f"[layout] {label(name)} does not give its memory to NumPy: {error}") from None
 
 

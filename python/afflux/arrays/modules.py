@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
 
+from afflux.ops.validation import raise_if_from_signal
+
 #: Methods of torch.nn.Module that decide which arrays a module has, and under which names.
 _METHODS = frozenset(
     {"named_parameters", "named_buffers", "_named_members", "named_modules", "state_dict", "_save_to_state_dict"}
@@ -17,7 +19,8 @@ def is_module(tree: object) -> bool:
     """Return whether the tree is a torch module. A method of modules identifies them, so that torch stays optional."""
     try:
         return hasattr(tree, "named_parameters")
-    except Exception:  # a property of the object raises; reading the tree reports the error
+    except Exception as error:  # a property of the object raises; reading the tree reports the error
+        raise_if_from_signal(error)
         return False
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import printable
 from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
@@ -31,13 +32,18 @@ OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<
 Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per CPU.")]
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines of text, on stderr if `err`. Names of stores, logs and folders in them may hold control sequences."""
+    typer.echo("\n".join(map(printable, text.split("\n"))), err=err)
+
+
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Print an error as one line and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
     try:
         yield
     except (AffluxError, UnavailableError) as error:
-        typer.echo(f"error: {text_with_notes(error)}", err=True)
+        echo(f"error: {text_with_notes(error)}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         typer.echo("stopped", err=True)

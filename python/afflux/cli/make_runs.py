@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from afflux.cli.common import parse_rules
+from afflux.cli.common import echo, parse_rules
+from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.errors import EXTRA, require
@@ -95,15 +96,15 @@ def tune_rules(
             jobs,
             workers=workers,
         )
-    typer.echo(page.markdown)
-    typer.echo(f"wrote {folder}/")
+    echo(page.markdown)
+    echo(f"wrote {folder}/")
 
 
 def _audit_folder(folder: Path, simulation: "Simulation", keep_updates: bool, tensorboard: bool) -> "AuditOutput":
     from afflux.sim.results import run_folder
 
     d = simulation.num_parameters() if keep_updates and simulation.config.task != IMAGES else None
-    announce = partial(typer.echo, err=True)
+    announce = partial(echo, err=True)
     runs = len(simulation.jobs)
     output = run_folder.create_audit_folder(folder, simulation.config, runs, keep_updates, announce, d)
     return _with_event_files(output, tensorboard)
@@ -158,7 +159,7 @@ def resume_run(
 
     interrupted = InterruptedRun.of(store, out, typed, task)
     if interrupted.finished:
-        typer.echo(f"the run in {store} is finished; its results are written again", err=True)
+        echo(f"the run in {store} is finished; its results are written again", err=True)
     job, folder = Job(interrupted.spec, interrupted.header.seed), interrupted.output.folder.parent
     interrupted = replace(interrupted, output=_with_event_files(interrupted.output, tensorboard))
     work = partial(resume, interrupted, seconds=seconds, workers=workers)
@@ -188,7 +189,7 @@ def _run_with_store(
         spec = job.spec
         again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
         again += f" --task {quote(config.task)}" if ".py" in config.task else ""
-        typer.echo(f"continue with: afflux run --resume {store}{again}", err=True)
+        echo(f"continue with: afflux run --resume {store}{again}", err=True)
         raise
     run_folder.write_results(folder, results, config)
     print_results(folder, results, config)
@@ -216,7 +217,7 @@ def replay_log(
     config = replay_config(log, data_dir, task)
     if (missing := log.planned - config.arrivals) > 0:
         lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
-        typer.echo(f"{path} was cut off{lacks}", err=True)
+        echo(f"{path} was cut off{lacks}", err=True)
     jobs = [Job(specs[0], log.header.seed, tuple(specs[1:]))]
     with _run_folder(out, jobs, config, {}) as folder:
         output = run_folder.create_audit_folder(folder, config, 1)
@@ -226,9 +227,9 @@ def replay_log(
     print_results(folder, results, config)
     for result in results:
         same = ", as in the log" if log.end is not None and result.digest == log.end.params_sha256 else ""
-        typer.echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
+        echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
     if not rules and log.end is not None and results[0].digest != log.end.params_sha256:
-        typer.echo(f"error: the log says {log.end.params_sha256}: the rule or the software has changed", err=True)
+        echo(f"error: the log says {log.end.params_sha256}: the rule or the software has changed", err=True)
         raise typer.Exit(1)
 
 
@@ -254,7 +255,7 @@ def _run_folder(
                 then = f"; the next command with --out {quote(str(folder))} replaces it"
             elif command is not None and len(finished) < len(jobs):
                 then = "; make the other runs with another --out"
-            typer.echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/{then}", err=True)
+            echo(f"{len(finished)} of {len(jobs)} runs were finished; kept {folder}/{then}", err=True)
         raise
 
 
@@ -269,4 +270,4 @@ def print_results(folder: Path, results: "Sequence[RunResult]", config: SimConfi
         screen = Console(width=200)
     screen.print(run_folder.describe_setting(config, results), highlight=False)
     screen.print(terminal_output.results_table(results, config))
-    screen.print(f"wrote {folder}/", highlight=False, soft_wrap=True)
+    screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)

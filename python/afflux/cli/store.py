@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from afflux import store
 from afflux.aggregation.reports import DECISIONS
-from afflux.cli.common import report_errors
+from afflux.cli.common import echo, report_errors
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
-from afflux.ops.validation import brief
+from afflux.ops.validation import brief, printable
 from afflux.store import Health, Info
 from afflux.store.inspect import clients_named
 from afflux.store.metadata import BACKUP
 
 INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
 
-Reads the index and checks that all files exist, also while a server uses the store; \
-`afflux store check` reads every byte.
+Reads the index and checks that all files exist, also while a server uses the store; the exit code is 1 if one is \
+missing or too short. `afflux store check` reads every byte.
 
 [bold]Examples[/bold]
 
@@ -94,10 +94,11 @@ def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     with report_errors():
         found = store.info(path)
         if as_json:
-            typer.echo(json.dumps(asdict(found), indent=2))
-            return
-        for name, value in _lines(found, whole):
-            typer.echo(f"{name:<12}{value}")
+            echo(json.dumps(asdict(found), indent=2))
+        for name, value in () if as_json else _lines(found, whole):
+            echo(f"{name:<12}{printable(value)}")
+        if found.problems:
+            raise typer.Exit(1)
 
 
 @app.command(help=CHECK_HELP)
@@ -107,7 +108,7 @@ def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
         with _bar("checking") as progress:
             health = store.check(path, progress)
         if as_json:
-            typer.echo(json.dumps(asdict(health), indent=2))
+            echo(json.dumps(asdict(health), indent=2))
         else:
             _print_health(health, whole, f"; {_remedy(path, health)}")
         if not health.sound:
@@ -130,11 +131,11 @@ def repair(
         with _bar("repairing") as progress:
             done = store.repair(path, progress, agreed=None if yes else health)
         if done is None:
-            typer.echo("repaired: every file is whole again; no row was lost")
+            echo("repaired: every file is whole again; no row was lost")
         else:
             lost = [_rows(len(done.dropped))] if done.dropped or not done.arrivals else []
             lost += [f"the waiting arrivals of clients {_named(done.arrivals, whole)}"] if done.arrivals else []
-            typer.echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
+            echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
 
 
 @app.command(help=EXPORT_HELP)
@@ -153,10 +154,10 @@ def export(
         if params:
             if clients is not None:
                 raise AffluxError("[export] give --clients for rows, or --params")
-            typer.echo(f"wrote params of version {store.export_params(path, out)} to {out}")
+            echo(f"wrote params of version {store.export_params(path, out)} to {out}")
             return
         written = store.export(path, out, None if clients is None else _ids(path, clients))
-        typer.echo(f"wrote {_rows(len(written))} to {out}")
+        echo(f"wrote {_rows(len(written))} to {out}")
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
@@ -170,7 +171,7 @@ def _ids(path: Path, text: str) -> list[int | str]:
     raise AffluxError(f"[export] clients is {brief(text)}, must be ids between commas, quoted as in CSV")
 
 
-def _lines(found: Info, whole: bool) -> Iterator[tuple[str, Any]]:
+def _lines(found: Info, whole: bool) -> Iterator[tuple[str, str]]:
     yield "store", found.path + (", in use" if found.in_use else "")
     yield "rule", f"{found.rule}, kind {found.kind}, M = {found.rule_config['buffer_size']}"
     yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
@@ -208,14 +209,14 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
     for problem in _some(health.problems, whole):
-        typer.echo(problem)
+        echo(printable(problem))
     if health.sound:
         off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
-        typer.echo(f"sound: every checksum holds, {_rows(health.clients)}{off}")
+        echo(f"sound: every checksum holds, {_rows(health.clients)}{off}")
     else:
         lost = f"{len(health.damaged):,} of {_rows(health.clients)}" if health.damaged else "no row"
         lost += f" and {_arrivals(len(health.arrivals))}" if health.arrivals else ""
-        typer.echo(f"damaged: {lost} lost{remedy}")
+        echo(f"damaged: {lost} lost{remedy}")
 
 
 def _remedy(path: Path, health: Health) -> str:
@@ -242,7 +243,7 @@ def _some(lines: Iterable[str], whole: bool) -> list[str]:
 
 
 def _named(clients: Iterable[int | str], whole: bool) -> str:
-    return ", ".join(_some(map(repr, clients), whole))
+    return ", ".join(_some(map(brief, clients), whole))
 
 
 def _arrivals(count: int) -> str:

@@ -12,10 +12,10 @@ from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 
 from afflux import Task
+from afflux.arrays.npy import array_of, bytes_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._flower_metrics import mean_of
 from afflux.integrations._loop import Reply, Transport
-from afflux.integrations._npy import array_of, bytes_of
 from afflux.integrations._reading import bounded
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError

@@ -17,6 +17,7 @@ from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
 from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 try:
@@ -181,7 +182,9 @@ class AffluxServer(StoredRounds):
         before, output = self.server.version, self.gv.logger.output
         receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
         if receipt is not None and receipt.status in NO_USE:
-            self.gv.logger.info(f"The package of client {package['__cid']} is {receipt.status}: {receipt.reason}")
+            self.gv.logger.info(
+                f"The package of client {brief(package['__cid'])} is {receipt.status}: {receipt.reason}"
+            )
             self._require_some_of_use()
         if receipt is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):

@@ -5,6 +5,7 @@ value as a plain Python object, also from NumPy's scalars, or raises `[operation
 """
 
 import os
+import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from functools import wraps
@@ -12,6 +13,7 @@ from math import inf, nan
 from numbers import Real
 from operator import index
 from pathlib import Path
+from types import CodeType, TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
@@ -154,7 +156,8 @@ def dtype_name(value: Dtype) -> str:
         return value.__name__
     try:
         return str(getattr(value, "name", value)).removeprefix("torch.")  # str(torch.float32) is torch.float32
-    except Exception:
+    except Exception as error:
+        raise_if_from_signal(error)
         return f"of type {type(value).__name__}"
 
 
@@ -235,7 +238,8 @@ def _of_foreign(convert: Callable[[], T | None]) -> T | None:
     """Return the result of a method of a foreign object; None if the method raises."""
     try:
         return convert()
-    except Exception:
+    except Exception as error:
+        raise_if_from_signal(error)
         return None
 
 
@@ -250,30 +254,80 @@ def loss_of(op: str, client_id: int | str | None, value: object) -> float:
     single = zero_dim(value)
     number = as_float(single) if isinstance(single, NUMBERS) else None
     if number is None or (isinstance(single, int) and abs(number) > 2**63):
-        raise AffluxError(f"[{op}] client {client_id!r}'s loss is {brief(value)}, must be a number, or None if unknown")
+        raise AffluxError(
+            f"[{op}] client {brief(client_id)}'s loss is {brief(value)}, must be a number, or None if unknown"
+        )
     return number
 
 
 def brief(value: object) -> str:
-    """Return the value as text for an error message, or its type if the text is long or has several lines."""
-    if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > 80:
+    """Return the value as one printable line for an error message: the beginning of a long text, and the type of any
+    other value whose text is long.
+    """
+    if isinstance(value, str | bytes | bytearray) and len(value) > 80:
+        return f"{value[:60]!r:.70}..."
+    if isinstance(value, list | tuple | dict | set) and len(value) > 80:
         return f"of type {type(value).__name__}"
     try:
         text = repr(value)
-    except Exception:  # nested too deeply, an int of too many digits, or an object whose __repr__ raises
+    except Exception as error:  # nested too deeply, an int of too many digits, or an object whose __repr__ raises
+        raise_if_from_signal(error)
         return f"of type {type(value).__name__}"
     return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
 
 
+def printable(text: str) -> str:
+    r"""Return a text with escapes for all characters that are not printable, such as line ends and control sequences.
+
+    >>> printable("b\x1b[2Jö")
+    'b\\x1b[2Jö'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def is_from_signal(error: BaseException | None, trace: TracebackType | None = None) -> bool:
+    """Return whether an exception, or one during whose handling it was raised, comes from the program's own handler of
+    a signal, such as a timeout's. The handler runs amid any code, and its exception says nothing about this code.
+
+    Args:
+        error: the exception.
+        trace: its traceback, if the exception does not have it yet.
+    """
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    while error is not None and codes:
+        trace = trace or error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in codes:
+                return True
+            trace = trace.tb_next
+        error = error.__context__
+    return False
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code of a signal's handler: a function, a method, a partial or a callable object; None of another."""
+    if not callable(handler):
+        return None
+    function = getattr(handler, "func", handler)
+    codes = (getattr(each, "__code__", None) for each in (function, type(function).__call__))
+    return next((code for code in codes if isinstance(code, CodeType)), None)
+
+
+def raise_if_from_signal(error: Exception) -> None:
+    """Raise an exception again that comes from a handler of a signal; do nothing with any other."""
+    if is_from_signal(error):
+        raise error
+
+
 def unreadable(what: str, error: Exception) -> NoReturn:
-    """Raise an AffluxError for a caller's object that raised when it was read. Errors of afflux and of memory are
-    raised unchanged.
+    """Raise an AffluxError for a caller's object that raised when it was read. Errors of afflux, of memory and of a
+    signal handler are raised unchanged.
 
     Args:
         what: the operation and the argument, as "[push] client 7's update".
         error: the exception that it raised.
     """
-    if isinstance(error, AffluxError | UnavailableError | MemoryError):
+    if isinstance(error, AffluxError | UnavailableError | MemoryError) or is_from_signal(error):
         raise error
     raise AffluxError(f"{what} cannot be read: {type(error).__name__}: {_text(error)}") from error
 
@@ -317,30 +371,38 @@ def path_of(op: str, name: str, value: object) -> Path:
         path = Path(value)  # type: ignore[arg-type]
         if b"\0" not in os.fsencode(path):
             return path
-    except Exception:  # not a path, not encodable for the file system, or an object whose __fspath__ raises
-        pass
+    except Exception as error:  # not a path, not encodable for the file system, or an object whose __fspath__ raises
+        raise_if_from_signal(error)
     raise AffluxError(f"[{op}] {name} is {brief(value)}, must be a folder's path: a str or a Path")
 
 
-def plain_id(client_id: object, op: str = "push") -> int | str:
+#: The most bytes of a client's id in UTF-8. csrc/values.hpp has the same number.
+MOST_ID_BYTES = 1024
+
+
+def plain_id(client_id: object, op: str = "push", most: int | None = MOST_ID_BYTES) -> int | str:
     """Return the client id as Python's int or str.
 
     Args:
         client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
         op: the operation that messages name.
+        most: the most bytes of a str in UTF-8; None, for ids that a store or a saved state already has: any number.
 
     Raises:
-        AffluxError: another type (bool and float included), an int outside of the range, or a str that UTF-8 cannot
-            encode: one with a lone surrogate.
+        AffluxError: another type (bool and float included), an int outside of the range, or a str that is too long or
+            that UTF-8 cannot encode: one with a lone surrogate.
     """
     number = client_id if type(client_id) is int else None
     if number is None and isinstance(client_id, str):
         text = str.__str__(client_id)  # not str(): for a member of an Enum that is the name
-        if not text.isascii():
+        size = len(text)
+        if not text.isascii() and (most is None or size <= most):
             try:
-                text.encode()
+                size = len(text.encode())
             except UnicodeEncodeError as error:
-                raise AffluxError(f"[{op}] client_id {text!r} is no Unicode text: {error.reason}") from None
+                raise AffluxError(f"[{op}] client_id {brief(text)} is no Unicode text: {error.reason}") from None
+        if most is not None and size > most:
+            raise AffluxError(f"[{op}] client_id is {brief(text)}, must have at most {most} bytes of UTF-8")
         return text
     if number is None:
         number = _index(client_id)

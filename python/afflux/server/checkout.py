@@ -11,7 +11,7 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Params, Pulled
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import flag, optional, plain_id, positive
+from afflux.ops.validation import brief, flag, optional, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server import reading
 from afflux.server.aggregator import Aggregator
@@ -79,8 +79,8 @@ class Task:
             pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
-                f"[Task] version {self.version} is no longer held for client {self.client!r}: the task is closed or of "
-                "hold=False, or the version is too old (max_staleness, max_versions)"
+                f"[Task] version {self.version} is no longer held for client {brief(self.client)}: the task is closed "
+                "or of hold=False, or the version is too old (max_staleness, max_versions)"
             )
         return reading.shared(self._aggregator, pulled)
 
@@ -126,7 +126,7 @@ class Task:
         raise AffluxError("[Task] a task is not pickled: send its id, and what load() or tree() gives")
 
     def __repr__(self) -> str:
-        return f"Task({self.id!r}, client={self.client!r}, version={self.version})"
+        return f"Task({self.id!r}, client={brief(self.client)}, version={self.version})"
 
 
 @contextmanager
@@ -224,6 +224,5 @@ def close_overdue(aggregator: Aggregator) -> None:
     """Close the tasks whose lease has ended."""
     deadline = aggregator.tasks.next_deadline
     if deadline != inf and deadline <= monotonic():
-        for task in aggregator.locked(aggregator.tasks.overdue):
+        while (task := aggregator.locked(aggregator.tasks.next_overdue)) is not None:
             close_task(aggregator, task, "expired")
-        aggregator.locked(aggregator.tasks.find_next_deadline)

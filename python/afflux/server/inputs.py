@@ -30,7 +30,7 @@ from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import MOST_ELEMENTS, brief, reads, unreadable
+from afflux.ops.validation import MOST_ELEMENTS, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind
 
 
@@ -79,7 +79,8 @@ class InputAdapter:
             return self.parts(what, vector)
         try:
             return self.layout._found(vector)
-        except Exception:
+        except Exception as error:
+            raise_if_from_signal(error)
             return self.parts(what, vector)  # raises an error with the reason
 
     def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
@@ -178,6 +179,7 @@ class InputAdapter:
             values = self.layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
+            raise_if_from_signal(error)
             raise AffluxError(f"{what}: {error}") from None
         except Exception as error:
             unreadable(what, error)

@@ -1,5 +1,6 @@
 """Steps for arrivals that have waited longer than flush_after."""
 
+from afflux.ops.validation import raise_if_from_signal
 from afflux.server.aggregator import Aggregator
 
 
@@ -14,9 +15,11 @@ def flush_late(aggregator: Aggregator) -> None:
         return
     try:
         aggregator.enter("flush")
-    except Exception:  # for example, the rule's weigh part calls pull
+    except Exception as error:  # for example, the rule's weigh part calls pull
+        raise_if_from_signal(error)
         return
     try:
         aggregator.flush(late=True, wait=False)
-    except Exception:  # the next call does not try again unless the state has changed
+    except Exception as error:  # the next call does not try again unless the state has changed
+        raise_if_from_signal(error)
         aggregator.failed_late = tried

@@ -25,7 +25,7 @@ from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Slot, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.ops.validation import integer, one_of, optional, path_of
+from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
@@ -235,15 +235,15 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
         if place >= saved.added:
             if arrival.norm * arrival.norm > MOST_SQUARES:
                 raise AffluxError(
-                    f"[load_state_dict] client {arrival.client_id!r} waits with the norm {arrival.norm}, too large for "
-                    "a sum"
+                    f"[load_state_dict] client {brief(arrival.client_id)} waits with the norm {arrival.norm}, too "
+                    "large for a sum"
                 )
             slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
         term = streaming.term(saved.rule, total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
         if place < saved.added and term.weight != saved.raw[place]:
             raise AffluxError(
-                f"[load_state_dict] client {arrival.client_id!r} is in the sum with the raw weight {saved.raw[place]}, "
-                f"and this rule gives it {term.weight}: save the state after a flush() or discard()"
+                f"[load_state_dict] client {brief(arrival.client_id)} is in the sum with the raw weight "
+                f"{saved.raw[place]}, and this rule gives it {term.weight}: save the state after a flush() or discard()"
             )
         if place >= saved.added:
             total.add([term], aggregator.num_threads)

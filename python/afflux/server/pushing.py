@@ -16,7 +16,7 @@ from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
-from afflux.ops.validation import as_float, as_int, as_text, brief, integer, loss_of, plain_id, positive
+from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
@@ -65,7 +65,7 @@ def push(  # noqa: D417
 
     Args:
         task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
-        client: the client's id: an int in 64 bits, signed or unsigned, or a str.
+        client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
         version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a model
             need its params: with a number, the version must be the newest one, or held for a task.
         update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
@@ -178,14 +178,15 @@ def push(  # noqa: D417
         if examples == 0:
             return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
         known_loss = nan if loss is None else loss if type(loss) is float else loss_of("push", client_id, loss)
-        what = f"[push] client {client_id!r}'s {given}"
+        whose = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s"
+        what = f"{whose} {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_id, client_lr, local_steps)
         parts, own = vector, None
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.buffers:
             most = aggregator.admission.limits.max_abs
-            own = adapter.buffers(f"[push] client {client_id!r}'s", vector if given == "model" else None, buffers, most)
+            own = adapter.buffers(whose, vector if given == "model" else None, buffers, most)
         norm, extremes = nan, (nan, nan)
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
@@ -255,6 +256,8 @@ class CallError(AffluxError):
 
 def _is_clients(error: Exception, *, checking: bool) -> bool:
     """Return whether an error concerns the client's arguments, which were being checked if `checking`."""
+    if is_from_signal(error):
+        return False
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
@@ -344,14 +347,15 @@ def _number(client_id: ClientId, version: object) -> int:
     number = as_int(version.version if isinstance(version, Pulled) else version)
     if number is None:
         raise AffluxError(
-            f"[push] client {client_id!r}'s version is {brief(version)}, must be an int or what pull() gave"
+            f"[push] client {brief(client_id)}'s version is {brief(version)}, must be an int or what pull() gave"
         )
     return number
 
 
 def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxError:
     return AffluxError(
-        f"[push] client {client_id!r} says that it pulled version {brief(pulled)}; the server has made 0 to {newest}"
+        f"[push] client {brief(client_id)} says that it pulled version {brief(pulled)}; "
+        f"the server has made 0 to {newest}"
     )
 
 
@@ -360,7 +364,7 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
     examples = as_int(num_examples)
     if examples is None or not 0 <= examples < 2**63:
         raise AffluxError(
-            f"[push] client {client_id!r}'s num_examples is {brief(num_examples)}, "
+            f"[push] client {brief(client_id)}'s num_examples is {brief(num_examples)}, "
             "must be an int of at least 0 in 64 bits"
         )
     return examples
@@ -394,7 +398,7 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: object) -
     """Return client_lr * local_steps, checked; None if one of them is not given."""
     if type(client_lr) is float and type(local_steps) is int and 0 < client_lr < 1e100 and 0 < local_steps < 2**53:
         return client_lr * local_steps
-    whose = f"client {client_id!r}'s"
+    whose = f"client {brief(client_id)}'s"
     rate = None if client_lr is None else positive("push", f"{whose} client_lr", client_lr)
     steps = integer(1)("push", f"{whose} local_steps", local_steps) if local_steps is not None else None
     if rate is None or steps is None:

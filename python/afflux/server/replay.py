@@ -8,7 +8,7 @@ from afflux.aggregation.reports import Cut, Entry, Handed, Join, Replaced
 from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import instance, unreadable
+from afflux.ops.validation import brief, instance, unreadable
 from afflux.rules.rule import Rule
 from afflux.rules.serialization import from_config
 from afflux.server.inputs import is_tree
@@ -102,6 +102,6 @@ def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree
     got = (receipt.join, receipt.status, receipt.staleness)
     if got != (entry.number, entry.status, entry.staleness):
         raise AffluxError(
-            f"[replay] join {entry.number} of client {entry.client_id!r} was {entry.status} with staleness "
+            f"[replay] join {entry.number} of client {brief(entry.client_id)} was {entry.status} with staleness "
             f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]} {receipt.reason}".rstrip()
         )

@@ -8,6 +8,7 @@ if an interrupt comes between any two of them.
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from secrets import token_hex
@@ -48,6 +49,8 @@ class TaskBook:
         self._open: dict[str, OpenTask] = {}
         self._bases: dict[int, tuple[Pulled, set[str]]] = {}  # by version, with the ids of the tasks that hold it
         self._start, self._numbers = (0, ""), count()
+        #: A heap of deadlines. Closed tasks stay in it until their deadline, or until they are the larger part.
+        self._leases: list[tuple[float, int, OpenTask]] = []
         self.next_deadline = inf  #: no open task has an earlier deadline
 
     def __len__(self) -> int:
@@ -64,6 +67,9 @@ class TaskBook:
     def is_open(self, task: OpenTask) -> bool:
         """Return whether a task is open."""
         self._finish_closing()
+        return self._is_open(task)
+
+    def _is_open(self, task: OpenTask) -> bool:
         return self._open.get(task.opened.task) is task
 
     def _finish_closing(self) -> None:
@@ -83,7 +89,7 @@ class TaskBook:
 
     def base_of(self, task: OpenTask) -> Pulled | None:
         """Return the version that a task holds; None if the task is closed, or the version was released."""
-        held = task.opened.hold and self._open.get(task.opened.task) is task
+        held = task.opened.hold and self._is_open(task)
         return self.base(task.opened.version) if held else None
 
     def bases(self) -> dict[int, Pulled]:
@@ -101,7 +107,13 @@ class TaskBook:
 
     def add(self, task: OpenTask, base: Pulled | None) -> None:
         """Open the task. If `base` is given, the task holds it."""
-        self.next_deadline = min(self.next_deadline, task.deadline)
+        if task.deadline != inf:
+            heappush(self._leases, (task.deadline, next(self._numbers), task))
+            self.next_deadline = self._leases[0][0]
+            if len(self._leases) > 100 + 2 * len(self._open):
+                leases = [lease for lease in self._leases if lease[2] is task or self._is_open(lease[2])]
+                heapify(leases)
+                self._leases = leases
         self._open[task.opened.task] = task
         if base is not None and task.opened.hold:
             self._bases.setdefault(base.version, (base, set()))[1].add(task.opened.task)
@@ -126,16 +138,14 @@ class TaskBook:
 
     def clear(self) -> None:
         """Close all tasks."""
-        self._open, self._bases, self.next_deadline = {}, {}, inf
+        self._open, self._bases, self._leases, self.next_deadline = {}, {}, [], inf
 
-    def overdue(self) -> list[OpenTask]:
-        """Return the tasks whose lease has ended."""
-        now = monotonic()
-        return [task for task in self._open.values() if task.deadline <= now]
-
-    def find_next_deadline(self) -> None:
-        """Set `next_deadline`, after the tasks whose lease has ended were closed."""
-        self.next_deadline = min((task.deadline for task in self._open.values()), default=inf)
+    def next_overdue(self) -> OpenTask | None:
+        """Return the open task whose lease has ended first, until it is closed; None if there is none."""
+        while self._leases and not self._is_open(self._leases[0][2]):
+            heappop(self._leases)
+        self.next_deadline = self._leases[0][0] if self._leases else inf
+        return self._leases[0][2] if self.next_deadline <= monotonic() else None
 
     def release_outdated(self, version: int) -> None:
         """Release the bases that are too old at this version of the server."""

@@ -11,6 +11,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 from afflux.store.index import Index
 from afflux.store.segments import Place, Segments
@@ -132,7 +133,7 @@ class DiskCache(RowCache):
         place = self._index.row(client_id)
         problem = None if place is None else self._segments.missing_slot(place.slot)
         if problem is not None:
-            raise StoreError(f"[{op}] client {client_id!r}'s row: {problem}; {self._segments.remedy}")
+            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self._segments.remedy}")
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
@@ -170,8 +171,8 @@ class DiskCache(RowCache):
             before, place = place, self._committed_place(client_id, op)
             if place == before:  # else a commit has moved the row meanwhile
                 raise StoreError(
-                    f"[{op}] client {client_id!r}'s row is damaged: slot {place.slot} of {self._segments.folder} does "
-                    f"not agree with its checksum; {self._segments.remedy}"
+                    f"[{op}] client {brief(client_id)}'s row is damaged: slot {place.slot} of {self._segments.folder} "
+                    f"does not agree with its checksum; {self._segments.remedy}"
                 )
 
     def _allocate(

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -164,7 +164,7 @@ def export(
         places = (
             list(store.index.rows())
             if clients is None
-            else [(client_id, _place(store, client_id)) for client_id in (plain_id(c, "export") for c in clients)]
+            else [(client_id, _place(store, client_id)) for client_id in map(_stored_id, clients)]
         )
         ids = [client_id for client_id, _ in places]
         with _replaced(out) as new:
@@ -270,10 +270,14 @@ def _named(store: StoreReader, text: str) -> ClientId:
     return text if as_text else number
 
 
+def _stored_id(client_id: ClientId) -> ClientId:
+    return plain_id(client_id, "export", most=None)
+
+
 def _place(store: StoreReader, client_id: ClientId) -> Place:
     place = store.index.row(client_id)
     if place is None:
-        raise StoreError(f"[export] client {client_id!r} has no row in {store.path}")
+        raise StoreError(f"[export] client {brief(client_id)} has no row in {store.path}")
     return place
 
 
@@ -282,7 +286,7 @@ def _decoded(store: StoreReader, places: Sequence[tuple[ClientId, Place]]) -> It
         row = store.sound_row(place)
         if row is None:
             remedy = store.arrays["rows"].remedy
-            raise StoreError(f"[export] client {client_id!r}'s row in {store.path} is damaged; {remedy}")
+            raise StoreError(f"[export] client {brief(client_id)}'s row in {store.path} is damaged; {remedy}")
         yield store.decoded(row)
 
 
@@ -292,26 +296,31 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
         with new.open("wb") as file:
             _stream(file, header, rows)
         return
-    name, values = _clients(ids)
+    name, values, kind = _clients(ids)
     with ZipFile(new, "w") as archive:
-        with archive.open(f"{name}.npy", "w") as entry:
-            np.lib.format.write_array(entry, values, allow_pickle=False)
+        # All texts have the width of the longest one: they are written one by one, and compressed.
+        texts = ZipInfo(f"{name}.npy")
+        texts.compress_type = ZIP_DEFLATED
+        with archive.open(texts, "w", force_zip64=True) as entry:
+            header_of_ids = {"descr": kind, "fortran_order": False, "shape": (len(ids),)}
+            _stream(entry, header_of_ids, (np.array([value], kind) for value in values))
         with archive.open("rows.npy", "w", force_zip64=True) as entry:
             _stream(entry, header, rows)
 
 
-def _clients(ids: Sequence[ClientId]) -> tuple[str, npt.NDArray[Any]]:
-    """Return an array that represents the ids exactly, after the name of the array."""
-    for dtype in (np.int64, np.uint64, np.str_):
-        with suppress(ValueError, OverflowError):
-            values = np.array(ids, dtype)
-            if values.tolist() == ids:
-                return "clients", values
-    # Ints and texts, or a text that ends in a NUL, which NumPy cuts off.
-    return "clients_json", np.array([json.dumps(client_id) for client_id in ids])
+def _clients(ids: Sequence[ClientId]) -> tuple[str, Sequence[ClientId], str]:
+    """Return the name, the values and the dtype of an array that represents the ids exactly."""
+    for kind in ("<i8", "<u8"):
+        limits = np.iinfo(kind)
+        if all(not isinstance(client_id, str) and limits.min <= client_id <= limits.max for client_id in ids):
+            return "clients", ids, kind
+    # NumPy cuts off a NUL at the end of a text.
+    are_texts = all(isinstance(client_id, str) and not client_id.endswith("\0") for client_id in ids)
+    texts = ids if are_texts else [json.dumps(client_id) for client_id in ids]
+    return "clients" if are_texts else "clients_json", texts, f"<U{max(1, *(len(str(text)) for text in texts))}"
 
 
-def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[Row]) -> None:
+def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[npt.NDArray[Any]]) -> None:
     np.lib.format.write_array_header_1_0(file, header)
     for row in rows:
-        file.write(row.data)
+        file.write(row.tobytes() if row.dtype.kind == "U" else row.data)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from time import monotonic, sleep
 
+from afflux._engine import children, close_descriptor, close_in_children, forks
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.store.files import open_regular
 
@@ -15,12 +16,15 @@ LOCK = "lock"  #: in a store's folder
 #: Seconds for which a writer waits for readers, and seconds between two attempts.
 PATIENCE, INTERVAL = 1.0, 0.002
 
-#: The process that holds a lock for writing, by the lock's file: this process, or one from which it was forked.
+#: `forks` in the process that holds a lock for writing, by the lock's file: this process, or an ancestor of it.
 _WRITERS: dict[tuple[int, int], int] = {}
 
 
 class Lock:
-    """A lock that one writer or several readers hold. The end of a process releases its lock."""
+    """A lock that one writer or several readers hold. The end of a process releases its lock.
+
+    A forked child keeps no descriptor of the lock's file: the system would keep the lock until that is closed too.
+    """
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         """Lock the folder, for reading if `shared`, else for writing.
@@ -35,21 +39,21 @@ class Lock:
         except ModuleNotFoundError:
             raise UnavailableError("[store] this system has no flock, which keeps a second writer out") from None
         try:
-            self._descriptor = open_regular(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)
+            self._descriptor = _open_here(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(f"[store] cannot lock {folder / LOCK}: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         self._file, self._shared = (status.st_dev, status.st_ino), shared
-        self._owner: int | None = None
+        self._forks, self._held = forks[0], False
         end = monotonic() + (0 if shared or self._is_ours else PATIENCE)
         try:
             while True:
                 try:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                    self._owner = os.getpid()
+                    self._held = True
                     self._refuse_removed(folder)
                     if not shared:
-                        _WRITERS[self._file] = self._owner
+                        _WRITERS[self._file] = self._forks
                     return
                 except OSError:
                     if monotonic() >= end:
@@ -82,20 +86,32 @@ class Lock:
     @property
     def _is_ours(self) -> bool:
         """Whether this process holds the lock for writing."""
-        return _WRITERS.get(self._file) == os.getpid()
+        return _WRITERS.get(self._file) == forks[0]
 
     def release(self) -> None:
-        """Release the lock. A forked child only closes its descriptor, because the lock belongs to its parent."""
-        if self._owner == os.getpid():
+        """Release the lock. A forked child does nothing: the lock is its parent's, and its descriptor is closed."""
+        if self._forks != forks[0]:
+            return
+        if self._held:
             import fcntl
 
             if not self._shared:
                 _WRITERS.pop(self._file, None)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # else a child that still runs would keep the lock
-        self._owner = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # another program that starts just now has a copy until `exec`
+        self._held = False
+        close_descriptor(self._descriptor)
         self._descriptor = -1
+
+
+def _open_here(path: Path, flags: int) -> int:
+    """Open a regular file, and return a descriptor that no forked child keeps."""
+    while True:
+        children_before = children[0]
+        descriptor = open_regular(path, flags)
+        close_in_children(descriptor)
+        if children[0] == children_before:
+            return descriptor
+        close_descriptor(descriptor)  # a child that another thread forked meanwhile has the file, and would keep a lock
 
 
 def _holder(device: int, inode: int) -> str:

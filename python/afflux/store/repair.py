@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.ops.errors import StoreError
-from afflux.ops.validation import plain_id
+from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId, client_order
 from afflux.store.commits import Transaction
 from afflux.store.entries import ListUpdate, StoredArrival
@@ -99,7 +99,7 @@ class _Examination:
             problem = None if waiting.place is None else self._damage("arrivals", waiting.place)
             if problem is not None:
                 self.lost_arrivals.append(i)
-                yield f"client {_client(waiting)!r}'s waiting arrival: {problem}"
+                yield f"client {brief(_client(waiting))}'s waiting arrival: {problem}"
 
     def _damage(self, name: str, place: Place) -> str | None:
         segments = self._store.arrays[name]
@@ -118,7 +118,7 @@ class _Examination:
             for client_id, place in store.rows():
                 self._read(store.row_bytes)
                 if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
-                    self.index.append(f"{store.index.path}: client {client_id!r}'s row has a place that cannot be")
+                    self.index.append(f"{store.index.path}: client {brief(client_id)}'s row has a place that cannot be")
                     continue
                 taken[place.slot] = ranks[place.rank] = True
                 (self.good if self._added(place) else self.bad).append((client_id, place))
@@ -135,7 +135,7 @@ class _Examination:
             yield f"{flaw}: {lost[segment]} clients' rows"
         for client_id, place in sorted(self.bad, key=lambda entry: client_order(entry[0])):
             if place.slot // each not in flaws:
-                yield f"client {client_id!r}'s row in {segments.folder} is damaged"
+                yield f"client {brief(client_id)}'s row in {segments.folder} is damaged"
 
     def _added(self, place: Place) -> bool:
         """Add a row to the total; return False if the row is damaged.
@@ -276,7 +276,7 @@ def _refuse_more(found: Health, agreed: Health) -> None:
 
 
 def _client(waiting: StoredArrival) -> ClientId:
-    return plain_id(waiting.record[0], "check")
+    return plain_id(waiting.record[0], "check", most=None)
 
 
 def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> None:

@@ -13,6 +13,7 @@ from afflux.arrays.interop import on_host
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 
@@ -69,7 +70,9 @@ class MemoryRows(RowCache):
             if self.codec.exact:
                 continue
             if not np.isfinite(on_host(decoded(copy, self.size, self.codec, self._rows_device))).all():
-                raise AffluxError(f"[load_state_dict] the row of client {client_id!r} has values that are not finite")
+                raise AffluxError(
+                    f"[load_state_dict] the row of client {brief(client_id)} has values that are not finite"
+                )
         return other
 
     @property

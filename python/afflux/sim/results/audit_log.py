@@ -34,11 +34,12 @@ LONGEST_NAME = 80
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Label = Annotated[
-    str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=10_000)
+    str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=10_000)
 ]  #: text that is printed: no control characters
 ShortText = Annotated[str, Meta(pattern=r"^[\w.+ -]{1,60}\Z")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy$", max_length=255)]  #: name of a file in the folder of the log
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+#: The name of a file in the folder of the log.
+FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy\Z", max_length=255)]
 
 #: The most bytes of a line.
 MOST_LINE_BYTES = 64 << 20

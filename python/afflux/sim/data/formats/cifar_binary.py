@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.data.formats.errors import bad_file, readable
+from afflux.sim.data.formats.errors import bad_file
+from afflux.sim.data.formats.files import read_bytes
 
 PIXELS = 3 * 32 * 32
 
@@ -25,8 +26,7 @@ def read_records(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """
     size = label_bytes + PIXELS
     expected = f"records of {size} bytes: {label_bytes} of labels and {PIXELS} of pixels"
-    with readable(path, expected):
-        content = path.read_bytes()
+    content = read_bytes(path, expected)
     if not content or len(content) % size:
         raise bad_file(path, f"has {len(content)} bytes", expected)
     records = np.frombuffer(content, np.uint8).reshape(-1, size)

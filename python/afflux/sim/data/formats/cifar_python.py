@@ -1,12 +1,12 @@
-"""CIFAR's python version: pickles of a dict with the rows of pixels and the labels, read without unpickling."""
+"""CIFAR's python version: pickles of a dict with the rows of pixels and the labels."""
 
 from pathlib import Path
 
 import numpy as np
 
+from afflux.sim.data.formats.array_pickle import read_pickle
 from afflux.sim.data.formats.cifar_binary import PIXELS
 from afflux.sim.data.formats.errors import bad_file
-from afflux.sim.data.formats.plain_pickle import read_plain_pickle
 
 
 def read_batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
@@ -23,15 +23,11 @@ def read_batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
         ConfigError: the file cannot be read, or has other contents than CIFAR's batches.
     """
     expected = f"a dict with 'data', uint8 of shape (n, {PIXELS}), and {labels!r}, a list of n whole numbers"
-    batch = read_plain_pickle(path)
-    for key in ("data", labels):
-        if key not in batch:
-            raise bad_file(path, f"has no key {key!r}", expected)
-    data, values = batch["data"], batch[labels]
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (PIXELS,):
-        found = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else f"a {type(data).__name__}"
-        raise bad_file(path, f"has as 'data' {found}", expected)
-    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 256 for value in values):
+    data, values = read_pickle(path, ("data", labels))
+    if not isinstance(data, np.ndarray) or data.shape[1:] != (PIXELS,):
+        content = f"an array of shape {data.shape}" if isinstance(data, np.ndarray) else "a list"
+        raise bad_file(path, f"has as 'data' {content}", expected)
+    if not isinstance(values, list) or not all(0 <= value < 256 for value in values):
         raise bad_file(path, f"has as {labels!r} something else than a list of labels", expected)
     if len(values) != len(data):
         raise bad_file(path, f"has {len(data)} images and {len(values)} labels", expected)

@@ -1,10 +1,10 @@
 """Errors about files: the file, the problem, and the expected value."""
 
-import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from zipfile import BadZipFile
 
 from afflux.sim.errors import ConfigError
@@ -24,10 +24,19 @@ def bad_file(path: Path, found: str, expected: str) -> ConfigError:
     return ConfigError(f"{path} {found}; expected: {expected} (formats: {PAGE})")
 
 
+#: What readers of formats raise for damaged and forged files.
+_ERRORS = (
+    *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(RuntimeError, MemoryError, BadZipFile, zlib.error, UnpicklingError),
+)
+
+
 @contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
     """Convert errors of reading and decoding into a ConfigError that names the file."""
     try:
         yield
-    except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile, zlib.error, lzma.LZMAError) as error:
+    except ConfigError:
+        raise
+    except _ERRORS as error:
         raise bad_file(path, f"cannot be read ({type(error).__name__}: {error})", expected) from None

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from afflux.sim.data.formats.errors import bad_file, readable
+from afflux.sim.data.formats.errors import bad_file
+from afflux.sim.data.formats.files import read_text
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ def read_sentences(path: Path, columns: Columns) -> Iterator[tuple[tuple[str, ..
     """
     names = (*columns.sentences, columns.label)
     expected = f"a table with tabs whose first line names the columns {', '.join(names)}"
-    with readable(path, expected):
-        lines = path.read_text("utf-8-sig").split("\n")
+    lines = read_text(path, expected, "utf-8-sig").split("\n")
     header = lines[0].rstrip("\r").split("\t")
     absent = [name for name in names if name not in header]
     if absent:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from afflux.sim.data.formats.errors import bad_file, readable
+from afflux.sim.data.formats.files import read_bytes
 
 
 class PixelExamples(msgspec.Struct, frozen=True):
@@ -60,7 +61,9 @@ def _read(folder: Path, kind: type[File], values: str) -> Iterator[tuple[Path, F
     for path in paths:
         with readable(path, expected):
             # Errors of msgspec are ValueErrors, and name the place in the file.
-            content = msgspec.json.decode(path.read_bytes(), type=kind)
+            content = msgspec.json.decode(read_bytes(path, expected), type=kind)
+        if len(set(content.users)) < len(content.users):
+            raise bad_file(path, "lists a user twice", expected)
         for user in content.users:
             if user not in content.user_data:
                 raise bad_file(path, f"has no data of user {user!r}", expected)

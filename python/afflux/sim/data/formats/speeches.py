@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from afflux.sim.data.formats.errors import bad_file, readable
+from afflux.sim.data.formats.errors import bad_file
+from afflux.sim.data.formats.files import read_text
 
 COLUMNS = ("play", "speaker", "text")
 
@@ -22,8 +23,7 @@ def read_table(path: Path) -> Iterator[tuple[str, str]]:
         ConfigError: the file cannot be read, lacks a column, or a line has another number of values.
     """
     expected = f"a table with tabs whose first line names the columns {', '.join(COLUMNS)}"
-    with readable(path, expected):
-        lines = path.read_text("utf-8").split("\n")
+    lines = read_text(path, expected).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     absent = [column for column in COLUMNS if column not in header]
     if absent:
@@ -55,6 +55,4 @@ def read_roles(folder: Path) -> Iterator[tuple[str, str]]:
     if not paths:
         raise bad_file(folder, "has no file *.txt", expected)
     for path in paths:
-        with readable(path, expected):
-            lines = path.read_text("utf-8").splitlines()
-        yield from ((path.stem, line) for line in lines if line.strip())
+        yield from ((path.stem, line) for line in read_text(path, expected).splitlines() if line.strip())

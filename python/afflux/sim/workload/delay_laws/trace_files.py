@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from afflux.sim.data.formats.errors import bad_file, readable
+from afflux.sim.data.formats.errors import bad_file
+from afflux.sim.data.formats.files import read_text
 from afflux.sim.errors import ConfigError
 
 
@@ -40,8 +41,7 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
         ConfigError: the file cannot be read, lacks a column, or a value is no such number.
     """
     expected = f"a CSV file with the columns {', '.join([*names, *numbers])}"
-    with readable(path, expected):
-        text = path.read_text("utf-8-sig")
+    text = read_text(path, expected, "utf-8-sig")
     reader = csv.DictReader(text.splitlines(), strict=True)
     try:
         absent = [column for column in (*names, *numbers) if column not in (reader.fieldnames or ())]

@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import reads
+
 _MOST_HEADER = 2000  # bytes; 64 dimensions of 2**63 take 1400
 #: The header that NumPy writes for an array without fields. NumPy reads it with Python's parser, which runs out of
 #: memory or stack for some forged headers.
@@ -21,6 +24,7 @@ _HEADER = re.compile(
 )
 
 
+@reads("an array in NumPy's file format")
 def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
     """Return a read-only view of the array in these bytes.
 
@@ -29,7 +33,7 @@ def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
         dtype: the name of the dtype, which identifies bfloat16.
 
     Raises:
-        ValueError: the bytes are no such file, are truncated, or hold Python objects.
+        AffluxError: the bytes are no such file, are truncated, or hold Python objects.
     """
     start, length = _header_place(data)
     shape, fortran, found = _header(bytes(data[start:length]))
@@ -39,7 +43,7 @@ def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
     for n in shape:
         count *= n
     if length + count * found.itemsize != len(data):
-        raise ValueError(f"{len(data)} bytes hold an array of {length + count * found.itemsize}")
+        raise AffluxError(f"{len(data)} bytes hold an array of {length + count * found.itemsize}")
     flat = np.frombuffer(data, found, count, length) if count else np.frombuffer(b"", found)
     return flat.reshape(shape, order="F" if fortran else "C")
 
@@ -53,13 +57,13 @@ def bytes_of(array: npt.NDArray[Any]) -> bytes:
 def _header_place(data: bytes) -> tuple[int, int]:
     """Return the start and the end of the header."""
     if data[:6] != npy.MAGIC_PREFIX or len(data) < 12:
-        raise ValueError("not in NumPy's file format")
+        raise AffluxError("not in NumPy's file format")
     if data[6] not in (1, 2, 3):
-        raise ValueError("a version of NumPy's file format that is not known")
+        raise AffluxError("a version of NumPy's file format that is not known")
     start = 10 if data[6] == 1 else 12
     length = int.from_bytes(data[8:start], "little")
     if length > _MOST_HEADER:
-        raise ValueError(f"a header of {length} bytes")
+        raise AffluxError(f"a header of {length} bytes")
     return start, start + length
 
 
@@ -67,10 +71,10 @@ def _header_place(data: bytes) -> tuple[int, int]:
 def _header(header: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
     found = _HEADER.fullmatch(header)
     if found is None:
-        raise ValueError("not the header of an array of numbers in NumPy's file format")
+        raise AffluxError("not the header of an array of numbers in NumPy's file format")
     dtype = np.dtype(found[1].decode("ascii"))
     if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError("not an array of numbers")
+        raise AffluxError("not an array of numbers")
     return tuple(int(n) for n in found[3].split(b",") if n.strip()), found[2] == b"True", dtype
 
 
@@ -86,5 +90,5 @@ def _bfloat16() -> Any:
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        raise ValueError("a bfloat16 array needs the package ml_dtypes") from None
+        raise AffluxError("a bfloat16 array needs the package ml_dtypes") from None
     return bfloat16
