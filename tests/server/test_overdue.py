@@ -221,6 +221,32 @@ def test_a_push_from_a_version_that_a_restart_has_left_to_make(tmp_path):
     played.server.close()
 
 
+@pytest.mark.parametrize("call", ["push", "flush", "discard", "set_rule_vector"])
+def test_the_call_that_makes_an_overdue_round_reports_it(call, tmp_path):
+    played, seen = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second"), []
+    played.server.close(checkpoint=False)
+    played.use(Server.open(tmp_path / "second", RULES["reference"](2), on_step=seen.append))
+    CALLS[call](played)
+    assert [report.client_ids for report in seen] == [(0, 1)]
+    played.server.close()
+
+
+def test_a_replay_ends_behind_the_overdue_rounds():
+    played = defer(Played())
+    played.push(2)
+    assert played.replayed().version == played.server.version == 5
+
+
+def test_the_second_of_two_overdue_rounds_finds_no_version():
+    """The replay of the discard makes the first one before it."""
+    played, held = defer(Played(max_versions=2)), []
+    played.between(lambda: held.append(played.server.pull()) if played.server.version == 3 else None)
+    assert [report.version for report in played.push(2).more] == [4]
+    assert played.server.discard() == 1
+    assert played.server.log[-1] == Cut("discard", 1)
+    played.check()
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_loaded_state_with_an_overdue_round(call):
     """Its server could not make the round."""
