@@ -214,7 +214,7 @@ class Server:
     def flush(self) -> Report | None:
         """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
 
-        If a pass has begun with a full buffer, its round comes first, and is the last one if no other arrivals are left.
+        If a pass has begun with a full buffer, its round comes first, and is the last one if no arrivals are left.
         """
         self._enter("flush")
         return self._aggregator.flush()
