@@ -145,7 +145,7 @@ CALLS = {
     "replace_rule": lambda played: played.replace_rule(),
     "state_dict": lambda played: played.server.state_dict(),
     "push": lambda played: played.push(1),
-    "checkout": lambda played: played.server.checkout(1).cancel(),
+    "checkout": lambda played: played.server.checkout(1, hold=False).cancel(),
 }
 
 
@@ -219,6 +219,32 @@ def test_a_push_from_a_version_that_a_restart_has_left_to_make(tmp_path):
     assert (receipt.status, receipt.staleness, receipt.version) == ("deferred", 0, 3)
     assert [report.version for report in receipt.more] == [report.version for report in seen] == [3]
     played.server.close()
+
+
+@pytest.mark.parametrize("call", ["push", "flush", "discard", "set_rule_vector"])
+def test_the_call_that_makes_an_overdue_round_reports_it(call, tmp_path):
+    played, seen = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second"), []
+    played.server.close(checkpoint=False)
+    played.use(Server.open(tmp_path / "second", RULES["reference"](2), on_step=seen.append))
+    CALLS[call](played)
+    assert [report.client_ids for report in seen] == [(0, 1)]
+    played.server.close()
+
+
+def test_a_replay_ends_behind_the_overdue_rounds():
+    played = defer(Played())
+    played.push(2)
+    assert played.replayed().version == played.server.version == 5
+
+
+def test_the_second_of_two_overdue_rounds_finds_no_version():
+    """The replay of the discard makes the first one before it."""
+    played, held = defer(Played(max_versions=2)), []
+    played.between(lambda: held.append(played.server.pull()) if played.server.version == 3 else None)
+    assert [report.version for report in played.push(2).more] == [4]
+    assert played.server.discard() == 1
+    assert played.server.log[-1] == Cut("discard", 1)
+    played.check()
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -445,7 +471,8 @@ class Storm:
         if call == "push":
             played.push(client, rng.randrange(3))
         elif call == "task":
-            task, number = server.checkout(client, lease=rng.choice([None, 1e-3])), next(played.numbers)
+            hold, number = not server.options.inplace, next(played.numbers)
+            task = server.checkout(client, lease=rng.choice([None, 1e-3]), hold=hold)
             if rng.random() < 0.2:
                 task.cancel()
             else:
@@ -476,7 +503,7 @@ STORMS = {
 
 @pytest.mark.parametrize(
     ("name", "threads", "calls"),
-    [("gsgm, store", 24, 150), ("reference", 24, 150), *soak_all((name, 40, 2000) for name in STORMS)],
+    [("gsgm, store", 24, 150), ("reference", 24, 150), *soak_all((name, 40, 1000) for name in STORMS)],
 )
 def test_a_storm_of_threads(name, threads, calls, tmp_path):
     rule, options = STORMS[name]

@@ -31,6 +31,16 @@ SERVER = {
         '        self.admission.cut("discard", None)\n        prepared = prepare(self.rule',
         "test_server.py",
     ),
+    "server: a discard comes before the overdue rounds": (
+        'self.when_idle("discard", cut, overdue=True)',
+        'self.when_idle("discard", cut)',
+        "test_overdue.py",
+    ),
+    "log: an entry hides that a round was overdue": (
+        "[Cut(kind, self.overdue)]",
+        "[Cut(kind)]",
+        "test_overdue.py",
+    ),
     "store: a round writes over the committed sum": (
         "next(slot for slot in self._slots[name] if slot != committed)",
         "next(slot for slot in self._slots[name] if slot == (committed or 0))",

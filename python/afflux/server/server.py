@@ -212,7 +212,10 @@ class Server:
         self._aggregator.hand_in(name, new)
 
     def flush(self) -> Report | None:
-        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait."""
+        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
+
+        If a pass has begun with a full buffer, its round comes first, and is the last one if no arrivals are left.
+        """
         self._enter("flush")
         return self._aggregator.flush()
 
@@ -238,7 +241,7 @@ class Server:
 
     @property
     def arrivals_waiting(self) -> int:
-        """The number of arrivals in the buffer, fewer than M."""
+        """The number of arrivals in the buffer, fewer than M; M if a pass has begun with a full buffer."""
         return self._state.filled
 
     @property
