@@ -17,6 +17,7 @@ MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
 #: The number of steps in a row that must not overflow. One step adds to params, or to a sum of squares, at most the
 #: largest finite number divided by this number.
 _STEPS = 1e6
+_WITHOUT_STATES = ops.Sgd, ops.Assign  # not made anew in each round
 
 
 class ArrivalError(AffluxError):
@@ -93,7 +94,7 @@ class Limits:
         """Return whether these weights cause no overflow within a million steps."""
         direction = 2 * self.of_direction(weights)  # twice: differences of models, and of cached rows
         squares = 0.0
-        if isinstance(step, ops.Sgd | ops.Assign):
+        if isinstance(step, _WITHOUT_STATES):
             reach = direction
         elif isinstance(step, ops.Momentum):
             reach = direction / (1 - step.beta1)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
 from sys import float_info
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from afflux import ops
@@ -20,7 +20,7 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import Arrivals, Float64, Rule, Weights
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True, eq=False):
     """The rule's decision about a round."""
 
     weights: Weights  #: of all arrivals
@@ -61,6 +61,8 @@ def decide(
         if not removable or _fails_without_clients(rule, arrivals, limits):
             raise
         return _decide_without(error.reasons, rule, arrivals, vectors, limits, window)
+    if limits.clip_norms is None:
+        return Decision(weights, step, None, window)
     return _clipped(weights, step, arrivals, limits, window)
 
 
@@ -184,7 +186,7 @@ def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, 
         rejected={**{places[i]: why for i, why in weights.rejected.items()}, **rejected},
         cosines=spread(weights.cosines, nan),
     )
-    return decision._replace(weights=spread_weights, clips=spread(decision.clips, 1.0))
+    return replace(decision, weights=spread_weights, clips=spread(decision.clips, 1.0))
 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
