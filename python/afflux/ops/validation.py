@@ -251,8 +251,6 @@ def loss_of(op: str, client_id: int | str | None, value: object) -> float:
     """
     if value is None:
         return nan
-    if type(value) is float and value == value:
-        return value
     single = zero_dim(value)
     number = as_float(single) if isinstance(single, NUMBERS) else None
     if number is None or number != number or (isinstance(single, int) and abs(number) > 2**63):
