@@ -119,11 +119,14 @@ def test_spellings_of_a_loss(value):
 
 
 def test_an_unknown_loss_is_nan():
-    for value in (None, float("nan"), np.float32("nan")):
-        assert np.isnan(loss_of("push", 7, value))
+    assert np.isnan(loss_of("push", 7, None))
 
 
-@pytest.mark.parametrize("value", ["0.5", True, np.True_, 10**400, 1j, [0.5]], ids=lambda value: str(value)[:9])
+@pytest.mark.parametrize(
+    "value",
+    ["0.5", True, np.True_, 10**400, 1j, [0.5], float("nan"), np.float32("nan")],
+    ids=lambda value: str(value)[:9],
+)
 def test_what_is_no_loss(value):
     with pytest.raises(AffluxError, match=r"^\[push\] client 7's loss is .*, must be a number, or None if unknown$"):
         loss_of("push", 7, value)

@@ -400,3 +400,21 @@ def test_a_pulled_version_outlives_a_load():
     held = server.pull()
     server.load_state_dict(state)
     assert (held.version, held.params[0], server.version, server.params[0]) == (1, 1.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_loss_is_a_number_or_unknown(fast):
+    """On both paths of a push; a replay pushes an unknown loss again as None."""
+    vectors = [np.full(3, number, np.float32) for number in range(2)]
+    server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32), log=True)
+    if not fast:
+        server._aggregator.fast = None
+    with pytest.raises(AffluxError, match="client 1's loss is nan, must be a number, or None if unknown"):
+        server.push(client=1, update=vectors[0], version=0, loss=float("nan"))
+    server.push(client=1, update=vectors[0], version=0)
+    server.push(client=1, update=vectors[1], version=0, loss=float("inf"))
+    assert [entry.loss for entry in server.log] == [pytest.approx(np.nan, nan_ok=True), np.inf]
+    again = replay(
+        server.log, Server(fedbuff(buffer_size=2), np.zeros(3, np.float32)), lambda join: vectors[join.number]
+    )
+    assert again.params.tobytes() == server.params.tobytes()

@@ -37,6 +37,7 @@ def test_options_of_another_type_are_refused(options):
     ("rule", "options", "message"),
     [
         (ca2fl(), {}, "ca2fl caches a row per client: give num_clients"),
+        (fedbuff(buffer_size=5), {"num_clients": 3, "duplicates": "reject"}, "buffer_size 5 exceeds num_clients 3"),
         (ca2fl(), {"num_clients": 3, "accumulate": True}, "accumulate=True needs weights that are known on arrival"),
         (wkafl(), {"accumulate": True}, "inner products of a full buffer"),
         (fedbuff(), {"accumulate": True, "duplicates": "latest"}, "duplicates='latest' replaces arrivals"),

@@ -90,7 +90,7 @@ class ServerOptions:
 
     Args:
         num_clients: N, the number of clients; needed by rules that cache rows, and by those that take every client once
-            per pass.
+            per pass. Other rules keep nothing for each client and do not count them: N only limits their buffer.
         dtype: the type of params, "float32" or "float64"; sums are float64 in both cases. This and `slot_dtype` may
             also be dtypes of NumPy, torch or ml_dtypes (np.float64, torch.float64); the fields hold the name.
         slot_dtype: the type of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the
@@ -259,7 +259,7 @@ class ServerOptions:
         max_deferred = self.max_deferred
         if max_deferred is not None and not rule.needs.passes:
             raise AffluxError(f"[Server] max_deferred: no arrivals of {rule.name} wait for a next pass")
-        if rule.calibrate.cached or rule.needs.passes:
+        if rule.calibrate.cached or rule.needs.passes or self.num_clients is not None:
             clients = clients_of(rule, self.num_clients, duplicates)
             if rule.needs.passes and max_deferred is None:
                 max_deferred = 10 * clients

@@ -1,6 +1,7 @@
 """The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
 from collections.abc import Callable, Iterable
+from math import isnan
 from typing import Any
 
 from afflux import ops
@@ -95,7 +96,7 @@ def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree
         client=entry.client_id,
         version=entry.version,
         num_examples=entry.num_examples,
-        loss=entry.loss,
+        loss=None if isnan(entry.loss) else entry.loss,
         copy=not entry.lent,
         buffers=buffers,
     )
