@@ -14,9 +14,10 @@ pytest.importorskip("torch")
 from afflux.bench.rows import GROUPS
 from afflux.bench.rows.simulators import workload
 from afflux.bench.rows.simulators.autograd import autograd_alone
-from afflux.bench.rows.simulators.ours import no_compiler, ours, ours_compiled
+from afflux.bench.rows.simulators.ours import ours, ours_compiled
 from afflux.bench.rows.simulators.workload import STEPS, Workload, one_update, one_update_in_float64
 from counted import Counted, a_counted, logistic_bound, moved
+from pairwise import soak
 
 ROWS = {row.name: row for row in GROUPS["simulators"]}
 MODELS = {"simulators-logistic": workload.logistic, "simulators-cnn": workload.cnn}
@@ -31,10 +32,7 @@ def test_so_many_updates_of_so_many_steps(simulator):
     assert (moved(params, a_counted) > 0.01) == (simulator is ours)
 
 
-needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=str(no_compiler()))
-
-
-@pytest.mark.parametrize("simulator", [ours, pytest.param(ours_compiled, marks=needs_compiler)])
+@pytest.mark.parametrize("simulator", [ours, *soak(ours_compiled)])
 def test_one_update_is_that_of_the_definition(simulator):
     exact, _ = one_update_in_float64(workload.logistic)
     assert np.abs(simulator(one_update(workload.logistic))()() - exact).max() < logistic_bound()

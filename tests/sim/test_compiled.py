@@ -260,8 +260,7 @@ def test_one_code_for_all_settings_and_another_for_another_constant(interpreted,
     assert announced.count("compiled in") == 2
 
 
-@needs_compiler
-def test_dropout_depends_on_the_seed_of_the_training_alone():
+def test_dropout_depends_on_the_seed_of_the_training_alone(interpreted):
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(INPUTS, CLASSES))
     data = data_of([BATCH])
     one, again = (trained(module, data, local_steps=1, compile=True)[2].update for _ in range(2))
