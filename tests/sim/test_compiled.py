@@ -277,8 +277,9 @@ class Stopped(Exception):
 
 
 @needs_compiler
-def test_workers_and_a_resumed_run_give_the_bits_of_one_process(tmp_path):
-    """Two workers make the beginning, and compile for themselves; this process resumes."""
+@pytest.mark.parametrize("processes", [{}, *soak({"workers": 2})], ids=str)
+def test_a_resumed_run_has_the_bits_of_a_whole_one(processes, tmp_path):
+    """Two workers that make the beginning compile for themselves; this process resumes."""
 
     def stop(progress):
         if progress.arrivals == 17:
@@ -288,7 +289,7 @@ def test_workers_and_a_resumed_run_give_the_bits_of_one_process(tmp_path):
     for name in outputs:
         (tmp_path / name).mkdir()
     with pytest.raises(Stopped):
-        run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop, seconds=0, workers=2)
+        run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop, seconds=0, **processes)
     interrupted = InterruptedRun.of(tmp_path / "store")
     assert interrupted.config.compile
     resumed = resume(interrupted)

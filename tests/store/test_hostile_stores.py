@@ -18,6 +18,7 @@ from afflux.rules.rule import Needs
 from conftest import FORKS
 from forged import DEEP, forge_fact, forge_list, forge_row, forge_state, index
 from hostile_stores import BASES, GOOD, MODEL, STATEMENTS, make_bases, many, outcome
+from pairwise import soak_all
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -53,7 +54,7 @@ def refused(path, message="", reading=True):
             call()
 
 
-@pytest.mark.parametrize("piece", range(10))
+@pytest.mark.parametrize("piece", [*range(5), *soak_all((piece,) for piece in range(5, 10))])
 @pytest.mark.parametrize("name", BASES)
 def test_random_hostility(name, piece, bases, tmp_path):
     signal.alarm(300)
