@@ -14,10 +14,10 @@ def median_norm(window: Sequence[float], norms: Sequence[float]) -> float | None
 
     Fewer than half of the norms cannot move it beyond the others.
     """
-    own = [norm for norm in norms if norm > 0]  # not NaN, the norm of a lent vector
-    positive = sorted([norm for norm in window if norm > 0] + own)
+    buffered = [norm for norm in norms if norm > 0]  # not NaN, the norm of a lent vector
+    positive = sorted([norm for norm in window if norm > 0] + buffered)
     if len(positive) < FEWEST:
-        positive = sorted(own)
+        positive = sorted(buffered)
         if len(positive) < FEWEST_ALONE:
             return None
     half = len(positive) // 2

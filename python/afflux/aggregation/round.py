@@ -237,14 +237,14 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         decision.clips,
     )
     buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
-    made = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
+    pending = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
     if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
-        made.checked = checked
+        pending.checked = checked
     if terms:
-        made.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
+        pending.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
     if lent:
-        made.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs)
-    return made
+        pending.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs)
+    return pending
 
 
 def split(ordered: Sequence[PendingArrival]) -> tuple[list[Slot], list[Term]]:

@@ -191,8 +191,8 @@ def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
-    given, name, needs = rule.weigh(arrivals), rule.name, rule.needs
-    weights = given if isinstance(given, Weights) else Weights(given)
+    result, name, needs = rule.weigh(arrivals), rule.name, rule.needs
+    weights = result if isinstance(result, Weights) else Weights(result)
     count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
     if not all(map(isfinite, values := vectors.tolist())):
@@ -200,8 +200,8 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         i = min(reasons)
         message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
         raise ArrivalError(message, reasons)
-    given_vectors = weights.rule_vectors
-    rule_vectors = numbers(name, "rule_vectors", given_vectors, (held,)) if len(given_vectors) else _NO_NUMBERS
+    coefficients = weights.rule_vectors
+    rule_vectors = numbers(name, "rule_vectors", coefficients, (held,)) if len(coefficients) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(vectors)
         if not -inf < total < inf or (total == 0 and vectors.any()):
@@ -228,21 +228,21 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     )
 
 
-def numbers(name: str, what: str, given: object, shape: tuple[int, ...]) -> Float64:
+def numbers(name: str, what: str, result: object, shape: tuple[int, ...]) -> Float64:
     """Return a read-only copy of a result of weigh: finite numbers of this shape.
 
     The caller checks that weights are finite.
     """
     try:
-        array = np.asarray(given)
+        array = np.asarray(result)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"of {array.dtype}")
     except (TypeError, ValueError) as error:
-        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be numbers ({error})") from None
+        raise AffluxError(f"[{name}] weigh gave {what} {result!r}, must be numbers ({error})") from None
     if array.shape != shape:
         raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
     if what != "weights" and not np.isfinite(array).all():
-        raise AffluxError(f"[{name}] weigh gave {what} {given!r}, must be finite")
+        raise AffluxError(f"[{name}] weigh gave {what} {result!r}, must be finite")
     copy: Float64 = frozen(array, np.float64)
     return copy
 

@@ -169,8 +169,8 @@ def _remove_unfinished(folder: Path, digest: str) -> None:
         ConfigError: the command of the folder still runs, or it was killed and was another one.
     """
     marker, logs = folder / UNFINISHED, [folder / name for name in (FOLDER, TENSORBOARD) if (folder / name).is_dir()]
-    own = {marker, *logs, *(folder / name for name in FILES)}
-    if not marker.is_file() or any(path not in own or path.is_symlink() for path in folder.iterdir()):
+    run_files = {marker, *logs, *(folder / name for name in FILES)}
+    if not marker.is_file() or any(path not in run_files or path.is_symlink() for path in folder.iterdir()):
         return
     if any(path.suffix not in (".jsonl", ".npy") for path in (folder / FOLDER).glob("*")):
         return

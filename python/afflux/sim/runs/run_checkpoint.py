@@ -192,9 +192,9 @@ class InterruptedRun:
         if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
             audit = self.output.folder.resolve()
-            own = {store, *store.parents, audit, audit / RUN_ID, self.updates.resolve()}
+            run_paths = {store, *store.parents, audit, audit / RUN_ID, self.updates.resolve()}
             found = (*folder.glob("*"), *self.output.folder.glob("*"))
-            if folder.is_file() or any(path.resolve() not in own for path in found):
+            if folder.is_file() or any(path.resolve() not in run_paths for path in found):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
             return
         if others := sorted(log.name for log in self.output.folder.glob("*.jsonl") if log != self.log):
