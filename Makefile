@@ -49,7 +49,9 @@ engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into 
 	@cmake --install $(BUILD) >/dev/null
 
 $(VENV)/.torch: $(VENV)/.tools
-	@$(STEP) -q "installing torch" $(PIP) install -c .ci/constraints.txt 'torch==$(TORCH)+cpu' 2>$(VENV)/torch-cpu.log || \
+	@$(STEP) -q "installing torch, the CPU build if pip's index has it" \
+	  sh -c "$(PIP) install -c .ci/constraints.txt 'torch==$(TORCH)+cpu' || true"
+	@$(PIP) show -q torch 2>/dev/null || \
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	@touch $@
 
