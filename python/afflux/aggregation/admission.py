@@ -55,6 +55,7 @@ class Admission:
         flush_after: float | None = None,
         reporting: bool = False,
         max_deferred: int | None = None,
+        fact_names: tuple[str, ...] = (),
     ) -> None:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
@@ -63,6 +64,7 @@ class Admission:
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
         self.max_deferred = max_deferred  #: arrivals that may wait for the next pass; None: any number
+        self.fact_names = fact_names  #: the facts that pushes may have
         self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
         self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
@@ -181,6 +183,7 @@ class Admission:
             slot_bytes,
             self.limits,
             state.norms,
+            self.fact_names,
         )
 
     def record(
@@ -213,8 +216,9 @@ class Admission:
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
         if self._log is not None:
-            client_id, version, num_examples, loss, _, slot, *_ = arrival
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
+            client_id, version, num_examples, loss, _, slot, _, _, steps, facts, join, staleness, _ = arrival
+            lent = is_lent(slot)
+            entry = Join(join, status, client_id, version, staleness, num_examples, loss, lent, steps, facts)
             self._log[logged:] = [entry] if closed is None else [entry, closed]
             logged += 1 + (closed is not None)
         task_events, closed_task = state.task_events, state.closed_task

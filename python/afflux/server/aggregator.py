@@ -236,8 +236,8 @@ class Aggregator:
             term = None
             if self.streaming is not None and status == "joined":
                 total = state.total or self.streaming.total()
-                facts = (staleness, arrival.num_examples, arrival.norm)
-                term = self.streaming.term(state.rule, total, state.filled, facts, ticket.slot)
+                known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
+                term = self.streaming.term(state.rule, total, state.filled, known, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
