@@ -36,6 +36,11 @@ SERVER = {
         "if False:",
         "test_facts.py",
     ),
+    "progress: a round does not start the counts anew": (
+        "round_counts = state.round_counts if prepared is None else counts",
+        "round_counts = state.round_counts",
+        "test_progress.py",
+    ),
     "round: buffers are weighted": (
         "ones = np.array([float(yes) for yes in accepted(weights)])",
         "ones = weights.vectors",

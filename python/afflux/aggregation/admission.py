@@ -227,6 +227,7 @@ class Admission:
             task_events += 1
             closed_task = closed.task
         counts = {**counts, status: counts[status] + 1}
+        round_counts = state.round_counts if prepared is None else counts
         # A round without a step ends as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
         # Positional arguments take half the time of keywords, and every push runs this.
@@ -251,6 +252,7 @@ class Admission:
             since,
             unreported,
             norms,
+            round_counts,
         )
         self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:
@@ -335,11 +337,12 @@ class Admission:
             logged += 1
         waiting: list[PendingArrival] = []
         passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported
-        norms = state.norms
+        norms, round_counts = state.norms, state.round_counts
         if prepared is None:
             passes = passes and passes.emptied(state.filled)
         else:
             waiting, passes, counts = self._opened(passes, prepared)
+            round_counts = counts
             if not prepared.report.stepped:
                 unreported = self._with_report(prepared.report)
                 scalars, norms, prepared = prepared.scalars, prepared.norms, None
@@ -357,6 +360,7 @@ class Admission:
             counts=counts,
             passes=passes,
             norms=norms,
+            round_counts=round_counts,
         )
         self.state = new if prepared is None else replace(new, decided_state=new)
         self._places = {}
@@ -397,7 +401,7 @@ class Admission:
         """
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
-        state = replace(state, since=monotonic(), unreported=self.state.unreported)
+        state = replace(state, since=monotonic(), unreported=self.state.unreported, round_counts=state.counts)
         # One statement without a call: an interrupt comes before it or after it.
         self._log, self._places, self.state = log, places, state
 
