@@ -296,19 +296,8 @@ class _Loader:
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
-        own: Any = (
-            version,
-            examples,
-            _number(loss),
-            _number(norm),
-            slot,
-            buffers,
-            extremes,
-            steps,
-            facts,
-            join,
-            staleness,
-        )
+        numbers = version, examples, _number(loss), _number(norm)
+        own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
         return PendingArrival(_id(client_id), *own)
 
     def _raw(self) -> list[float]:

@@ -246,7 +246,7 @@ class TrainingRun:
         """
         if not self._needs_rate:
             reported = as_int(trained.local_steps)
-            return {} if reported is None or not 0 < reported <= MOST_COUNT // 2 else {"local_steps": reported}
+            return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
         steps = self.settings.local_steps if trained.local_steps is None else trained.local_steps
         if rate is None or steps is None:

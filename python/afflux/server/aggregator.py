@@ -246,11 +246,11 @@ class Aggregator:
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
-            if status != "joined":
-                ticket.warning = self._progress_watch.see(admission)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
             if task is not None:
                 self.tasks.close(task)
+            if status != "joined":
+                ticket.warning = self._progress_watch.see(admission)
         _, _, _, term, completed = decision
         made = self._has_ended("push", completed) and (term is None or self._left(term))
         if not made:
