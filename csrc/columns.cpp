@@ -34,7 +34,7 @@ double real(PyObject* tuple, Py_ssize_t place) {
 // Returns the columns of afflux/_engine.pyi. The indices are those of aggregation.arrivals.PendingArrival.
 py::tuple columns(const py::list& arrivals, std::int64_t version) {
   for (const py::handle each : arrivals)
-    if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) < 9)
+    if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) < 11)
       throw py::type_error("columns takes a list of PendingArrival");
   return py::make_tuple(
       column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 1); }),
@@ -42,7 +42,8 @@ py::tuple columns(const py::list& arrivals, std::int64_t version) {
       column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 2); }),
       column<double>(arrivals, [](PyObject* each) { return real(each, 3); }),
       column<double>(arrivals, [](PyObject* each) { return real(each, 4); }),
-      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 8); }));
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 8); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 10); }));
 }
 
 }  // namespace

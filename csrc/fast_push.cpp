@@ -27,7 +27,19 @@ namespace afflux::python {
 namespace {
 
 // The facts of an arrival before it joins: the fields of aggregation.arrivals.Pushed.
-enum Fact : std::size_t { kClient, kVersion, kExamples, kLoss, kNorm, kSlot, kBuffers, kExtremes, kFacts };
+enum Fact : std::size_t {
+  kClient,
+  kVersion,
+  kExamples,
+  kLoss,
+  kNorm,
+  kSlot,
+  kBuffers,
+  kExtremes,
+  kLocalSteps,
+  kOwnFacts,
+  kFacts
+};
 
 struct Limits {
   double max_abs, max_norm;
@@ -104,8 +116,8 @@ class FastPush {
     }
     const py::object storage = names->storage.of(aggregator), step = integer(makes);
     const py::object durable = is_none(storage) ? py::none() : names->next_durable_version.call(storage, step);
-    return tuple_of<9>(
-        receipt_, {names->joined, late, newest, number, step, py::none(), names->no_reports, durable, names->nothing});
+    return tuple_of<9>(receipt_,
+                       {names->joined, late, newest, number, step, py::none(), names->empty, durable, names->nothing});
   }
 
  private:
@@ -178,8 +190,9 @@ class FastPush {
     const py::handle known_loss = is_none(loss) ? py::handle(names->nan) : loss;
     const py::object low = real(found.min), high = real(found.max);
     const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
-    return tuple_of<8>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                       {client, version, num_examples, known_loss, real(norm), own, py::none(), extremes});
+    return tuple_of<kFacts>(
+        reinterpret_cast<PyObject*>(&PyTuple_Type),
+        {client, version, num_examples, known_loss, real(norm), own, py::none(), extremes, names->zero, names->empty});
   }
 
   Statistics ingested(View<const void> source, const Buffer& slot) const {
@@ -195,16 +208,17 @@ class FastPush {
               py::handle late, py::handle task) const {
     const py::object number = now[kNumber], log = names->log.of(admission);
     const py::object arrival =
-        tuple_of<11>(pending_arrival_, {facts[kClient], facts[kVersion], facts[kExamples], facts[kLoss], facts[kNorm],
-                                        facts[kSlot], facts[kBuffers], facts[kExtremes], number, late, py::none()});
+        tuple_of<13>(pending_arrival_, {facts[kClient], facts[kVersion], facts[kExamples], facts[kLoss], facts[kNorm],
+                                        facts[kSlot], facts[kBuffers], facts[kExtremes], facts[kLocalSteps],
+                                        facts[kOwnFacts], number, late, py::none()});
     const py::object closed = is_none(task) ? py::none() : closed_by_push(now, task);
     if (!is_none(log)) {
       const Buffer* const slot = Buffer::in(facts[kSlot]);
       const py::bool_ lent(slot != nullptr && slot->lent());
       const std::int64_t logged = count(now[kLogged]);
       put(log, logged,
-          tuple_of<8>(log_entry_, {number, names->joined, facts[kClient], facts[kVersion], late, facts[kExamples],
-                                   facts[kLoss], lent}));
+          tuple_of<10>(log_entry_, {number, names->joined, facts[kClient], facts[kVersion], late, facts[kExamples],
+                                    facts[kLoss], lent, facts[kLocalSteps], facts[kOwnFacts]}));
       if (!is_none(closed)) put(log, logged + 1, closed);
       now[kLogged] = integer(logged + 1 + !is_none(closed));
     }

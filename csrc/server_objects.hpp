@@ -30,7 +30,8 @@ struct Names {
   // The attributes of the TaskBook, an OpenTask and a Ticket.
   Name is_open{"is_open"}, close{"close"}, opened{"opened"}, task{"task"}, decision{"decision"};
   pybind11::str joined{"joined"}, nothing{""}, pushed{"pushed"};
-  pybind11::tuple no_reports;
+  pybind11::tuple empty;  // no reports, and no facts
+  pybind11::int_ zero{0};
   pybind11::object nan =
       pybind11::module_::import("math").attr("nan");  // the same object each time: entries of logs are compared
 };

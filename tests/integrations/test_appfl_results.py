@@ -1,5 +1,7 @@
 """APPFL's aggregator: against FedBuffAggregator, replayed to the same bits, and the models that clients get."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,11 @@ import torch
 from appfl.algorithm.aggregator import FedBuffAggregator
 from omegaconf import OmegaConf
 
-from afflux import Server, replay
+from afflux import Join, Server, replay
 from afflux.integrations._core import TrainingRun
+from afflux.integrations.appfl import AffluxAggregator
+from afflux.rules import fedbuff
+from afflux.rules.weights import Given
 from appfl_here import Net, aggregator, flat, moved, params
 
 U32 = 2.0**-24
@@ -124,3 +129,15 @@ def test_batch_norm_other_buffers_and_bfloat16():
         added = 2.0 if array.is_floating_point() else 1
         assert torch.allclose(result[name], array + added, rtol=0, atol=1e-6), name
     net.load_state_dict(result)
+
+
+def test_facts_are_in_the_reports_of_trainers():
+    """Those that the rule needs, or the server lists; the last one of a list, as for metrics."""
+    rule = replace(fedbuff(buffer_size=2), weigh=Given("quality")).to_config()
+    configs = {"rule": rule, "num_clients": 4, "server_options": {"facts": ["tokens"], "log": True}}
+    own = AffluxAggregator(Net(), OmegaConf.create(configs), None)
+    for client in (1, 3):
+        model = moved(own.get_parameters(client_id=client), 1.0)
+        own.aggregate(client, model, quality=[9.0, float(client)], tokens=7, other=1.0, current_local_steps=5)
+    joins = {(entry.facts, entry.local_steps) for entry in own.server.log if isinstance(entry, Join)}
+    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

@@ -1,16 +1,19 @@
 """Replies: which of them join, and which are the fault of their client."""
 
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 import numpy as np
 import pytest
 
-from afflux import Server
+from afflux import Join, Server
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
 from afflux.rules.rule import Needs
+from afflux.rules.weights import Given
 from core_runs import MODEL, OutOfMemory, run_of, trained
 from hostile import Raises
 from pairwise import soak
@@ -75,6 +78,21 @@ def test_a_reply_without_arrays_by_name_is_the_clients_fault(arrays):
     assert run.server.tasks == ()
 
 
+def test_facts_come_from_what_a_client_reports():
+    """Those that the server lists; others, and what is no finite number, count as unknown."""
+    rule = replace(fedbuff(buffer_size=3), weigh=Given("quality"))
+    run = run_of(rule, server_options={"facts": ("tokens", "steps"), "log": True})
+    reports = ({"quality": np.float32(0.5), "tokens": 7, "other": 1.0}, {"quality": 2, "tokens": "8", "steps": inf})
+    replies = zip((*reports, {"quality": None}, None), (3, 0, "x", None), strict=True)
+    for client, (facts, steps) in enumerate(replies):
+        run.sent(str(client), run.assign(client))
+        receipt = run.receive(str(client), partial(trained, facts=facts, local_steps=steps))
+        assert receipt.status == ("joined" if client < 2 else "faulty")
+    assert "lack 'quality', by which fedbuff weighs" in receipt.reason
+    joins = [(entry.facts, entry.local_steps) for entry in run.server.log if isinstance(entry, Join)]
+    assert joins == [((("quality", 0.5), ("tokens", 7.0)), 3), ((("quality", 2.0),), 0)]
+
+
 def test_a_key_of_another_type_is_unknown():
     run = run_of()
     run.sent("a", run.assign("ann"))
@@ -121,6 +139,7 @@ def test_rates_that_the_rule_does_not_need_are_not_read(facts):
 
 
 def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
+    assert not weighs_by_examples(replace(fedavg(buffer_size=1), weigh=Given("quality")))
     for rule, weighs in ((fedavg(buffer_size=1), True), (fedbuff(buffer_size=1), False), (ca2fl(buffer_size=1), False)):
         assert weighs_by_examples(rule) is weighs
         run = run_of(rule)

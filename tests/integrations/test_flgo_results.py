@@ -1,13 +1,16 @@
 """FLGo's server with afflux's aggregation: against FLGo's FedBuff, replayed bits, and rules of every kind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import flgo_points as points
-from afflux import Server, replay
+from afflux import Join, Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.integrations.flgo import BasicClient, algorithm
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
+from afflux.rules.weights import Given
 from flgo_points import OPTIONS, flgo, torch
 from flgo_runs import flat, in_a_folder, started  # noqa: F401
 
@@ -156,3 +159,17 @@ def test_clients_in_threads():
     second = started(algorithm(fedbuff(buffer_size=2)), num_parallels=3, parallel_type="t")
     second.run()
     assert second.server.params.tobytes() == first.server.params.tobytes()
+
+
+def test_facts_are_in_the_packages_of_clients():
+    """Those that the rule needs, or the server lists."""
+
+    class Client(BasicClient):
+        def reply(self, package):
+            return {**super().reply(package), "quality": 1.0 + 2 * (self.id % 2), "tokens": 7, "local_steps": 5}
+
+    rule = replace(fedbuff(buffer_size=6), weigh=Given("quality"))
+    runner = started(algorithm(rule, client=Client, server_options={"facts": ["tokens"], "log": True}), num_rounds=1)
+    runner.run()
+    joins = {(entry.facts, entry.local_steps) for entry in runner.server.log if isinstance(entry, Join)}
+    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

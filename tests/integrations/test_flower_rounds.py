@@ -1,6 +1,7 @@
 """Steps over a Grid of functions: as FedAvg makes a round, replayed to the same bits, of any dtype and rule."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from afflux import Server, replay
+from afflux import Join, Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.integrations.flower import model_of, record_of
 from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
+from afflux.rules.weights import Given
 from flower_grid import FakeGrid, adds, bad, flat, grid_of, initial, strategy
 
 RULES = [fedbuff(buffer_size=3), ca2fl(buffer_size=3), fadas(buffer_size=3)]
@@ -150,3 +152,13 @@ def test_numpy_files_are_read_in_place():
     assert not model_of(record)["w"].flags.owndata
     fortran = Array(np.asfortranarray(array))
     assert np.array_equal(model_of(ArrayRecord({"f": fortran}))["f"], array)
+
+
+def test_facts_are_metrics_of_the_nodes():
+    """Those that the rule needs, or the server lists."""
+    rule = replace(fedavg(buffer_size=2), weigh=Given("quality"))
+    own = strategy(rule, server_options={"facts": ["tokens"], "log": True})
+    nodes = {i: adds(1.0, quality=float(i), tokens=7, other=1.0, **{"local-steps": 5}) for i in (1, 3)}
+    own.start(FakeGrid(nodes), initial(), num_rounds=1)
+    joins = {(entry.facts, entry.local_steps) for entry in own.server.log if isinstance(entry, Join)}
+    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

@@ -11,6 +11,7 @@ from afflux.rules.optimizers import Sgd
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.staleness import Polynomial
+from afflux.rules.weights import Given
 
 #: Ten decimals are written.
 HALF_A_DIGIT = 6e-11
@@ -31,6 +32,7 @@ def served(rule, params, rounds, validation=None):
                 version=version - staleness,
                 num_examples=examples,
                 loss=loss,
+                facts={name: examples / 4 for name in rule.needs.facts},
             )
         yield {"params": server.params} | server.rule_vectors | server.scalars
 
@@ -200,6 +202,13 @@ def test_a_polynomial_law_counts_staleness_from_zero():
     rounds = [zeros, zeros, zeros, arrivals((3, 0), (0, 6), staleness=[1, 3])]
     still = {"estimate": (0, 0), "params": (0, 0)}
     agree(served(rule, (0, 0), rounds), [still, still, still, {"estimate": (2, 2), "params": (-2, -2)}])
+
+
+def test_given_weights():
+    """The facts are 1/4, 3/4 and 1: w = (1/8, 3/8, 1/2), and x = (1, 1) + w_0 (8, 0) + w_1 (0, 8) + w_2 (2, -4)."""
+    rule = Rule("own", "update", 3, Given("quality"), NONE, Sgd(1.0))
+    rounds = [[(0, 0, 1, 1.0, (8, 0)), (1, 0, 3, 1.0, (0, 8)), (2, 0, 4, 1.0, (2, -4))]]
+    agree(served(rule, (1, 1), rounds), [{"params": (3, 2)}])
 
 
 #: gamma = 1/2, rho = 1/4, epsilon = 1, eta = 1/2, v = (3, 4), so |v| = 5 and the bound is -1/2.

@@ -19,6 +19,7 @@ SIZE, CLIENTS, BUFFER = 37, 6, 4
 WEIGH = {
     "uniform": weights.Uniform(),
     "examples": weights.Examples(),
+    "given": weights.Given("quality"),
     "staleness": weights.Staleness(staleness.Polynomial(0.5)),
     "exponential": weights.Staleness(staleness.Exponential(), "weights", by_examples=True),
     "hinge": weights.Staleness(staleness.Hinge(1.0, 0.0), None, scale=0.5),
@@ -121,9 +122,9 @@ def test_every_composition(weigher, dtype, rng):
                 server.set_rule_vector(name, buffer[1][-1] + buffer[0][-1])
             before, version = now(server), server.version
             for client, age, vector in buffer:
-                pushed = server.push(
-                    client=client, **{server.rule.kind: vector}, version=version - age, num_examples=client + 1
-                )
+                facts = {name: client + 0.5 for name in rule.needs.facts}
+                arguments = {server.rule.kind: vector, "num_examples": client + 1, "facts": facts}
+                pushed = server.push(client=client, version=version - age, **arguments)
             report = pushed.report
             assert report.stepped
             assert same(now(server), composed(rule, calibrate, stepper, before, buffer, report)), what

@@ -25,7 +25,7 @@ from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Calibrate, Needs
 from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
-from afflux.rules.weights import Examples, Staleness, Uniform
+from afflux.rules.weights import Examples, Given, Staleness, Uniform
 from garbage import DEEP, JSON, nested
 from variants import VARIANTS
 from variants import make as make_variant
@@ -35,7 +35,8 @@ NO_PARTS = {Dialect, Needs, registry.Part}
 NAMES = {
     "rule": ["rule"],
     "weigh": [
-        "cosine_selection", "examples", "gradient_scheduling", "score_test", "staleness", "uniform", "version_means",
+        "cosine_selection", "examples", "given", "gradient_scheduling", "score_test", "staleness", "uniform",
+        "version_means",
     ],
     "calibrate": ["calibrate"],
     "step": ["adagrad", "adam", "amsgrad", "momentum", "sgd", "yogi"],
@@ -179,6 +180,7 @@ ADAM = (RATES, BELOW_ONE, BELOW_ONE, POSITIVE, NOT_NEGATIVE)
 WEIGH = {
     "uniform": st.builds(Uniform),
     "examples": st.builds(Examples),
+    "given": st.builds(Given, st.text("ab/_é 1", min_size=1, max_size=64)),
     "staleness": st.builds(Staleness, ANY_LAW, st.sampled_from(["count", "weights", None]), FINITE, st.booleans()),
     "version_means": st.builds(VersionMeans, ANY_LAW),
     "gradient_scheduling": st.builds(GradientScheduling, FINITE),

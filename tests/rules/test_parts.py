@@ -18,7 +18,7 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
-from afflux.rules.weights import Staleness
+from afflux.rules.weights import Given, Staleness
 
 NOT_NEGATIVE = "finite and not negative"
 RATE = "a finite number or a law such as DelayAdaptive(0.1)"
@@ -49,6 +49,10 @@ REFUSED = [
     ),
     (lambda: Staleness(Constant(), scale=-inf), "[Staleness] scale is -inf, must be finite"),
     (lambda: Staleness(Constant(), by_examples=1), "[Staleness] by_examples is 1, must be True or False"),
+    (
+        lambda: Given(""),
+        "[Given] fact is ('',), must be at most 16 different names, each a str of 1 to 64 printable characters",
+    ),
     (lambda: VersionMeans(0.5), "[VersionMeans] the law is 0.5, must be one such as Polynomial(0.5)"),
     (lambda: CosineSelection(law="exp"), "[CosineSelection] the law is 'exp', must be one such as Polynomial(0.5)"),
     (lambda: CosineSelection("x"), "[CosineSelection] alpha is 'x', must be a number, finite"),

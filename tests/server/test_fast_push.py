@@ -241,7 +241,7 @@ def test_a_task_that_closes_before_its_push_joins_is_left_to_the_general_way():
     server = made("update", True, {})
     task = server.checkout(7)
     found = server._aggregator.tasks.find(task.id)
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     task.cancel()
     ticket = Ticket(task=found)
     assert server._aggregator.fast.join(server._aggregator, pushed, ticket) is None
@@ -255,7 +255,7 @@ def test_the_ticket_of_a_push_gets_the_decision(way, of_task):
     server = made("update", True, {})
     aggregator = server._aggregator
     ticket = Ticket(task=aggregator.tasks.find(server.checkout(7).id) if of_task else None)
-    pushed = (7, 0, 1, 0.5, 1.0, aggregator.take_slot(0), None, (0.0, 1.0))
+    pushed = (7, 0, 1, 0.5, 1.0, aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     receipt = aggregator.fast.join(aggregator, pushed, ticket) if way == "fast" else aggregator.join(pushed, ticket)
     assert (receipt.status, ticket.decision) == ("joined", ("joined", 0, 0, None, None))
 
@@ -279,7 +279,7 @@ def test_an_interrupt_before_the_task_is_closed_in_the_book_changes_nothing_else
 def test_it_joins_nothing_while_another_thread_decides():
     server = made("update", True, {})
     monitor = server._aggregator._monitor
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     with monitor._mutex:
         assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
     monitor._handed_out = True
@@ -293,7 +293,7 @@ def test_it_joins_nothing_while_another_thread_decides():
 @pytest.mark.parametrize(("attribute", "value"), [("closed", True), ("failure", "a step has failed")])
 def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
     server = made("update", True, {})
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     setattr(server._aggregator, attribute, value)
     assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
     assert server._aggregator.fast.push(server._aggregator, 7, 0, VECTORS[0], None, None, 1, None) is None
@@ -302,7 +302,7 @@ def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
 
 def test_an_arrival_of_a_version_that_a_load_took_back_is_left_to_the_general_way():
     server = made("update", True, {})
-    pushed = (7, 1, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0))
+    pushed = (7, 1, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
 
 

@@ -322,7 +322,7 @@ def remove(part, name):
     [
         (change("meta", "rule", "fedbuff"), "rule is 'fedbuff' in the state, 'ca2fl' here"),
         (change("meta", "d", 6), "d is 6 in the state, 5 here"),
-        (change("meta", "format", 1), "format is 1 in the state, 4 here"),
+        (change("meta", "format", 1), "format is 1 in the state, 5 here"),
         (change("meta", "order_version", 0), "order_version is 0 in the state"),
         (change("meta", "num_clients", 5), "num_clients is 5 in the state, 4 here"),
         (change("meta", "version", -1), "-1 is not a count"),

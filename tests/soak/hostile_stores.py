@@ -37,7 +37,10 @@ BASES = {
     "mf_ca2fl": (lambda: mf_ca2fl(buffer_size=3, bits=2), {"num_clients": CLIENTS, "log": True}),
     "gsgm": (lambda: gsgm(buffer_size=3), {"num_clients": CLIENTS}),
     "sum": (lambda: fedbuff(buffer_size=3), {"accumulate": True, "log": True}),
-    "fadas": (lambda: fadas(buffer_size=3), {"dtype": "float64", "slot_dtype": "bfloat16"}),
+    "fadas": (
+        lambda: fadas(buffer_size=3),
+        {"dtype": "float64", "slot_dtype": "bfloat16", "facts": ("q",), "log": True},
+    ),
 }
 #: Stand in the place of any value.
 EVIL = [
@@ -83,7 +86,9 @@ def use(server, count):
     for _ in range(count):
         value, client = float(server.joins % 7) + 0.5, server.joins % CLIENTS
         tree = {"w": np.full((5, 4), value, np.float32)}
-        server.push(client=client, version=server.version, buffers=np.full(4, value), **{server.rule.kind: tree})
+        facts = dict.fromkeys(server.options.facts, value) or None
+        arguments = {server.rule.kind: tree, "buffers": np.full(4, value), "facts": facts}
+        server.push(client=client, version=server.version, **arguments)
 
 
 def nodes(value, path=()):

@@ -41,6 +41,11 @@ RULES = {
         "    finally:\n        pass",
         "test_arrivals_inner.py",
     ),
+    "given: a weight beyond the limits counts": (
+        "return value if LEAST_GIVEN <= value <= MOST_GIVEN else 0.0",
+        "return value",
+        "test_facts.py",
+    ),
     "score: the threshold is on the wrong side": (
         "if score < -self.gamma",
         "if score <= -self.gamma",

@@ -21,6 +21,26 @@ SERVER = {
         '("client_id", "join")))',
         "test_rules_contract.py",
     ),
+    "facts: a plain push passes a rule that needs them": (
+        "not rule.needs.facts\n        and streaming is None",
+        "streaming is None",
+        "test_facts.py",
+    ),
+    "facts: arrivals that are left keep the facts of all": (
+        "frozen(own[places], np.float64) for name, own",
+        "own for name, own",
+        "test_facts.py",
+    ),
+    "facts: an old store keeps its format": (
+        "if before is None:  # the first commit of this process",
+        "if False:",
+        "test_facts.py",
+    ),
+    "progress: a round does not start the counts anew": (
+        "round_counts = state.round_counts if prepared is None else counts",
+        "round_counts = state.round_counts",
+        "test_progress.py",
+    ),
     "round: buffers are weighted": (
         "ones = np.array([float(yes) for yes in accepted(weights)])",
         "ones = weights.vectors",

@@ -102,6 +102,7 @@ def _options(rng):
         "inplace": False,
         "check_versions": False,
         "rows_on": "device",
+        "facts": ("tokens",),
     }
     return {name: given[name] for name in rng.sample(sorted(given), rng.randrange(5))}
 
@@ -114,7 +115,14 @@ def _parts():
 
 
 def _part_fields(rng, cls):
-    sound = {"lr": 0.1, "law": staleness.Constant(), "rates": {0: 0.1}, "mode": "inverse", "normalise": "count"}
+    sound = {
+        "lr": 0.1,
+        "law": staleness.Constant(),
+        "rates": {0: 0.1},
+        "mode": "inverse",
+        "normalise": "count",
+        "fact": "q",
+    }
     return {
         field.name: sound.get(field.name, field.default)
         for field in dataclasses.fields(cls)
@@ -311,6 +319,8 @@ def _push(rng, server):
         }
     if rng.random() < 0.5:
         given |= {"client_lr": 0.1, "local_steps": 3}
+    if rng.random() < 0.2:
+        given["facts"] = {"tokens": 8192.0} if server.options.facts else {}
     if rng.random() < 0.2:
         given["copy"] = False
     if rng.random() < 0.3 and server.layout is not None:

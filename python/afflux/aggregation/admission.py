@@ -55,6 +55,7 @@ class Admission:
         flush_after: float | None = None,
         reporting: bool = False,
         max_deferred: int | None = None,
+        fact_names: tuple[str, ...] = (),
     ) -> None:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
@@ -63,6 +64,7 @@ class Admission:
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
         self.max_deferred = max_deferred  #: arrivals that may wait for the next pass; None: any number
+        self.fact_names = fact_names  #: the facts that pushes may have
         self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
         self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
@@ -181,6 +183,7 @@ class Admission:
             slot_bytes,
             self.limits,
             state.norms,
+            self.fact_names,
         )
 
     def record(
@@ -213,8 +216,9 @@ class Admission:
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
         if self._log is not None:
-            client_id, version, num_examples, loss, _, slot, *_ = arrival
-            entry = Join(arrival.join, status, client_id, version, arrival.staleness, num_examples, loss, is_lent(slot))
+            client_id, version, num_examples, loss, _, slot, _, _, steps, facts, join, staleness, _ = arrival
+            lent = is_lent(slot)
+            entry = Join(join, status, client_id, version, staleness, num_examples, loss, lent, steps, facts)
             self._log[logged:] = [entry] if closed is None else [entry, closed]
             logged += 1 + (closed is not None)
         task_events, closed_task = state.task_events, state.closed_task
@@ -223,6 +227,7 @@ class Admission:
             task_events += 1
             closed_task = closed.task
         counts = {**counts, status: counts[status] + 1}
+        round_counts = state.round_counts if prepared is None else counts
         # A round without a step ends as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
         # Positional arguments take half the time of keywords, and every push runs this.
@@ -247,6 +252,7 @@ class Admission:
             since,
             unreported,
             norms,
+            round_counts,
         )
         self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:
@@ -331,11 +337,12 @@ class Admission:
             logged += 1
         waiting: list[PendingArrival] = []
         passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported
-        norms = state.norms
+        norms, round_counts = state.norms, state.round_counts
         if prepared is None:
             passes = passes and passes.emptied(state.filled)
         else:
             waiting, passes, counts = self._opened(passes, prepared)
+            round_counts = counts
             if not prepared.report.stepped:
                 unreported = self._with_report(prepared.report)
                 scalars, norms, prepared = prepared.scalars, prepared.norms, None
@@ -353,6 +360,7 @@ class Admission:
             counts=counts,
             passes=passes,
             norms=norms,
+            round_counts=round_counts,
         )
         self.state = new if prepared is None else replace(new, decided_state=new)
         self._places = {}
@@ -393,7 +401,7 @@ class Admission:
         """
         places = {} if self.duplicates == "both" else {w.client_id: i for i, w in enumerate(state.arrivals())}
         log = None if self._log is None else log
-        state = replace(state, since=monotonic(), unreported=self.state.unreported)
+        state = replace(state, since=monotonic(), unreported=self.state.unreported, round_counts=state.counts)
         # One statement without a call: an interrupt comes before it or after it.
         self._log, self._places, self.state = log, places, state
 

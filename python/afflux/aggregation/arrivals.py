@@ -7,10 +7,10 @@ from typing import NamedTuple
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.streaming import Term
 from afflux.arrays.pools import Slot
-from afflux.rules.rule import ClientId, Float64
+from afflux.rules.rule import ClientId, Facts, Float64
 
 #: The facts about an arrival before it joins: the first fields of PendingArrival.
-Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float]]
+Pushed = tuple[ClientId, int, int, float, float, Slot, Float64 | None, tuple[float, float], int, Facts]
 
 
 class PendingArrival(NamedTuple):
@@ -24,6 +24,8 @@ class PendingArrival(NamedTuple):
     slot: Slot | Term  #: a term if the server accumulates
     buffers: Float64 | None
     extremes: tuple[float, float]  #: the vector's least and largest element; NaN if it was lent
+    local_steps: int  #: 0 if not reported
+    facts: Facts
     join: int
     staleness: int
     staged_row: StagedRow | None = None  #: the client's row, if rows are kept on the host and rounds are made on a GPU

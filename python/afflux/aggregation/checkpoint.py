@@ -23,10 +23,12 @@ from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
-from afflux.rules.rule import ClientId, Float64, Rule, Scalars
+from afflux.rules.rule import ClientId, Facts, Float64, Rule, Scalars, names_of_facts
 from afflux.rules.serialization import from_config
 
-FORMAT = 4
+FORMAT = 5
+#: Formats that can be loaded: arrivals and joins of format 4 have no facts.
+LOADABLE = (4, FORMAT)
 #: The types in which elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
@@ -101,14 +103,17 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
 
 
 def arrival_record(w: PendingArrival) -> list[Any]:
-    """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able."""
-    return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness]
+    """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able.
+
+    The record of an arrival with local_steps or facts goes on with these: local_steps, {name: value}.
+    """
+    return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness, *_reported(w)]
 
 
 def log_record(entry: Entry) -> list[Any]:
     """Return the fields of a Join, or the kind and the fields of another entry, JSON-able."""
     if isinstance(entry, Join):
-        return [*entry[:6], _without_nan(entry.loss), entry.lent]
+        return [*entry[:6], _without_nan(entry.loss), entry.lent, *_reported(entry)]
     if isinstance(entry, Opened):
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until]
     if isinstance(entry, Closed):
@@ -118,6 +123,10 @@ def log_record(entry: Entry) -> list[Any]:
     else:
         record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
     return [*record, entry.overdue] if entry.overdue else record
+
+
+def _reported(arrival: PendingArrival | Join) -> list[Any]:
+    return [arrival.local_steps, dict(arrival.facts)] if arrival.local_steps or arrival.facts else []
 
 
 def _without_nan(number: float) -> float | None:
@@ -188,7 +197,8 @@ class _Loader:
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
-        for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
+        version = meta["format"] if is_int(meta["format"]) and meta["format"] in LOADABLE else FORMAT
+        for name, ours in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
             if _without_tied(meta[name]) != _without_tied(ours):
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
@@ -269,7 +279,7 @@ class _Loader:
 
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
         """Return an arrival without its slot."""
-        client_id, version, examples, loss, norm, low, high, join, staleness = record
+        client_id, version, examples, loss, norm, low, high, join, staleness, *reported = record
         version, join, staleness = map(_count, (version, join, staleness))
         examples = _count(examples, _MOST_EXAMPLES)
         if version > self._version or join >= self._number or examples < 1:
@@ -283,8 +293,12 @@ class _Loader:
         extremes, slot = (_number(low), _number(high)), None
         if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
             _fail(f"arrival {i} has least and largest elements {low} and {high}")
-        facts: Any = version, examples, _number(loss), _number(norm), slot, buffers, extremes, join, staleness
-        return PendingArrival(_id(client_id), *facts)
+        steps, facts = _steps_and_facts(reported)
+        if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
+            _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
+        numbers = version, examples, _number(loss), _number(norm)
+        own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
+        return PendingArrival(_id(client_id), *own)
 
     def _raw(self) -> list[float]:
         raw = [_number(weight) for weight in self._list("raw")]
@@ -374,10 +388,27 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
-        case [number, status, client_id, version, staleness, examples, loss, bool(lent)] if status in DECISIONS:
+        case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (
+            status in DECISIONS
+        ):
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
-            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent)
+            steps, facts = _steps_and_facts(reported)
+            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent, steps, facts)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
+
+
+def _steps_and_facts(reported: Sequence[Any]) -> tuple[int, Facts]:
+    """Return the end of a record, see `arrival_record`, checked."""
+    if not reported:
+        return 0, ()
+    steps, facts = reported
+    if not isinstance(facts, dict):
+        _fail(f"facts are {brief(facts)}, must be numbers by name")
+    names = names_of_facts("load_state_dict", "the names of facts", [*facts])
+    values = [_number(facts[name]) for name in names]
+    if not all(map(isfinite, values)):
+        _fail(f"facts are {brief(facts)}, must be finite")
+    return _count(steps), tuple(sorted(zip(names, values, strict=True)))
 
 
 def _id(value: Any) -> ClientId:

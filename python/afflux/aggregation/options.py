@@ -30,7 +30,7 @@ from afflux.ops.validation import (
     optional,
     positive,
 )
-from afflux.rules.rule import OnArrival, Rule
+from afflux.rules.rule import OnArrival, Rule, names_of_facts
 
 Duplicates = Literal["latest", "both", "reject"]
 Faults = Literal["raise", "record"]
@@ -54,6 +54,7 @@ STORED = (
     "max_norm",
     "clip_norms",
     "seed",
+    "facts",
 )
 
 
@@ -82,6 +83,7 @@ class Options(TypedDict, total=False):
     seed: int
     memory_budget: int | None
     rows_on: RowsOn
+    facts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,9 @@ class ServerOptions:
             counted either.
         rows_on: the memory of cached rows, for a server on a GPU without a store: "device", or "host": pinned memory,
             from which the row of a client that pushes is copied to the GPU.
+        facts: names of facts that clients may push, `push(facts={"tokens": 8192.0})`, in addition to those that the
+            rule needs; at most 16 names in all, each of at most 64 characters. They are in `Arrivals.facts` and in the
+            log, and adapters pass them from the metrics of replies.
 
     With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
     element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than the error of rounding params
@@ -193,6 +198,7 @@ class ServerOptions:
     seed: int = 0
     memory_budget: int | None = None
     rows_on: RowsOn = "device"
+    facts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check: dict[str, Check[Any]] = {
@@ -212,6 +218,7 @@ class ServerOptions:
             "clip_norms": optional(positive),
             "rows_on": one_of("device", "host"),
             "faults": one_of("raise", "record"),
+            "facts": names_of_facts,
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
@@ -248,6 +255,7 @@ class ServerOptions:
             raise AffluxError(
                 f"[Server] memory_budget chooses max_slots, which {rule.name} does not take: give max_deferred"
             )
+        names_of_facts("Server", "the facts of the rule and the option", self.fact_names(rule))
         duplicates = self.duplicates or ("latest" if rule.calibrate.cached else "both")
         if self.accumulate:
             known_on_arrival(rule)
@@ -307,6 +315,10 @@ class ServerOptions:
                 why = f"{rule.name} caches no rows"
             if why is not None:
                 raise AffluxError(f"[Server] rows_on is 'host', but {why}")
+
+    def fact_names(self, rule: Rule) -> tuple[str, ...]:
+        """Return the names of the facts that pushes may have: those that the rule needs, then the others."""
+        return tuple(dict.fromkeys((*rule.needs.facts, *self.facts)))
 
     def stored(self) -> dict[str, Any]:
         """Return the options that a store keeps, as JSON-able data."""
@@ -430,6 +442,7 @@ def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "handed_in": sorted(needs.handed_in),
         "passes": needs.passes,
         "norms": needs.norms,
+        "facts": sorted(needs.facts),
         "inner products": needs.products,
     }
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from afflux.rules.rule import ClientId, Float64, Int64, Scalars
+from afflux.rules.rule import ClientId, Facts, Float64, Int64, Scalars
 
 #: (d,) float32, or float64 with dtype="float64": a NumPy array; of a server on a GPU, torch's or CuPy's array on the
 #: GPU.
@@ -175,6 +175,8 @@ class Join(NamedTuple):
     num_examples: int
     loss: float  #: NaN if unknown
     lent: bool = False  #: whether it was pushed with copy=False
+    local_steps: int = 0  #: 0 if not reported
+    facts: Facts = ()  #: names and values, sorted by name
 
 
 @dataclass(frozen=True, slots=True)

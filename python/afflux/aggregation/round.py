@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 from operator import attrgetter
 from sys import float_info
 from time import perf_counter
@@ -43,6 +43,7 @@ class RoundStart(Struct, frozen=True, eq=False):
     slot_bytes: int  #: bytes of each vector
     limits: Limits  #: the limits of the server
     norms: tuple[float, ...]  #: of arrivals of earlier rounds, oldest first, for `ServerOptions.clip_norms`
+    fact_names: tuple[str, ...]  #: the names of `Arrivals.facts`
 
 
 class LentVectors(NamedTuple):
@@ -300,7 +301,11 @@ def freeze(
 ) -> tuple[Arrivals, Int64]:
     """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
     # The staleness is that of the join, except for arrivals that waited for the next pass.
-    versions, staleness, num_examples, losses, norms, joins = columns(ordered, before.current.version)
+    versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, before.current.version)
+    facts: dict[str, Float64] = {}
+    if before.fact_names:
+        known = [dict(arrival.facts) for arrival in ordered]
+        facts = {name: frozen([own.get(name, nan) for own in known], np.float64) for name in before.fact_names}
     arrivals = Arrivals(
         before.current.version,
         tuple([arrival.client_id for arrival in ordered]),
@@ -313,6 +318,8 @@ def freeze(
         before.scalars,
         before.ends_pass,
         sweep,
+        local_steps,
+        facts,
     )
     return arrivals, joins
 

@@ -42,10 +42,16 @@ class ServerState(Struct, frozen=True, eq=False):
     since: float = 0.0  #: time.monotonic() of the join of the first arrival in the buffer
     unreported: tuple[Report, ...] = ()  #: steps for which on_step was not called yet, oldest first
     norms: tuple[float, ...] = ()  #: of the last arrivals that entered rounds, oldest first, for clip_norms
+    round_counts: dict[str, int] = field(default_factory=no_counts)  #: `counts` when the last round was decided
 
     def arrivals(self) -> list[PendingArrival]:
         """Return the arrivals in the buffer."""
         return self.waiting[: self.filled]
+
+    @property
+    def counts_since_round(self) -> dict[str, int]:
+        """The number of pushes by status since the last round was decided."""
+        return {status: count - self.round_counts[status] for status, count in self.counts.items()}
 
     def deferred(self) -> list[PendingArrival]:
         """Return the arrivals that wait for the next pass."""

@@ -11,7 +11,6 @@ to a later push, as long as another slot is free.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, brief
-from afflux.rules.rule import Arrivals, Float64, OnArrival, Rule
+from afflux.rules.rule import Arrivals, Facts, Float64, Rule, raw_weight
 
 #: The largest magnitude of a raw weight, of the factor and of a vector's norm, so that no sum overflows.
 MOST = 1e150
@@ -103,15 +102,18 @@ class Streaming:
             self._device.fill(total.vectors[0], values)
         return total
 
-    def term(self, rule: Rule, total: Total, place: int, facts: tuple[int, int, float], slot: Slot | None) -> Term:
-        """Return the term of the arrival at index `place` of the buffer; `facts`: its staleness, num_examples and norm.
+    def term(
+        self, rule: Rule, total: Total, place: int, known: tuple[int, int, float, Facts], slot: Slot | None
+    ) -> Term:
+        """Return the term of the arrival at index `place` of the buffer.
+
+        `known` are its staleness, num_examples, norm and facts.
 
         Raises:
             AffluxError: the raw weight is not a number, or is too large.
         """
-        weigh = cast(OnArrival, rule.weigh)  # ServerOptions.for_rule has checked it
-        # In the engine's floating-point mode, like all weights.
-        raw = strict_float_mode(lambda known: weigh.on_arrival(*known), facts)
+        # In the engine's floating-point mode, like all weights. ServerOptions.for_rule has checked the part.
+        raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
         term = Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
         if place < total.added:
             term.slot, term.done = None, [True]

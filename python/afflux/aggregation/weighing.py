@@ -120,6 +120,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
         num_examples=frozen(ones[:count], np.int64),
         losses=frozen(np.where(np.isnan(arrivals.losses), nan, 1.0), np.float64),
         norms=frozen(ones[:count], np.float64),
+        local_steps=frozen(np.minimum(arrivals.local_steps, 1), np.int64),
+        facts={name: frozen(np.where(np.isnan(own), nan, 1.0), np.float64) for name, own in arrivals.facts.items()},
         gram=None if arrivals.gram is None else frozen(np.ones((count + held, count + held)), np.float64),
         inner_sweep=None if arrivals.inner_sweep is None else vectors,
     )
@@ -141,10 +143,11 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
         gram = frozen(gram[np.ix_(rows, rows)], np.float64)
     columns = {
         name: frozen(getattr(arrivals, name)[places], getattr(arrivals, name).dtype)
-        for name in ("versions", "staleness", "num_examples", "losses", "norms")
+        for name in ("versions", "staleness", "num_examples", "losses", "norms", "local_steps")
     }
+    facts = {name: frozen(own[places], np.float64) for name, own in arrivals.facts.items()}
     client_ids = tuple([arrivals.client_ids[i] for i in places])
-    return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, **columns)
+    return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, facts=facts, **columns)
 
 
 def _clipped(

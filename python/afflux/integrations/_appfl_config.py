@@ -32,6 +32,11 @@ class Aggregation:
     equal_weights: bool  #: whether all clients have equal weights, for any number of examples
     model_configs: Any
 
+    @property
+    def fact_names(self) -> tuple[str, ...]:
+        """The names of the facts that the rule needs, or the server lists."""
+        return (*self.rule.needs.facts, *self.settings.server_options.get("facts", ()))
+
 
 def aggregation_of(config: Any) -> Aggregation:
     """Read a configuration.

@@ -77,6 +77,7 @@ def trained_of(
         number_of(report.get(chosen.loss_key)),
         local_steps=None if steps is None or steps < 1 else steps,
         metrics={WEIGHT: as_int(size) or 1, **found},
+        facts={name: number_of(report.get(name)) for name in chosen.fact_names},
     )
 
 

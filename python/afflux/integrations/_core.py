@@ -26,7 +26,7 @@ from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
+from afflux.ops.validation import MOST_COUNT, as_int, brief
 from afflux.rules.rule import ClientId, Rule
 
 Arrays = Mapping[str, Any]
@@ -47,6 +47,7 @@ class Trained(msgspec.Struct, frozen=True):
     local_steps: Any = None  #: None: the number of the settings
     metrics: Metrics | None = None  #: kept until the next step, if the reply joins
     client: Any = None  #: the client's id, if replies contain it (then client_key is a str)
+    facts: Mapping[str, Any] | None = None  #: numbers; the finite ones that the server lists are pushed
     delta: bool = False  #: whether `arrays` is the difference from the model that was sent, including the buffers
 
 
@@ -105,6 +106,7 @@ class TrainingRun:
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
             self.clients = Clients(self.server, settings, key)
+        self._fact_names = self.server.options.fact_names(rule)
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -220,6 +222,9 @@ class TrainingRun:
             "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
+        if trained.facts is not None and self._fact_names:
+            values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
+            said["facts"] = {name: value for name, value in values.items() if value is not None}
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
             said["task"] = task  # "expired": the version that the client trained from is no longer known
@@ -235,9 +240,13 @@ class TrainingRun:
         return said if buffers is None else {**said, "buffers": buffers}
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
-        """Return the arguments that convert an update to a gradient, for rules that take gradients."""
+        """Return the arguments that convert an update to a gradient, for rules that take gradients.
+
+        For others, only the number of steps that the client has reported.
+        """
         if not self._needs_rate:
-            return {}
+            reported = as_int(trained.local_steps)
+            return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
         steps = self.settings.local_steps if trained.local_steps is None else trained.local_steps
         if rate is None or steps is None:

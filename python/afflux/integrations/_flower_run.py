@@ -130,6 +130,7 @@ class FlowerTransport(Transport):
             said.get("local-steps"),
             metrics=bounded(said, strategy.weighted_by_key) or None,
             client=next(named, None),
+            facts=said,
         )
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:

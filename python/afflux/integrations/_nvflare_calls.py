@@ -103,6 +103,7 @@ class CollabTransport(Transport):
             found.get("client_lr"),
             found.get("local_steps"),
             _numbers(found) or None,
+            facts=found,
             delta=app.params_type == "DIFF",
         )
 

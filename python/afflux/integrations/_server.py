@@ -8,7 +8,7 @@ from afflux import Layout, Server, ops
 from afflux.aggregation.options import Options
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
-from afflux.rules.rule import OnArrival, Rule
+from afflux.rules.rule import OnArrival, Rule, raw_weight
 from afflux.server.tasks import MOST_BASES
 
 _log = getLogger("afflux")
@@ -59,5 +59,7 @@ def weighs_by_examples(rule: Rule) -> bool:
     if rule.needs.examples:
         return True
     if isinstance(weigh, OnArrival):
-        return weigh.on_arrival(0, 1, 1.0) != weigh.on_arrival(0, 2, 1.0)
+        facts = tuple([(name, 1.0) for name in rule.needs.facts])
+        one, two = (raw_weight(rule, 0, count, 1.0, facts) for count in (1, 2))
+        return one != two
     return bool(getattr(weigh, "by_examples", False))

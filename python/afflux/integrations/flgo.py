@@ -196,4 +196,4 @@ class AffluxServer(StoredRounds):
 
 def _trained(package: Mapping[str, Any]) -> Trained:
     facts: dict[str, Any] = {name: package.get(name) for name in ("num_examples", "loss", "client_lr", "local_steps")}
-    return Trained(package["model"].state_dict(), **facts)
+    return Trained(package["model"].state_dict(), **facts, facts=package)

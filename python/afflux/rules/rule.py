@@ -31,6 +31,10 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Scalars = Mapping[str, float]
 Kind = ops.Kind
+#: The facts that a client has pushed: names and finite values, sorted by name.
+Facts = tuple[tuple[str, float], ...]
+#: The largest number of names of facts of one server.
+MOST_FACTS = 16
 
 
 class InnerSweep(Protocol):
@@ -61,6 +65,11 @@ class Arrivals(Struct, frozen=True, eq=False):
     scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers after the last round
     ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
     inner_sweep: InnerSweep | None = None  #: the function that `inner` calls, if the rule needs it
+    #: (M,) int64, as reported by the clients (push(local_steps=...)); 0 if not reported
+    local_steps: Int64 = struct_field(default_factory=lambda: np.zeros(0, np.int64))
+    #: by name, (M,) float64: the facts that `Needs(facts=...)` and `Server(facts=...)` list, as the clients have pushed
+    #: them (push(facts=...)). NaN where a client has not given one; none of those in `Needs` is NaN.
+    facts: Mapping[str, Float64] = struct_field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of arrivals M."""
@@ -110,6 +119,22 @@ def client_order(client_id: ClientId) -> tuple[bool, ClientId]:
     return isinstance(client_id, str), client_id
 
 
+def names_of_facts(part: str, name: str, value: object) -> tuple[str, ...]:
+    """Return the names of facts in an option: a list or tuple of at most `MOST_FACTS` different texts.
+
+    Raises:
+        AffluxError: the value is not such a list.
+    """
+    texts = tuple(map(as_text, value)) if isinstance(value, list | tuple) else (None,)
+    names = tuple([text for text in texts if text is not None and text.isprintable() and 0 < len(text) <= 64])
+    if len(set(names)) < len(texts) or len(names) > MOST_FACTS:
+        raise AffluxError(
+            f"[{part}] {name} is {brief(value)}, must be at most {MOST_FACTS} different names, each a str of 1 to 64 "
+            "printable characters"
+        )
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The needs of a weigh part beyond the facts of `Arrivals`: its attribute `needs`."""
@@ -118,6 +143,7 @@ class Needs:
     inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
     norms: bool = False  #: Arrivals.norms of every arrival: vectors cannot be lent, because a lent one has none
     examples: bool = False  #: Arrivals.num_examples: adapters then refuse replies without the number
+    facts: tuple[str, ...] = ()  #: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them
     #: names of the R vectors (d,) that the server holds for the part; they start at zero, except those in `handed_in`
     rule_vectors: tuple[str, ...] = ()
     handed_in: tuple[str, ...] = ()  #: the rule vectors that the user sets, with Server.set_rule_vector
@@ -164,7 +190,8 @@ class OnArrival(Weigh, Protocol):
         """Return the raw weight of an arrival, computed only from facts about this arrival.
 
         `norm` is never NaN, because a streaming server copies every vector. In `arrivals.norms` of a buffering server,
-        the norms of lent vectors are NaN.
+        the norms of lent vectors are NaN. A part with `Needs(facts=...)` gets a fourth argument: the arrival's facts,
+        {name: value}.
         """
         ...
 
@@ -245,6 +272,7 @@ class Rule:
                 f"[Rule] weigh needs the rule vectors {needs.rule_vectors} and is handed {needs.handed_in}: at most "
                 f"{MOST_RULE_VECTORS}, and no others can be handed in"
             )
+        names_of_facts("Rule", "needs.facts", needs.facts)
         for name, first in (*needs.scalars.items(), *self.states.items()):
             if not -inf < first < inf:
                 raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
@@ -285,6 +313,14 @@ class Rule:
         """
         config: dict[str, Any] = to_plain(self)
         return config
+
+
+def raw_weight(rule: Rule, staleness: int, num_examples: int, norm: float, facts: Facts) -> float:
+    """Return the raw weight of an arrival, of a rule whose weigh part is an `OnArrival`."""
+    weigh: Any = rule.weigh
+    own = (dict(facts),) if rule.needs.facts else ()
+    weight: float = weigh.on_arrival(staleness, num_examples, norm, *own)
+    return weight
 
 
 _NOTHING = Needs()

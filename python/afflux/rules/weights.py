@@ -13,10 +13,12 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import check_fields, finite, flag, one_of
 from afflux.rules.registry import register
-from afflux.rules.rule import Arrivals, Float64
+from afflux.rules.rule import Arrivals, Float64, Needs, Scalars, Weights, names_of_facts
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 
 Normalise = Literal["count", "weights"] | None
+#: The range of a positive weight that a caller gives: no sum of such weights overflows, nor its inverse.
+LEAST_GIVEN, MOST_GIVEN = 1e-150, 1e150
 
 
 @register("uniform", "weigh")
@@ -57,6 +59,49 @@ class Examples:
 
     def _total(self, arrivals: Arrivals) -> float:
         return ordered_sum(arrivals.num_examples.tolist())
+
+
+@register("given", "weigh")
+@dataclass(frozen=True, slots=True)
+class Given:
+    """w_i = q_i / sum q, where q_i is a fact that the caller pushes: push(facts={fact: q_i}), 0 or 1e-150 to 1e150.
+
+    An arrival with another q_i is rejected, with a reason in the report. If no q_i is positive, the round is skipped.
+    """
+
+    fact: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fact", *names_of_facts("Given", "fact", (self.fact,)))
+
+    @property
+    def needs(self) -> Needs:
+        """See afflux.rules.rule.Needs."""
+        return Needs(facts=(self.fact,))
+
+    def __call__(self, arrivals: Arrivals, /) -> Weights:
+        """See the class."""
+        values = arrivals.facts[self.fact].tolist()
+        raw = [self._raw(value) for value in values]
+        total = ordered_sum(raw)
+        why = f"must be 0, or from {LEAST_GIVEN:g} to {MOST_GIVEN:g}" if total else "and no arrival has a positive one"
+        rejected = {
+            i: f"{self.fact} is {value:g}, {why}" for i, value in enumerate(values) if raw[i] != value or not total
+        }
+        return Weights(np.array([value / (total or 1.0) for value in raw]), rejected=rejected, skip=not total)
+
+    def on_arrival(self, staleness: int, num_examples: int, norm: float, facts: Scalars, /) -> float:
+        """See afflux.rules.rule.OnArrival."""
+        return self._raw(facts[self.fact])
+
+    def factor(self, arrivals: Arrivals, /) -> float:
+        """See afflux.rules.rule.OnArrival."""
+        total = ordered_sum(map(self._raw, arrivals.facts[self.fact].tolist()))
+        return 1.0 / total if total else 0.0
+
+    def _raw(self, value: float) -> float:
+        """Return a value within the limits; 0 for any other."""
+        return value if LEAST_GIVEN <= value <= MOST_GIVEN else 0.0
 
 
 @register("staleness", "weigh")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from logging import getLogger
 from threading import get_ident
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.norm_watch import NormWatch
+from afflux.server.progress_watch import ProgressWatch
 from afflux.server.steps import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Decided, TaskClosedError, Ticket
@@ -52,6 +54,7 @@ class Aggregator:
         self.device = device
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
         self.norm_watch = norm_watch
+        self._progress_watch = ProgressWatch()
         self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
@@ -192,6 +195,8 @@ class Aggregator:
         decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket))
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
+        if ticket.warning:
+            getLogger("afflux").warning(ticket.warning)
         report = None
         if completed is not None:
             report = completed.report
@@ -236,14 +241,16 @@ class Aggregator:
             term = None
             if self.streaming is not None and status == "joined":
                 total = state.total or self.streaming.total()
-                facts = (staleness, arrival.num_examples, arrival.norm)
-                term = self.streaming.term(state.rule, total, state.filled, facts, ticket.slot)
+                known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
+                term = self.streaming.term(state.rule, total, state.filled, known, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
             if task is not None:
                 self.tasks.close(task)
+            if status != "joined":
+                ticket.warning = self._progress_watch.see(admission)
         _, _, _, term, completed = decision
         made = self._has_ended("push", completed) and (term is None or self._left(term))
         if not made:

@@ -80,12 +80,19 @@ def assemble(
         options.flush_after,
         on_step is not None,
         options.max_deferred,
+        options.fact_names(rule),
     )
     limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
     slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
     streaming = Streaming(size, device) if options.accumulate else None
-    fast = None
-    if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
+    fast = None  # its pushes have no facts
+    if (
+        not rule.needs.facts
+        and streaming is None
+        and device is HOST
+        and options.flush_after is None
+        and not options.check_versions
+    ):
         classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
         limits, both = options.limits, options.duplicates == "both"
         fast = FastPush(

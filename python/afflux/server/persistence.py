@@ -239,7 +239,8 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
                     "large for a sum"
                 )
             slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
-        term = streaming.term(saved.rule, total, place, (arrival.staleness, arrival.num_examples, arrival.norm), slot)
+        known = (arrival.staleness, arrival.num_examples, arrival.norm, arrival.facts)
+        term = streaming.term(saved.rule, total, place, known, slot)
         if place < saved.added and term.weight != saved.raw[place]:
             raise AffluxError(
                 f"[load_state_dict] client {brief(arrival.client_id)} is in the sum with the raw weight "

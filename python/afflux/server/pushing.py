@@ -1,5 +1,6 @@
 """`Server.push`: the check of a client's vector, its conversion to the rule's kind, and its join."""
 
+from collections.abc import Mapping
 from math import inf, nan
 from traceback import clear_frames
 from typing import Any, Protocol
@@ -17,8 +18,9 @@ from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
-from afflux.rules.rule import ClientId
+from afflux.rules.rule import ClientId, Facts
 from afflux.server.aggregator import Aggregator
+from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
@@ -46,6 +48,7 @@ def push(  # noqa: D417
     model: "ops.Array | Tree" = None,
     num_examples: int = 1,
     loss: float | None = None,
+    facts: Mapping[str, float] | None = None,
     client_lr: float | None = None,
     local_steps: int | None = None,
     buffers: "Tree | None" = None,
@@ -74,8 +77,10 @@ def push(  # noqa: D417
         model: in the same forms, the client's own params; a torch module or its state_dict, for example.
         num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
         loss: its mean training loss; None, but not NaN: unknown.
+        facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
+            None: none. Those that the rule needs must be there.
         client_lr: its learning rate, for conversions from or to a gradient.
-        local_steps: its number of local steps, for the same conversions.
+        local_steps: its number of local steps, for the same conversions, and for the rule (`Arrivals.local_steps`).
         buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
             they are in `model`.
         timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
@@ -114,8 +119,8 @@ def push(  # noqa: D417
     pushed: Pushed | None = None
     if (
         aggregator.fast is not None
-        and (task is None and client_lr is None and local_steps is None and buffers is None and timeout is None)
-        and copy is True
+        and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+        and (timeout is None and copy is True)
         and (adapter.layout is None or not adapter.layout.buffers)
     ):
         known = version.version if type(version) is Pulled else version
@@ -180,9 +185,13 @@ def push(  # noqa: D417
         known_loss = nan
         if loss is not None:
             known_loss = loss if type(loss) is float and loss == loss else loss_of("push", client_id, loss)
+        steps = 0 if local_steps is None else _local_steps(client_id, local_steps)
+        client_facts: Facts = ()
+        if facts is not None or aggregator.rule.needs.facts:
+            client_facts = facts_of(client_id, facts, aggregator.admission.fact_names, aggregator.rule)
         name = client_id if type(client_id) is int else brief(client_id)
         what = f"[push] client {name}'s {given}"
-        scale = None if client_lr is None and local_steps is None else _scale(client_id, client_lr, local_steps)
+        scale = None if client_lr is None else _scale(client_id, client_lr, steps)
         parts, own = vector, None
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
@@ -202,10 +211,10 @@ def push(  # noqa: D417
                     return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             beside = None if row is None else row.check
-            facts, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
-            _, squares, low, high = facts
+            sweep, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+            _, squares, low, high = sweep
             if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
-                raise overflow(what, facts, "sums" if options.accumulate else "inner products")
+                raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
             extremes = (low, high)
         else:
             ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
@@ -214,7 +223,7 @@ def push(  # noqa: D417
             aggregator.reading.discard(ticket)
         if row is not None:  # the row was read while the vector was copied
             ticket.staged_row = row.finish()
-        pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes)
+        pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, client_facts)
         checking = False
         if aggregator.fast is not None and ticket.staged_row is None:
             receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
@@ -396,18 +405,25 @@ def _base(
     return aggregator.tasks.base(number)
 
 
-def _scale(client_id: ClientId | None, client_lr: object, local_steps: object) -> float | None:
-    """Return client_lr * local_steps, checked; None if one of them is not given."""
-    if type(client_lr) is float and type(local_steps) is int and 0 < client_lr < 1e100 and 0 < local_steps < 2**53:
+def _local_steps(client_id: ClientId | None, local_steps: object) -> int:
+    """Return the number of local steps of a push."""
+    if type(local_steps) is int and 0 < local_steps < 2**53:
+        return local_steps
+    steps = integer(1)("push", f"client {brief(client_id)}'s local_steps", local_steps)
+    if steps >= 2**53:
+        raise AffluxError(f"[push] client {brief(client_id)}'s local_steps is {brief(steps)}, too large")
+    return steps
+
+
+def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> float | None:
+    """Return client_lr * local_steps, checked; None if local_steps is 0, which means that it is not given."""
+    if type(client_lr) is float and 0 < client_lr < 1e100 and local_steps:
         return client_lr * local_steps
     whose = f"client {brief(client_id)}'s"
-    rate = None if client_lr is None else positive("push", f"{whose} client_lr", client_lr)
-    steps = integer(1)("push", f"{whose} local_steps", local_steps) if local_steps is not None else None
-    if rate is None or steps is None:
-        return None
-    if steps >= 2**53 or rate * steps == inf:
-        raise AffluxError(f"[push] {whose} client_lr * local_steps is {rate} * {brief(steps)}, too large")
-    return rate * steps
+    rate = positive("push", f"{whose} client_lr", client_lr)
+    if rate * local_steps == inf:
+        raise AffluxError(f"[push] {whose} client_lr * local_steps is {rate} * {brief(local_steps)}, too large")
+    return rate * local_steps or None
 
 
 def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:

@@ -97,6 +97,8 @@ def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree
         version=entry.version,
         num_examples=entry.num_examples,
         loss=None if isnan(entry.loss) else entry.loss,
+        local_steps=entry.local_steps or None,
+        facts=dict(entry.facts) or None,
         copy=not entry.lent,
         buffers=buffers,
     )

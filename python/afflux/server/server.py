@@ -258,6 +258,16 @@ class Server:
         return dict(self._state.counts)
 
     @property
+    def counts_since_round(self) -> dict[str, int]:
+        """The number of pushes by status, as in `counts`, since the last round was decided.
+
+        It starts anew when a state is loaded or a store is opened. If 10 M of these arrivals have not filled the buffer
+        any further (`replaced`, `superseded`, `rejected`, `dropped`, `deferred`), one warning is logged (logger
+        "afflux"), with the numbers and the cause.
+        """
+        return self._state.counts_since_round
+
+    @property
     def faults(self) -> tuple[Fault, ...]:
         """The newest 1000 faulty pushes, oldest first, if the server was made with faults="record"."""
         return tuple(self._aggregator.admission.faults)

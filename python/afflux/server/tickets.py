@@ -29,6 +29,7 @@ class Ticket(Struct, eq=False):
     task: OpenTask | None = None  #: the task that the push closes
     made_step: bool = False  #: whether the push has completed a round
     reading: bool = False  #: whether the push's conversion reads a version
+    warning: str = ""  #: about many arrivals without a round; logged without the mutex
     overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 
     def add_to(self, error: StoreError) -> None:

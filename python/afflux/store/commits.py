@@ -17,6 +17,7 @@ from afflux.store.entries import (
     key_of,
     list_entry,
 )
+from afflux.store.schema import FORMAT
 from afflux.store.segments import Place
 
 #: Tables of the lists that grow.
@@ -79,6 +80,8 @@ class Commits:
         meta = json.dumps(transaction.meta)
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
         arrivals = [*arrival_entries(transaction.arrivals)]
+        if before is None:  # the first commit of this process
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
         if facts is not None:
             run("INSERT OR REPLACE INTO facts VALUES (?, ?)", fact_entries(facts))
         if transaction.delete_rows:

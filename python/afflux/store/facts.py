@@ -15,6 +15,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.clipping import WINDOW
 from afflux.ops.codecs import named
+from afflux.rules.rule import MOST_FACTS
 from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -60,6 +61,7 @@ class StoredOptions(_Facts, frozen=True):
     seed: Annotated[int, Meta(ge=0)]
     max_deferred: Count | None = None  #: missing in stores of older versions
     clip_norms: float | None = None  #: older stores have none
+    facts: Annotated[list[str], Meta(max_length=MOST_FACTS)] = []  #: likewise
 
 
 class Commits(_Facts, frozen=True):
@@ -120,9 +122,23 @@ class StateMeta(_Facts, frozen=True):
     norms: Annotated[list[float], Meta(max_length=WINDOW)] = []
 
 
+class ArrivalRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """See `checkpoint.arrival_record`."""
+
+    client_id: int | str
+    version: Count
+    num_examples: Positive
+    loss: float | None
+    norm: float | None
+    least: float | None
+    largest: float | None
+    join: Count
+    staleness: Count
+    local_steps: Count = 0
+    facts: dict[str, float] = {}
+
+
 VectorEntry = tuple[str, Count, bytes]
-#: See `checkpoint.arrival_record`.
-ArrivalRecord = tuple[int | str, Count, Positive, float | None, float | None, float | None, float | None, Count, Count]
 #: number, joined, slot, crc, record, buffers
 ArrivalEntry = tuple[Count, Count, Count | None, bytes | None, str, bytes | None]
 

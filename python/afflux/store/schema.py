@@ -8,7 +8,9 @@ from pathlib import Path
 from afflux.ops.errors import StoreError
 from afflux.store.files import PLAIN
 
-FORMAT = 5
+#: The format that commits write. Format 5 lacks facts of arrivals; the first commit to such a store raises its format.
+FORMAT = 6
+READABLE = (5, FORMAT)
 #: "aflx": SQLite's application_id, which the program `file` shows.
 APPLICATION = 0x61666C78
 
@@ -75,8 +77,8 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
     )
     if application != APPLICATION:
         raise StoreError(f"[store] {path} is not an index of afflux")
-    if version != FORMAT:
-        raise StoreError(f"[store] {path} has format {version}, this afflux reads {FORMAT}")
+    if version not in READABLE:
+        raise StoreError(f"[store] {path} has format {version}, this afflux reads {' and '.join(map(str, READABLE))}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
     names = [text.split()[2] for text in _STATEMENTS]
     ours = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}
