@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import get_ident
 from typing import TypeVar
 
@@ -169,6 +170,15 @@ class Aggregator:
         """Call `action` with the mutex."""
         return self._monitor.locked(action)
 
+    def count_refused(self) -> None:
+        """Count a push that raises an error; in a forked child that cannot use the server do nothing."""
+        if forks[0] != self._monitor.forks:
+            return
+        if self._monitor.owner == get_ident():  # the push is amid another call of this thread
+            self.admission.count("refused")
+        else:
+            self.locked(lambda: self.admission.count("refused"))
+
     def take_slot(self, timeout: float | None) -> Slot:
         """Return a free slot, a new one, or the next one that becomes free.
 
@@ -189,7 +199,7 @@ class Aggregator:
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
         begun = ticket.overdue
-        decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket))
+        decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
         report = None

@@ -1,7 +1,6 @@
 """`Server.push`: the check of a client's vector, its conversion to the rule's kind, and its join."""
 
 from math import inf, nan
-from traceback import clear_frames
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +23,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
+from afflux.server.tracebacks import clear_tracebacks
 from afflux.server.vectors import A_KIND, overflow, take_in
 
 
@@ -112,25 +112,33 @@ def push(  # noqa: D417
     """
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
     pushed: Pushed | None = None
-    if (
-        aggregator.fast is not None
-        and (task is None and client_lr is None and local_steps is None and buffers is None and timeout is None)
-        and copy is True
-        and (adapter.layout is None or not adapter.layout.buffers)
-    ):
-        known = version.version if type(version) is Pulled else version
-        found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
-        if type(found) is Receipt:
-            return found
-        pushed = found  # the vector is in its slot; None: nothing was done
-    if pushed is None:
-        aggregator.enter("push")
-    if aggregator.versions.checked:
-        aggregator.versions.refuse_damage("push")
-    if options.flush_after is not None:
-        flush_late(aggregator)
-    if aggregator.tasks.next_deadline != inf:
-        close_overdue(aggregator)
+    known = found = None
+    try:
+        if (
+            aggregator.fast is not None
+            and (task is None and client_lr is None and local_steps is None and buffers is None and timeout is None)
+            and copy is True
+            and (adapter.layout is None or not adapter.layout.buffers)
+        ):
+            known = version.version if type(version) is Pulled else version
+            found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
+            if type(found) is Receipt:
+                return found
+            pushed = found  # the vector is in its slot; None: nothing was done
+        if pushed is None:
+            aggregator.enter("push")
+        if aggregator.versions.checked:
+            aggregator.versions.refuse_damage("push")
+        if options.flush_after is not None:
+            flush_late(aggregator)
+        if aggregator.tasks.next_deadline != inf:
+            close_overdue(aggregator)
+    except BaseException as error:
+        task = version = pushed = found = None
+        clear_tracebacks(error)
+        if isinstance(error, Exception):
+            aggregator.count_refused()
+        raise
     ticket = Ticket()
     client_id: Any = None
     pulled: Any = None
@@ -224,18 +232,21 @@ def push(  # noqa: D417
     except TaskClosedError as error:
         return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
     except Exception as error:
-        if checking:
-            _let_go(error)
+        clear_tracebacks(error)
         if isinstance(error, StoreError):
             ticket.add_to(error)
         if ticket.decision is None and not ticket.counted:
             if options.faults == "record" and _is_clients(error, checking=checking):
                 return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
-            aggregator.locked(lambda: aggregator.admission.count("refused"))
+            aggregator.count_refused()
+        raise
+    except BaseException as error:
+        clear_tracebacks(error)
         raise
     finally:
-        # Neither on_step nor the frame of a stored traceback may hold the slot or versions.
+        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot or versions.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
+        task = version = None
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
@@ -263,14 +274,6 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
-
-
-def _let_go(error: BaseException) -> None:
-    """Clear the frames below `push` in an error's tracebacks, so that a stored error holds no slot or version."""
-    cause: BaseException | None = error
-    while cause is not None:
-        clear_frames(cause.__traceback__)
-        cause = cause.__context__
 
 
 def _reason(error: Exception) -> str:

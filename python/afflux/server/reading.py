@@ -12,6 +12,7 @@ from afflux.arrays.layout import Tree
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
+from afflux.server.tracebacks import clear_tracebacks
 
 
 class PullSource(Protocol):
@@ -44,13 +45,17 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
     (0, [[1.0, 1.0], [1.0, 1.0]])
     """
     aggregator, adapter = self._aggregator, self._adapter
-    if self.options.inplace:
-        self._enter("pull")
-    if self.options.flush_after is not None:
-        flush_late(aggregator)
-    if out is None:
-        return newest(aggregator)
-    return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+    try:
+        if self.options.inplace:
+            self._enter("pull")
+        if self.options.flush_after is not None:
+            flush_late(aggregator)
+        if out is None:
+            return newest(aggregator)
+        return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+    except BaseException as error:
+        clear_tracebacks(error)
+        raise
 
 
 def newest(aggregator: Aggregator) -> Pulled:

@@ -25,6 +25,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
 from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
+from afflux.server.tracebacks import clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
@@ -172,11 +173,13 @@ class Server:
         return self._aggregator.rule
 
     @property
+    @clears_tracebacks
     def tasks(self) -> tuple[checking.Task, ...]:
         """The open tasks, oldest first."""
         self._enter_on_time("tasks")
         return checking.open_tasks(self._aggregator, self._adapter)
 
+    @clears_tracebacks
     def poll(self) -> Report | None:
         """Close the tasks whose lease has ended, and make a step if arrivals have waited longer than `flush_after`.
 
@@ -189,6 +192,7 @@ class Server:
         self._aggregator.report_steps()
         return report
 
+    @clears_tracebacks
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Set a vector that the rule reads but does not compute, such as Zeno++'s validation gradient.
 
@@ -211,6 +215,7 @@ class Server:
         new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         self._aggregator.hand_in(name, new)
 
+    @clears_tracebacks
     def flush(self) -> Report | None:
         """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
 
@@ -219,6 +224,7 @@ class Server:
         self._enter("flush")
         return self._aggregator.flush()
 
+    @clears_tracebacks
     def discard(self) -> int:
         """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number."""
         self._enter("discard")
@@ -277,12 +283,14 @@ class Server:
         return self._aggregator.versions.held
 
     @property
+    @clears_tracebacks
     def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step in progress."""
         self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
 
     @property
+    @clears_tracebacks
     def rule_vectors(self) -> dict[str, Vector]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
@@ -301,6 +309,7 @@ class Server:
         """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
         return reading.state_bytes(self._aggregator)
 
+    @clears_tracebacks
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commit all decisions so far, including the waiting arrivals. This writes d elements for each waiting arrival.
 
@@ -320,8 +329,12 @@ class Server:
             kept = persistence.checkpoint(store, self._aggregator, notes, keep)
             self.retained_versions = MappingProxyType(kept)
 
-        self._aggregator.when_idle("checkpoint", commit)
+        try:
+            self._aggregator.when_idle("checkpoint", commit)
+        finally:
+            keep = ()  # a traceback keeps the closure
 
+    @clears_tracebacks
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the store, after a last checkpoint. Pulled params do not change.
 
@@ -334,6 +347,7 @@ class Server:
             self._aggregator.report_steps()
 
     @property
+    @clears_tracebacks
     def notes(self) -> object:
         """The notes of the last checkpoint."""
         self._enter("notes")
@@ -354,6 +368,7 @@ class Server:
         if self._store is not None:
             self.close()
 
+    @clears_tracebacks
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
@@ -364,6 +379,7 @@ class Server:
         save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
+    @clears_tracebacks
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state_dict() of a server with the same rule and options.
 
