@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -117,6 +118,9 @@ class Server:
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
+        If a pass of gradient scheduling (GSGM) has begun with a full buffer in the commit, its round is made first, as
+        the push that ended the pass would have made it.
+
         Args:
             path: the store's folder.
             rule: the rule of the stored server, possibly with other parameters. It must be given if the stored rule has
@@ -157,6 +161,9 @@ class Server:
                 attached = persistence.load_store(store, server._aggregator, server.options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
+            if server._aggregator.admission.overdue:
+                with suppress(AffluxError):  # a round that cannot be made waits in the state
+                    server._aggregator.newest_version([])
         except BaseException:
             store.close()
             raise
