@@ -313,7 +313,7 @@ class Aggregator:
 
         Returns:
             The report of the last round; None if no arrivals wait, if `late` and they have not waited long enough, or
-            if not `wait` and the work of another thread must end first.
+            if not `wait` and another thread must end its work, or release the mutex, first.
         """
         not_now = None if wait else (None,)
         prepared: Round | None = None
@@ -345,13 +345,14 @@ class Aggregator:
                 self.admission.cut("flush", prepared)
             return (prepared.report,) if self._has_ended("flush", prepared) else None
 
-        found = self._monitor.wait_for(attempt)
-        assert found is not None  # it was given no timeout
-        if prepared is not None and self.norm_watch is not None:
-            self.norm_watch.see(prepared.report)
-        prepared = None  # the round holds versions of params, and on_step may take long
+        try:
+            found = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
+            if prepared is not None and self.norm_watch is not None:
+                self.norm_watch.see(prepared.report)
+        finally:
+            prepared = None  # the round holds versions of params; on_step may take long, and tracebacks keep closures
         self.report_steps()
-        return found[0]
+        return None if found is None else found[0]
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
