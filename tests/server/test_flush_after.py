@@ -200,7 +200,7 @@ def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
 
 @pytest.mark.parametrize("moment", ["before", "amid"])
 def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypatch, moment):
-    """It holds the mutex: `before` the late buffer's step, or `amid` it, for the round after the one that pull makes."""
+    """It holds the mutex `before` the late step, or `amid` it: for the round after the one that pull makes."""
     started, go_on, slow = Event(), Event(), Event()
 
     def weigh(arrivals):
