@@ -92,9 +92,7 @@ def test_a_state_with_more_arrivals_than_the_rule_of_the_server_takes(tmp_path):
         lambda: Server(small, np.zeros(D, np.float32), num_clients=4).load_state_dict(state),
         lambda: Server.open(path, small),
     ):
-        with pytest.raises(
-            AffluxError, match=r"9 arrivals wait in the state, .* buffer_size is 5: .* replace_rule"
-        ):
+        with pytest.raises(AffluxError, match=r"9 arrivals wait in the state, .* buffer_size is 5: .* replace_rule"):
             load()
     with Server.open(path) as server:
         assert server.replace_rule(small) is False

@@ -487,9 +487,10 @@ class Aggregator:
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
+        params = "Its params are overwritten (inplace=True)" if self.versions.inplace else "Its last params can be read"
         self.failure = made.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
-            f"the server takes nothing more. Its last params can be read; {resume} goes on from a saved state"
+            f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
         self.admission.abandon_round()
         made.release()

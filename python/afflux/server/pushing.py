@@ -17,6 +17,7 @@ from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId
+from afflux.server import reading
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.inputs import InputAdapter
@@ -101,7 +102,8 @@ def push(  # noqa: D417
     (see `counts`). The next call that needs the result finishes the work.
 
     Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a GPU,
-    a vector on the host and a base, the base is copied to the host first.)
+    a vector on the host and a base, the base is copied to the host first; with inplace and a version's number, the base
+    is copied after a round in progress.)
 
     >>> import numpy as np
     >>> from afflux import Server, rules
@@ -394,9 +396,9 @@ def _base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.state.current
-    if newest.version == number and not aggregator.versions.inplace:  # otherwise a round may overwrite it
-        return newest
-    return aggregator.tasks.base(number)
+    if newest.version == number and aggregator.versions.inplace:  # a round may overwrite it
+        newest = reading.newest(aggregator)
+    return newest if newest.version == number else aggregator.tasks.base(number)
 
 
 def _scale(client_id: ClientId | None, client_lr: object, local_steps: object) -> float | None:

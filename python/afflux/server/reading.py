@@ -32,8 +32,8 @@ def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
 def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
     """Return the newest params and their version.
 
-    A pull never waits for a step, or the rule's weigh part, of another thread, unless inplace. With `flush_after` it may
-    make a step itself, and then call on_step.
+    A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make a
+    step itself, and then call on_step.
 
     Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params (and
     buffers) are copied into `out`, and only the version is returned.
