@@ -84,8 +84,8 @@ def push(  # noqa: D417
         copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
             Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
             resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report. The
-            round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one contiguous vector of the slots'
-            dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
+            round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one contiguous
+            vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
 
     Returns:
         The receipt of the push.

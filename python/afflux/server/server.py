@@ -267,7 +267,10 @@ class Server:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of pushes by Status, and `refused`: those that raised an error. Each push counts once."""
+        """The number of pushes by Status, and `refused`: those that raised an error. Each push counts once.
+
+        A push is not counted in a forked child that cannot use the server.
+        """
         return dict(self._state.counts)
 
     @property
