@@ -13,6 +13,7 @@ from afflux.ops import Sgd
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
+from afflux.store import info
 from conftest import bits
 
 D = 5
@@ -341,8 +342,9 @@ def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
     pushing.join(20)
     assert not pushing.is_alive()
     assert (receipt[0].report.version, [report.version for report in receipt[0].more]) == (3, [4])
+    assert info(tmp_path / "store").version == 4
     with Server.open(tmp_path / "store") as again:
-        assert again.version == 4
+        assert again.version == 5
         assert again.push(client=2, gradient=vector(), version=3).version == 6
 
 

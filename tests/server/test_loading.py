@@ -36,7 +36,7 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
     server, other = filled(rule, waiting, **options), filled(rule, waiting, **options)
     for _ in range(2):
         server.load_state_dict(server.state_dict())
-    assert server._aggregator.slots.taken == other._aggregator.slots.taken == server._state.slots_held
+        assert server._aggregator.slots.taken == other._aggregator.slots.taken == server._state.slots_held
     for each in server, other:
         for i in range(5):
             each.push(client=i % 4, version=each.version, **{rule.kind: vector(10 + i)}, timeout=0)

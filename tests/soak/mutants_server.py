@@ -291,4 +291,29 @@ SERVER = {
         "taken < self.slots.limit",
         "test_streaming_threads.py",
     ),
+    "errors: a stored error holds what the calls below used": (
+        "                    frame.clear()",
+        "                    pass",
+        "test_stored_errors.py",
+    ),
+    "pull: a late step waits for another thread's weigh part": (
+        "self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)",
+        "self._monitor.wait_for(attempt)",
+        "test_flush_after.py",
+    ),
+    "open: overdue rounds are left to the next push": (
+        "if server._aggregator.admission.overdue:",
+        "if False:",
+        "test_overdue.py",
+    ),
+    "load: vectors stay beyond the limit of slots": (
+        "if uncounted and aggregator.streaming is None:",
+        "if False:",
+        "test_loading.py",
+    ),
+    "in place: a conversion reads params that a round overwrites": (
+        "newest = reading.newest(aggregator)",
+        "pass",
+        "test_conversions.py",
+    ),
 }
