@@ -69,7 +69,8 @@ stop = True
 for thread in threads:
     thread.join()
 server.state_dict()  # finishes a round that was left
-waiting = 0 if memory in ("streaming", "lent") else server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+waiting = server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+waiting = 0 if memory in ("streaming", "lent") else waiting
 taken = server._aggregator.slots.taken
 assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)
 assert server.versions_held == 1
