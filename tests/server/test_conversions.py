@@ -1,6 +1,8 @@
 """push(update=, gradient= or model=): the bits of converting first, in NumPy, and pushing what the rule takes."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import product
+from threading import Event
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay
+from afflux.aggregation.round import Round
 from afflux.rules import RULES, afa_cs, ca2fl, fedasync, fedavg, fedbuff, mf_ca2fl, wkafl
 from conftest import bits
 
@@ -158,12 +161,36 @@ def test_a_rate_and_steps_are_needed(given, wanted):
             server.push(client=1, version=server.pull(), **{given: np.ones(D)}, **facts)
 
 
-def test_in_place_needs_what_was_pulled():
+def test_in_place_the_number_of_the_newest_version_is_enough():
+    """An older version was overwritten: it is only in what was pulled."""
     server = fresh(fedbuff(buffer_size=1), inplace=True)
-    assert server.push(client=1, version=0, model=np.ones(D, np.float32)).status == "expired"
+    assert server.push(client=1, version=0, model=np.ones(D, np.float32)).status == "joined"
     pulled = server.pull()
-    server.push(client=1, version=pulled, model=np.ones(D, np.float32))
-    assert np.allclose(server.params, 1.0)
+    assert server.push(task=server.checkout(1, hold=False).id, model=np.zeros(D, np.float32)).status == "joined"
+    assert server.push(client=1, version=1, model=np.ones(D, np.float32)).status == "expired"
+    assert server.push(client=1, version=pulled, model=np.ones(D, np.float32) * 2).status == "joined"
+    assert np.allclose(server.params, 2**-0.5)  # (2 - 1) times the weight of staleness 1
+
+
+def test_in_place_a_conversion_waits_for_the_round_of_another_thread(monkeypatch):
+    """Its base is the version that the client names, whole, or none."""
+    server, started, go_on = fresh(fedbuff(buffer_size=2), inplace=True), Event(), Event()
+    make = Round.make
+
+    def held(self, num_threads):
+        started.set()
+        assert go_on.wait(30)
+        make(self, num_threads)
+
+    monkeypatch.setattr(Round, "make", held)
+    server.push(client=1, version=0, update=np.ones(D, np.float32))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(server.push, client=2, version=0, update=np.ones(D, np.float32))
+        assert started.wait(30)
+        second = threads.submit(server.push, client=3, version=0, model=np.ones(D, np.float32))
+        assert not wait([second], 0.05).done
+        go_on.set()
+        assert (first.result(30).status, second.result(30).status) == ("joined", "expired")
 
 
 def test_a_non_finite_conversion_names_what_it_would_be():

@@ -198,6 +198,58 @@ def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
         assert other.result().version == 1
 
 
+@pytest.mark.parametrize("moment", ["before", "amid"])
+def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypatch, moment):
+    """It holds the mutex `before` the late step, or `amid` it: for the round after the one that pull makes."""
+    started, go_on, slow = Event(), Event(), Event()
+
+    def weigh(arrivals):
+        if slow.is_set() and "other" in arrivals.client_ids:
+            started.set()
+            assert go_on.wait(30)
+        return np.ones(len(arrivals))
+
+    server = Server(replace(fedbuff(buffer_size=2), weigh=weigh), vector(0.0), flush_after=10)
+    push(server, "first")
+    slow.set()
+    with ThreadPoolExecutor(1) as threads:
+        if moment == "before":
+            others = [threads.submit(push, server, "other")]
+            assert started.wait(30)
+            clock.now += 11
+            assert (server.pull().version, server.arrivals_waiting) == (0, 1)
+        else:
+            run, others = server._aggregator._monitor._run, []
+
+            def then(job):
+                run(job)
+                if not others:  # the version is made, and not published
+                    job.driver = None
+                    others.extend(threads.submit(push, server, name) for name in ("third", "other"))
+                    assert started.wait(30)
+
+            monkeypatch.setattr(server._aggregator._monitor, "_run", then)
+            clock.now += 11
+            assert (server.pull().version, server.arrivals_waiting) == (1, 1)
+        assert not all(other.done() for other in others)
+        go_on.set()
+        assert [other.result(30).status for other in others] == ["joined"] * len(others)
+    assert server.version == (1 if moment == "before" else 2)
+
+
+def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
+    def interrupted(arrivals):
+        raise KeyboardInterrupt
+
+    server = Server(replace(fedbuff(buffer_size=2), weigh=interrupted), vector(0.0), flush_after=10)
+    push(server)
+    clock.now += 11
+    with pytest.raises(KeyboardInterrupt):
+        server.pull()
+    assert not server._aggregator._monitor._mutex.locked()
+    assert server.discard() == 1
+
+
 def test_a_step_that_cannot_be_made_is_tried_once(clock):
     tries = []
 

@@ -196,8 +196,12 @@ def test_a_version_that_is_not_finite_is_not_published(failed, options):
     for name, call in calls.items():
         with pytest.raises(AffluxError, match=rf"^\[{name}\] the step to version 2 wrote"):
             call()
-    if "inplace" not in options:
-        assert server.params.tolist() == [1.5] * D
+    if "inplace" in options:
+        for call in (server.pull, lambda: server.params, partial(server.pull, out=vector(0))):
+            with pytest.raises(AffluxError, match=r"^\[pull\] .* Its params are overwritten \(inplace=True\); load_st"):
+                call()
+    else:
+        assert server.params.tolist() == server.pull().params.tolist() == [1.5] * D
     assert server.version == 1
     if saved is not None:
         server.load_state_dict(saved)

@@ -132,3 +132,22 @@ def test_bytes_of_the_vectors_that_went_in(options, size):
 def test_rows_do_not_count():
     server = Server(afa_cs(buffer_size=1), np.zeros(D, np.float32), num_clients=5)
     assert server.push(client=0, gradient=np.ones(D, np.float32), version=0).report.nbytes == 4 * D
+
+
+@pytest.mark.parametrize(
+    ("weigh", "values", "lent", "stepped"),
+    [
+        (Gives(0.0, 0.0), (1.0, 2.0), False, True),
+        (Gives(1.0, 1.0), (np.nan, np.nan), True, True),
+        (Gives(0.0, 0.0, skip=True), (1.0, 2.0), False, False),
+    ],
+    ids=["weights of 0", "lent", "skipped"],
+)
+def test_a_round_that_rejects_all_arrivals(weigh, values, lent, stepped):
+    """The version grows if and only if `stepped`; params do not change."""
+    server = Server(Rule("own", "update", 2, weigh, NONE, Sgd(0.25)), np.ones(D, np.float32))
+    for client, value in enumerate(values):
+        receipt = server.push(client=client, update=np.full(D, value, np.float32), version=0, copy=not lent)
+    metrics = receipt.report.metrics()
+    assert (metrics["stepped"], metrics["rejected"], metrics["version"]) == (float(stepped), 2.0, float(stepped))
+    assert (server.version, server.params.tolist(), all(receipt.report.rejected)) == (stepped, [1.0] * D, True)

@@ -170,14 +170,18 @@ def test_a_call_of_another_thread_between_the_rounds_of_a_push(call, name):
     played.check()
 
 
-def killed(played, path):
-    """Push until a pass ends, and go on with what a kill behind the commit of its last round leaves."""
+def killed(played, path, **options):
+    """Push until a pass ends, and go on with what a kill behind the commit of its last round leaves.
+
+    Opening makes the round that was overdue in the commit.
+    """
     defer(played)
     played.between(lambda: path.exists() or shutil.copytree(played.options["store"], path))
     played.push(2)
     played.server.close(checkpoint=False)
-    played.use(Server.open(path, RULES[played.name](played.size)))
-    assert (played.server.version, played.server.arrivals_waiting) == (2, 2)
+    assert (afflux.store.info(path).version, afflux.store.info(path).waiting) == (2, 2)
+    played.use(Server.open(path, RULES[played.name](played.size), **options))
+    assert (played.server.version, played.server.arrivals_waiting) == (3, 0)
     return played
 
 
@@ -185,7 +189,6 @@ def killed(played, path):
 def test_a_kill_behind_the_commit_of_the_round_that_ends_a_pass(call, tmp_path):
     played = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second")
     CALLS[call](played)
-    assert played.server.version == (2 if call == "checkout" else 3)
     assert [entry for entry in played.server.log if isinstance(entry, Cut)] == []
     for client in (2, 0, 1, 1):
         played.push(client)
@@ -197,38 +200,59 @@ def test_a_kill_behind_the_commit_of_the_round_that_ends_a_pass(call, tmp_path):
     played.server.close()
 
 
-def test_flush_and_poll_report_the_rounds_that_a_restart_has_left(tmp_path):
-    for name, call in ("flush", Server.flush), ("poll", Server.poll):
-        played = killed(Played(size=2, store=tmp_path / f"{name}1"), tmp_path / f"{name}2")
-        assert call(played.server).client_ids == (0, 1)
-        assert call(played.server) is None
-        played.server.close()
-
-
-def test_a_push_from_a_version_that_a_restart_has_left_to_make(tmp_path):
-    """Its client has pulled the version before the kill."""
-    played = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second")
+def test_a_restart_makes_the_rounds_that_it_finds(tmp_path):
+    """Also if no push is left: params are those of a run without an interruption. on_step gets their reports."""
+    seen, whole = [], defer(Played(size=2))
+    whole.push(2)
+    played = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second", on_step=seen.append)
+    assert [report.client_ids for report in seen] == [(0, 1)]
+    assert (played.server.version, bits(played.server.params)) == (3, bits(whole.server.params))
+    assert played.server.checkout(0, hold=False).version == 3
+    receipt = played.server.push(client=0, gradient=vector(1), version=3)
+    assert (receipt.status, receipt.staleness, receipt.version, receipt.more) == ("deferred", 0, 3, ())
     with pytest.raises(AffluxError, match="pulled version 4; the server has made 0 to 3"):
         played.server.push(client=2, gradient=vector(1), version=4)
     played.server.close(checkpoint=False)
-    played = killed(Played(size=2, store=tmp_path / "third"), tmp_path / "fourth")
-    seen = []
+
+
+def test_a_restart_that_cannot_make_a_round_leaves_it(tmp_path):
+    played = Played(size=2, store=tmp_path / "first")
+    defer(played)
+    played.between(lambda: (tmp_path / "second").exists() or shutil.copytree(tmp_path / "first", tmp_path / "second"))
+    played.push(2)
     played.server.close(checkpoint=False)
-    played.server = Server.open(tmp_path / "fourth", RULES["reference"](2), on_step=seen.append)
+    part = Reference()
+    part.__class__ = type("Broken", (Reference,), {"__call__": lambda self, arrivals: 1 / 0})
+    server = Server.open(tmp_path / "second", Rule("reference", "gradient", 2, part, NONE, Sgd(0.5)))
+    assert (server.version, server.arrivals_waiting) == (2, 2)
+    with pytest.raises(ZeroDivisionError):
+        server.flush()
+    server.close()
+
+
+@pytest.mark.parametrize("call", ["push", "flush", "poll", "discard", "set_rule_vector"])
+def test_the_call_that_makes_an_overdue_round_reports_it(call):
+    seen = []
+    played = stuck(Played(size=2, max_versions=2, on_step=seen.append))
+    played.held = None
+    result = CALLS[call](played)
+    assert [report.client_ids for report in seen[2:]] == [(0, 1)]
+    if call in ("flush", "poll"):
+        assert result is seen[2]
+        assert CALLS[call](played) is None
+
+
+def test_a_push_from_the_version_of_an_overdue_round():
+    """Its client has pulled the version from the server whose state was loaded before the round."""
+    state = stuck(Played(size=2, max_versions=2)).server.state_dict()
+    played = Played(size=2)
+    played.server.load_state_dict(state)
+    with pytest.raises(AffluxError, match="pulled version 4; the server has made 0 to 3"):
+        played.server.push(client=2, gradient=vector(1), version=4)
+    played.server.load_state_dict(state)
     receipt = played.server.push(client=0, gradient=vector(1), version=3)
     assert (receipt.status, receipt.staleness, receipt.version) == ("deferred", 0, 3)
-    assert [report.version for report in receipt.more] == [report.version for report in seen] == [3]
-    played.server.close()
-
-
-@pytest.mark.parametrize("call", ["push", "flush", "discard", "set_rule_vector"])
-def test_the_call_that_makes_an_overdue_round_reports_it(call, tmp_path):
-    played, seen = killed(Played(size=2, store=tmp_path / "first"), tmp_path / "second"), []
-    played.server.close(checkpoint=False)
-    played.use(Server.open(tmp_path / "second", RULES["reference"](2), on_step=seen.append))
-    CALLS[call](played)
-    assert [report.client_ids for report in seen] == [(0, 1)]
-    played.server.close()
+    assert [report.version for report in receipt.more] == [3]
 
 
 def test_a_replay_ends_behind_the_overdue_rounds():

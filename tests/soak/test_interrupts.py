@@ -29,7 +29,7 @@ reported = []
 
 def fresh(log=True, on_step=None):
     return Server(rules[0], np.zeros(D), num_clients=CLIENTS, max_staleness=5, log=log, num_threads=2, max_slots=slots,
-                  accumulate=memory == "streaming", on_step=on_step)
+                  accumulate=memory == "streaming", on_step=on_step, flush_after=2e-4 if memory == "late" else None)
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -68,12 +68,14 @@ while interrupts < wanted:
 stop = True
 for thread in threads:
     thread.join()
-state = server.state_dict()  # finishes a round that was left
-waiting = 0 if memory != "buffered" else server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+server.state_dict()  # finishes a round that was left
+waiting = server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+waiting = 0 if memory in ("streaming", "lent") else waiting
 taken = server._aggregator.slots.taken
 assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)
 assert server.versions_held == 1
 server.poll()  # reports what is left
+state = server.state_dict()
 versions = [report.version for report in reported if report.stepped]  # one that an interrupt hit may be missing
 assert versions == sorted(set(versions)) and server.version - interrupts <= len(versions) <= server.version
 pushes = [entry for entry in server.log if isinstance(entry, Join)]
@@ -104,7 +106,7 @@ FEW, MANY = 600, 10_000
 @pytest.mark.parametrize(
     ("server", "load", "interrupts"),
     [(server, LOADS[k % 3], FEW) for k, server in enumerate(SERVERS)]
-    + soak_all((server, load, MANY) for server in SERVERS for load in LOADS),
+    + soak_all((server, load, MANY) for server in [*SERVERS, ("ca2fl", "late")] for load in LOADS),
 )
 def test_interrupts_at_random(server, load, interrupts):
     (rule, memory), (size, threads) = server, load

@@ -265,7 +265,10 @@ class _Loader:
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
         if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
-            _fail(f"{filled} arrivals wait in the state, the buffer holds {self._rule.buffer_size}")
+            _fail(
+                f"{filled} arrivals wait in the state, and the rule's buffer_size is {self._rule.buffer_size}: use the "
+                "rule with which they joined, and then replace_rule() or flush()"
+            )
         if added > filled:
             _fail(f"{added} arrivals are in the total, {filled} in the buffer")
         waiting = [self._arrival(i, record, own) for i, (record, own) in enumerate(zip(records, buffers, strict=True))]
@@ -286,8 +289,6 @@ class _Loader:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which is impossible")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
-        if norm is None and (why := self._admission.copies) is not None:
-            _fail(f"arrival {i} was lent (copy=False), and here {why}: save after a flush() or discard()")
         if norm is not None and not _number(norm) >= 0:
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None

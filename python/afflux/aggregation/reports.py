@@ -60,7 +60,9 @@ class Report(Struct, frozen=True, eq=False):
     rejected: tuple[str, ...]  #: (M,) the reason why the rule or the server rejected an arrival; empty if accepted
     server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
-    stepped: bool  #: False: the rule rejected all arrivals, and the version did not change
+    #: False: no step was made, and the version did not change. The rule has skipped it, or no arrival had a usable
+    #: weight. Weights that are all 0 make a step, and so do lent vectors that are all rejected
+    stepped: bool
     seconds: float  #: duration of weigh and apply
     nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot
     #: (M,) the factors, at most 1, by which `clip_norms` has multiplied the weights; None without clip_norms
@@ -79,7 +81,7 @@ class Report(Struct, frozen=True, eq=False):
             Plain floats. All reports of a server have the same keys::
 
             version               the server's version after the step
-            stepped               1.0; 0.0 if the rule rejected all, so that the version stays
+            stepped               1.0; 0.0 if no step was made, so that the version stays
             arrivals              M
             rejected              how many of these the rule rejected
             clipped               how many of these clip_norms has scaled down

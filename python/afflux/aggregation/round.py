@@ -165,14 +165,15 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], d
 
     The computation uses the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
     """
-    return strict_float_mode(lambda ordered: _prepare(rule, before, ordered, draft, num_threads), canonical(waiting))
+    return strict_float_mode(lambda known: _prepare(*known), (rule, before, canonical(waiting), draft, num_threads))
 
 
 def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
     start = perf_counter()
     slots, terms = split(ordered)
     needs, states = rule.needs, rule.states
-    held = [before.rule_vectors[name] for name in needs.rule_vectors]
+    rule_vectors = before.rule_vectors
+    held = [rule_vectors[name] for name in needs.rule_vectors]
     gram = frozen(ops.gram([*held, *slots], num_threads=num_threads), np.float64) if needs.gram else None
     asked = RoundVectors(slots, needs.rule_vectors, held, num_threads) if needs.inner else None
     arrivals, joins = freeze(before, ordered, gram, asked)
@@ -202,7 +203,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         cache, rows = before.rows.prepare_rows(
             rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
         )
-    after = before.rule_vectors
+    after = rule_vectors
     if apart := before.outs is not after:
         after = renewed(rule, before, weights)
     outs = [[after[name] for name in names] if apart else [] for names in (needs.rule_vectors, states)]
@@ -214,7 +215,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         mix,
         cache,
         step,
-        [before.rule_vectors[name] for name in states],
+        [rule_vectors[name] for name in states],
         held_vectors,
         outs[1],
     )
@@ -280,11 +281,12 @@ def reasons(weights: Weights) -> tuple[str, ...]:
 
 def renewed(rule: Rule, before: RoundStart, weights: Weights) -> NamedVectors:
     """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
-    rule_vectors = {**before.rule_vectors, **{name: before.outs[name] for name in rule.states}}
+    outs = before.outs
+    rule_vectors = {**before.rule_vectors, **{name: outs[name] for name in rule.states}}
     rows = [] if weights.next is None else weights.next.tolist()
     for s, (name, row) in enumerate(zip(rule.needs.rule_vectors, rows, strict=False)):
         if any(value != (k == s) for k, value in enumerate(row)):
-            rule_vectors[name] = before.outs[name]
+            rule_vectors[name] = outs[name]
     return rule_vectors
 
 

@@ -201,6 +201,10 @@ class Slots:
                 continue
         return None
 
+    def take_uncounted(self) -> Slot:
+        """Return a new slot beyond the limit, for a vector that will move to a slot of the limit."""
+        return self._device.take(self._device.pool(self.size, self.dtype, 0, until_read=self._until_read))
+
     @property
     def spare(self) -> bool:
         """Whether a slot that was in use before is free; on a GPU always False."""

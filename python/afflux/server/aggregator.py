@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from logging import getLogger
 from threading import get_ident
 from typing import TypeVar
@@ -172,6 +173,15 @@ class Aggregator:
         """Call `action` with the mutex."""
         return self._monitor.locked(action)
 
+    def count_refused(self) -> None:
+        """Count a push that raises an error; in a forked child that cannot use the server do nothing."""
+        if forks[0] != self._monitor.forks:
+            return
+        if self._monitor.owner == get_ident():  # the push is amid another call of this thread
+            self.admission.count("refused")
+        else:
+            self.locked(lambda: self.admission.count("refused"))
+
     def take_slot(self, timeout: float | None) -> Slot:
         """Return a free slot, a new one, or the next one that becomes free.
 
@@ -192,7 +202,7 @@ class Aggregator:
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
         begun = ticket.overdue
-        decision = self._monitor.wait_for(lambda: self._joined(pushed, ticket))
+        decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
         if ticket.warning:
@@ -310,7 +320,7 @@ class Aggregator:
 
         Returns:
             The report of the last round; None if no arrivals wait, if `late` and they have not waited long enough, or
-            if not `wait` and the work of another thread must end first.
+            if not `wait` and another thread must end its work, or release the mutex, first.
         """
         not_now = None if wait else (None,)
         prepared: Round | None = None
@@ -342,13 +352,14 @@ class Aggregator:
                 self.admission.cut("flush", prepared)
             return (prepared.report,) if self._has_ended("flush", prepared) else None
 
-        found = self._monitor.wait_for(attempt)
-        assert found is not None  # it was given no timeout
-        if prepared is not None and self.norm_watch is not None:
-            self.norm_watch.see(prepared.report)
-        prepared = None  # the round holds versions of params, and on_step may take long
+        try:
+            found = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
+            if prepared is not None and self.norm_watch is not None:
+                self.norm_watch.see(prepared.report)
+        finally:
+            prepared = None  # the round holds versions of params; on_step may take long, and tracebacks keep closures
         self.report_steps()
-        return found[0]
+        return None if found is None else found[0]
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
@@ -483,9 +494,10 @@ class Aggregator:
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
+        params = "Its params are overwritten (inplace=True)" if self.versions.inplace else "Its last params can be read"
         self.failure = made.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
-            f"the server takes nothing more. Its last params can be read; {resume} goes on from a saved state"
+            f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
         self.admission.abandon_round()
         made.release()

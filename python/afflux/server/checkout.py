@@ -18,6 +18,7 @@ from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import Ticket
+from afflux.server.tracebacks import clears_tracebacks
 
 
 class CheckoutSource(Protocol):
@@ -67,6 +68,7 @@ class Task:
         return self._task.opened.version
 
     @property
+    @clears_tracebacks
     def pulled(self) -> Pulled:
         """The version, as `pull` returns it: read-only, without a copy.
 
@@ -89,6 +91,7 @@ class Task:
         """The params of `pulled`, (d,)."""
         return self.pulled.params
 
+    @clears_tracebacks
     def load(self, target: Tree) -> None:
         """Copy params, and buffers, into a torch module or a tree of writable arrays; see `Layout.load`.
 
@@ -98,6 +101,7 @@ class Task:
         with _reading(self._aggregator):
             self._adapter.copy_out("Task.load", self.pulled, target)
 
+    @clears_tracebacks
     def tree(self) -> Tree:
         """Return a writable copy, in the library, the dtypes and the nesting of the server's first params.
 
@@ -111,6 +115,7 @@ class Task:
         with _reading(self._aggregator):
             return self._adapter.copied_tree(self.pulled)
 
+    @clears_tracebacks
     def cancel(self) -> bool:
         """Close the task, because its client will not push. Return whether the task was open."""
         self._aggregator.enter("Task.cancel")
@@ -141,6 +146,7 @@ def _reading(aggregator: Aggregator) -> Iterator[None]:
         aggregator.notify_waiters()
 
 
+@clears_tracebacks
 def checkout(  # noqa: D417
     self: CheckoutSource, client: ClientId, *, lease: float | None = None, hold: bool = True
 ) -> Task:

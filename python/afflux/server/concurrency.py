@@ -17,7 +17,7 @@ call.
 from _thread import LockType
 from collections.abc import Callable
 from threading import Lock, get_ident
-from time import monotonic
+from time import monotonic, sleep
 from typing import Generic, Protocol, TypeVar
 
 from afflux._engine import forks
@@ -28,6 +28,8 @@ _Found = TypeVar("_Found")
 #: Seconds after which a waiting thread checks again, in case a notification is missed: a resource may be released when
 #: a traceback is deleted, or between the thread's check and the registration of its lock in `_bells`.
 _RECHECK = 0.05
+#: Seconds between two attempts to take the mutex where a thread must not wait for it.
+_NAP = 0.0005
 
 
 class Job(Protocol):
@@ -112,6 +114,58 @@ class Monitor(Generic[_Job]):
             if job is not None:
                 job.driver = None
                 self.notify()
+
+    def run_at_once(self, attempt: Callable[[], _Found | None]) -> _Found | None:
+        """Call `attempt`, and run a job, until the result is not None; never wait for another thread's `attempt`.
+
+        Returns:
+            The result of `attempt`; None if another thread holds the mutex.
+        """
+        job: _Job | None = None
+
+        def claimed() -> _Found | None:
+            nonlocal job
+            if self._handed_out:
+                self._handed_out = self._publish()
+            found, job = attempt(), None
+            if found is None and (job := self._next_job()) is not None:
+                self._handed_out = True
+                job.driver = get_ident()
+            return found
+
+        while True:
+            try:
+                found = self._locked_if_free(claimed)
+                if job is not None:
+                    self._run(job)
+            finally:
+                if job is not None:
+                    job.driver = None
+                # A thread that holds the mutex during its `attempt` has published the job before.
+                while job is not None and self._handed_out and self._locked_if_free(self._published) is None:
+                    sleep(_NAP)
+            if job is None:
+                return None if found is None else found[0]
+            job = None
+
+    def _published(self) -> None:
+        self._handed_out = self._publish()
+        self._wake()
+
+    def _locked_if_free(self, action: Callable[[], _Found]) -> tuple[_Found] | None:
+        """Call `action` with the mutex; return None if another thread holds the mutex."""
+        me = get_ident()
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._mutex.acquire, (False,)))  # one call: an interrupt finds the lock in the list
+            if taken[0]:
+                self.owner = me
+                return (action(),)
+            return None
+        finally:
+            if taken == [True]:
+                self.owner = None
+                self._mutex.release()
 
     def locked(self, action: Callable[[], _Found]) -> _Found:
         """Call `action` once, with the mutex."""

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import nan, sqrt
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +23,10 @@ from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Slot, Vector, Versions
-from afflux.ops.errors import AffluxError, StoreError
+from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
@@ -192,12 +194,19 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
     _prepare_next_rule(saved, aggregator, options)
-    arrivals = arrivals_of(saved, aggregator)
+    try:
+        arrivals, uncounted = arrivals_of(saved, aggregator), False
+    except BusyError:  # the arrivals that the state replaces are in the slots
+        arrivals, uncounted = arrivals_of(saved, aggregator, aggregator.slots.take_uncounted), True
     rule_vectors = {name: device.moved(vector) for name, vector in saved.rule_vectors.items()}
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
+    if uncounted and aggregator.streaming is None:
+        with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
+            arrivals = arrivals_of(saved, aggregator)
+            admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     aggregator.failure = None
     aggregator.tasks.clear()  # their versions are not versions of the loaded state
 
@@ -215,30 +224,42 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
     aggregator.slots.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
 
 
-def arrivals_of(saved: Saved, aggregator: Aggregator) -> list[PendingArrival]:
-    """Return the arrivals of a saved state, with vectors in the server's own memory. An error changes nothing."""
+def arrivals_of(
+    saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None] | None = None
+) -> list[PendingArrival]:
+    """Return the arrivals of a saved state, with vectors in the server's own memory. An error changes nothing.
+
+    `take` returns a slot, or None; the default is a slot of the server.
+
+    Raises:
+        BusyError: `take` has returned None.
+        AffluxError: the server cannot hold these arrivals.
+    """
+    take = take or aggregator.slots.take
     if saved.added and aggregator.streaming is None:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
             "vectors: load it with accumulate=True, or save it after a flush() or discard()"
         )
     if aggregator.streaming is not None:
-        return _accumulated(saved, aggregator, aggregator.streaming)
-    take = aggregator.slots.take
-    return [arrival._replace(slot=_filled(take(), arrival, aggregator)) for arrival in saved.arrivals]
+        return _accumulated(saved, aggregator, aggregator.streaming, take)
+    return [_filled(take(), arrival, aggregator) for arrival in saved.arrivals]
 
 
-def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> list[PendingArrival]:
+def _accumulated(
+    saved: Saved, aggregator: Aggregator, streaming: Streaming, take: Callable[[], Slot | None]
+) -> list[PendingArrival]:
     """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
     total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
+            arrival = _filled(take() if slot is None else slot, arrival, aggregator)
+            slot = arrival.slot
             if arrival.norm * arrival.norm > MOST_SQUARES:
                 raise AffluxError(
                     f"[load_state_dict] client {brief(arrival.client_id)} waits with the norm {arrival.norm}, too "
                     "large for a sum"
                 )
-            slot = _filled(aggregator.slots.take() if slot is None else slot, arrival, aggregator)
         known = (arrival.staleness, arrival.num_examples, arrival.norm, arrival.facts)
         term = streaming.term(saved.rule, total, place, known, slot)
         if place < saved.added and term.weight != saved.raw[place]:
@@ -252,11 +273,23 @@ def _accumulated(saved: Saved, aggregator: Aggregator, streaming: Streaming) -> 
     return arrivals
 
 
-def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> Slot:
-    """Return a slot of the server that holds the vector of a saved arrival."""
-    slot = aggregator.slots.checked("load_state_dict", slot)
+def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> PendingArrival:
+    """Return a saved arrival whose vector is in this slot; with its norm, if it was lent and this server copies."""
+    slot, admission = aggregator.slots.checked("load_state_dict", slot), aggregator.admission
     aggregator.device.fill(slot, np.asarray(arrival.slot))
-    return slot
+    norm = arrival.norm
+    if norm != norm and admission.copies is not None:  # lent: no push has checked it
+        index = first_beyond(slot, admission.limits.max_abs)
+        norm = nan if index is not None else sqrt(ops.gram([slot], num_threads=aggregator.num_threads)[0, 0])
+        if not norm <= admission.limits.max_norm:
+            why = f"the norm {norm:.6g}"
+            if index is not None:
+                why = f"a value at index {index} that is not finite, or is beyond max_abs"
+            raise AffluxError(
+                f"[load_state_dict] client {brief(arrival.client_id)} waits with a lent vector (copy=False) that has "
+                f"{why}, and here {admission.copies}: save the state after a flush() or discard()"
+            )
+    return arrival._replace(slot=slot, norm=norm)
 
 
 def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from math import inf, nan
-from traceback import clear_frames
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
 from afflux.rules.rule import ClientId, Facts
+from afflux.server import reading
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
@@ -26,6 +26,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
 from afflux.server.tasks import OpenTask
 from afflux.server.tickets import TaskClosedError, Ticket
+from afflux.server.tracebacks import clear_tracebacks
 from afflux.server.vectors import A_KIND, overflow, take_in
 
 
@@ -88,8 +89,8 @@ def push(  # noqa: D417
         copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
             Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
             resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report. The
-            round rejects the vector (weight 0) if it has a non-finite value. For one contiguous vector of the slots'
-            dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
+            round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one contiguous
+            vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
 
     Returns:
         The receipt of the push.
@@ -106,7 +107,8 @@ def push(  # noqa: D417
     (see `counts`). The next call that needs the result finishes the work.
 
     Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a GPU,
-    a vector on the host and a base, the base is copied to the host first.)
+    a vector on the host and a base, the base is copied to the host first; with inplace and a version's number, the base
+    is copied after a round in progress.)
 
     >>> import numpy as np
     >>> from afflux import Server, rules
@@ -117,25 +119,33 @@ def push(  # noqa: D417
     """
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
     pushed: Pushed | None = None
-    if (
-        aggregator.fast is not None
-        and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-        and (timeout is None and copy is True)
-        and (adapter.layout is None or not adapter.layout.buffers)
-    ):
-        known = version.version if type(version) is Pulled else version
-        found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
-        if type(found) is Receipt:
-            return found
-        pushed = found  # the vector is in its slot; None: nothing was done
-    if pushed is None:
-        aggregator.enter("push")
-    if aggregator.versions.checked:
-        aggregator.versions.refuse_damage("push")
-    if options.flush_after is not None:
-        flush_late(aggregator)
-    if aggregator.tasks.next_deadline != inf:
-        close_overdue(aggregator)
+    known = found = None
+    try:
+        if (
+            aggregator.fast is not None
+            and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+            and (timeout is None and copy is True)
+            and (adapter.layout is None or not adapter.layout.buffers)
+        ):
+            known = version.version if type(version) is Pulled else version
+            found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
+            if type(found) is Receipt:
+                return found
+            pushed = found  # the vector is in its slot; None: nothing was done
+        if pushed is None:
+            aggregator.enter("push")
+        if aggregator.versions.checked:
+            aggregator.versions.refuse_damage("push")
+        if options.flush_after is not None:
+            flush_late(aggregator)
+        if aggregator.tasks.next_deadline != inf:
+            close_overdue(aggregator)
+    except BaseException as error:
+        task = version = pushed = found = None
+        clear_tracebacks(error)
+        if isinstance(error, Exception):
+            aggregator.count_refused()
+        raise
     ticket = Ticket()
     client_id: Any = None
     pulled: Any = None
@@ -233,18 +243,21 @@ def push(  # noqa: D417
     except TaskClosedError as error:
         return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
     except Exception as error:
-        if checking:
-            _let_go(error)
+        clear_tracebacks(error)
         if isinstance(error, StoreError):
             ticket.add_to(error)
         if ticket.decision is None and not ticket.counted:
             if options.faults == "record" and _is_clients(error, checking=checking):
                 return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
-            aggregator.locked(lambda: aggregator.admission.count("refused"))
+            aggregator.count_refused()
+        raise
+    except BaseException as error:
+        clear_tracebacks(error)
         raise
     finally:
-        # Neither on_step nor the frame of a stored traceback may hold the slot or versions.
+        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot or versions.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
+        task = version = None
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
@@ -272,14 +285,6 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
     if isinstance(error, ClientError):
         return True
     return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
-
-
-def _let_go(error: BaseException) -> None:
-    """Clear the frames below `push` in an error's tracebacks, so that a stored error holds no slot or version."""
-    cause: BaseException | None = error
-    while cause is not None:
-        clear_frames(cause.__traceback__)
-        cause = cause.__context__
 
 
 def _reason(error: Exception) -> str:
@@ -400,9 +405,9 @@ def _base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.state.current
-    if newest.version == number and not aggregator.versions.inplace:  # otherwise a round may overwrite it
-        return newest
-    return aggregator.tasks.base(number)
+    if newest.version == number and aggregator.versions.inplace:  # a round may overwrite it
+        newest = reading.newest(aggregator)
+    return newest if newest.version == number else aggregator.tasks.base(number)
 
 
 def _local_steps(client_id: ClientId | None, local_steps: object) -> int:

@@ -12,6 +12,7 @@ from afflux.arrays.layout import Tree
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
+from afflux.server.tracebacks import clear_tracebacks
 
 
 class PullSource(Protocol):
@@ -31,7 +32,8 @@ def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
 def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
     """Return the newest params and their version.
 
-    A pull never waits for a step in progress, unless inplace. With `flush_after` it may make a step.
+    A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make a
+    step itself, and then call on_step.
 
     Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params (and
     buffers) are copied into `out`, and only the version is returned.
@@ -44,13 +46,17 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
     (0, [[1.0, 1.0], [1.0, 1.0]])
     """
     aggregator, adapter = self._aggregator, self._adapter
-    if self.options.inplace:
-        self._enter("pull")
-    if self.options.flush_after is not None:
-        flush_late(aggregator)
-    if out is None:
-        return newest(aggregator)
-    return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+    try:
+        if self.options.inplace:
+            self._enter("pull")
+        if self.options.flush_after is not None:
+            flush_late(aggregator)
+        if out is None:
+            return newest(aggregator)
+        return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+    except BaseException as error:
+        clear_tracebacks(error)
+        raise
 
 
 def newest(aggregator: Aggregator) -> Pulled:

@@ -8,6 +8,7 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.server import persistence
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.tracebacks import clears_tracebacks
 
 
 class RuleHolder(Protocol):
@@ -20,6 +21,7 @@ class RuleHolder(Protocol):
     def _enter(self, op: str) -> None: ...
 
 
+@clears_tracebacks
 def replace_rule(self: RuleHolder, rule: Rule) -> bool:  # noqa: D417
     """Replace the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -25,6 +26,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
 from afflux.server.rule_vectors import rule_vector
 from afflux.server.steps import OnStep
+from afflux.server.tracebacks import clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
@@ -116,6 +118,9 @@ class Server:
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
+        If a pass of gradient scheduling (GSGM) has begun with a full buffer in the commit, its round is made first, as
+        the push that ended the pass would have made it.
+
         Args:
             path: the store's folder.
             rule: the rule of the stored server, possibly with other parameters. It must be given if the stored rule has
@@ -156,6 +161,9 @@ class Server:
                 attached = persistence.load_store(store, server._aggregator, server.options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
+            if server._aggregator.admission.overdue:
+                with suppress(AffluxError):  # a round that cannot be made waits in the state
+                    server._aggregator.newest_version([])
         except BaseException:
             store.close()
             raise
@@ -172,11 +180,13 @@ class Server:
         return self._aggregator.rule
 
     @property
+    @clears_tracebacks
     def tasks(self) -> tuple[checking.Task, ...]:
         """The open tasks, oldest first."""
         self._enter_on_time("tasks")
         return checking.open_tasks(self._aggregator, self._adapter)
 
+    @clears_tracebacks
     def poll(self) -> Report | None:
         """Close the tasks whose lease has ended, and make a step if arrivals have waited longer than `flush_after`.
 
@@ -189,6 +199,7 @@ class Server:
         self._aggregator.report_steps()
         return report
 
+    @clears_tracebacks
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
         """Set a vector that the rule reads but does not compute, such as Zeno++'s validation gradient.
 
@@ -211,6 +222,7 @@ class Server:
         new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
         self._aggregator.hand_in(name, new)
 
+    @clears_tracebacks
     def flush(self) -> Report | None:
         """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
 
@@ -219,6 +231,7 @@ class Server:
         self._enter("flush")
         return self._aggregator.flush()
 
+    @clears_tracebacks
     def discard(self) -> int:
         """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number."""
         self._enter("discard")
@@ -254,7 +267,10 @@ class Server:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of pushes by Status, and `refused`: those that raised an error. Each push counts once."""
+        """The number of pushes by Status, and `refused`: those that raised an error. Each push counts once.
+
+        A push is not counted in a forked child that cannot use the server.
+        """
         return dict(self._state.counts)
 
     @property
@@ -287,12 +303,14 @@ class Server:
         return self._aggregator.versions.held
 
     @property
+    @clears_tracebacks
     def rows(self) -> RowCache | None:
         """The cached rows, for rules that have them. Waits for a step in progress."""
         self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
 
     @property
+    @clears_tracebacks
     def rule_vectors(self) -> dict[str, Vector]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
@@ -311,6 +329,7 @@ class Server:
         """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
         return reading.state_bytes(self._aggregator)
 
+    @clears_tracebacks
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
         """Commit all decisions so far, including the waiting arrivals. This writes d elements for each waiting arrival.
 
@@ -330,8 +349,12 @@ class Server:
             kept = persistence.checkpoint(store, self._aggregator, notes, keep)
             self.retained_versions = MappingProxyType(kept)
 
-        self._aggregator.when_idle("checkpoint", commit)
+        try:
+            self._aggregator.when_idle("checkpoint", commit)
+        finally:
+            keep = ()  # a traceback keeps the closure
 
+    @clears_tracebacks
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the store, after a last checkpoint. Pulled params do not change.
 
@@ -344,6 +367,7 @@ class Server:
             self._aggregator.report_steps()
 
     @property
+    @clears_tracebacks
     def notes(self) -> object:
         """The notes of the last checkpoint."""
         self._enter("notes")
@@ -364,6 +388,7 @@ class Server:
         if self._store is not None:
             self.close()
 
+    @clears_tracebacks
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
@@ -374,14 +399,16 @@ class Server:
         save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
+    @clears_tracebacks
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state_dict() of a server with the same rule and options.
 
         The waiting arrivals of this server are discarded, and open tasks are closed. Pulled versions do not change.
         Clients that train from a version that the loaded state does not have must pull again. A server that accumulates
         can load a buffered state, but not the reverse. The rule's name and kind, d, dtypes, number of clients, layout
-        and the raw weights in a sum must agree. Other options, such as server_lr or buffer_size, may differ; the
-        results then differ, too.
+        and the raw weights in a sum must agree, and buffer_size must exceed the number of waiting arrivals. Other
+        options, such as server_lr, may differ; the results then differ, too. Waiting arrivals that were lent are
+        checked if this server copies vectors. During the call memory holds the vectors of both states.
 
         Raises:
             AffluxError: the state is of another kind of server, or is damaged; nothing has changed.

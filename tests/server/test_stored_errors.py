@@ -1,0 +1,239 @@
+"""Errors that callers keep: their tracebacks hold no slot, no version and no draft, so that the server goes on."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, BusyError, Server, StoreError
+from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, zenopp
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from afflux.rules.rule import Rule
+from afflux.server.checkout import Task
+
+D = 5
+UPDATE = np.ones(D, np.float32)
+NAN = np.full(D, np.nan, np.float32)
+
+
+class Failing:
+    """Weights of 1, and an error or a value that is not finite while `fault` is set."""
+
+    def __init__(self, fault=None):
+        self.fault, self.on_weigh = fault, None
+
+    def __call__(self, arrivals):
+        if self.on_weigh is not None:
+            self.on_weigh()
+        if self.fault is not None:
+            raise self.fault
+        return np.ones(len(arrivals))
+
+
+def own(weigh, buffer_size=1):
+    return Rule("own", "update", buffer_size, weigh, NONE, Sgd(0.5))
+
+
+def held(server):
+    return server._aggregator.slots.taken, server.versions_held
+
+
+def check(server, *calls, error=AffluxError, times=3):
+    """Make calls that fail, keep their errors, and compare the slots and versions in use with those before."""
+    gc.disable()  # only references count
+    try:
+        before, errors = held(server), []
+        for call in calls * times:
+            with pytest.raises(error) as raised:
+                call()
+            errors.append(raised.value)
+            del raised
+            assert held(server) == before
+        return errors
+    finally:
+        gc.enable()
+
+
+def pushed(server, client=0, version=None, **given):
+    """Push with a version that only the frames of the call hold."""
+    given = given or {server.rule.kind: UPDATE}
+    return server.push(client=client, version=server.pull() if version is None else version, timeout=0, **given)
+
+
+def test_pushes_before_a_rule_vector_is_set():
+    """M = 1 with one slot, by the fast path, the path of trees and by threads: each push raises, and none waits."""
+    server = Server(zenopp(), np.zeros(D, np.float32), max_slots=1, max_versions=2)
+    errors = check(server, lambda: pushed(server), lambda: server.push(client=1, version=0, gradient=UPDATE))
+    with ThreadPoolExecutor(8) as threads:
+        futures = [threads.submit(server.push, client=i, version=0, gradient=UPDATE) for i in range(8)]
+        errors += [future.exception(10) for future in futures]
+    assert {str(error)[:9] for error in errors} == {"[zenopp] "}
+    server.set_rule_vector("validation", UPDATE)
+    assert server.push(client=1, version=0, gradient=UPDATE, timeout=0).version == 1
+    assert server.counts["refused"] == len(errors)
+
+
+def test_pushes_with_invalid_arguments():
+    server = Server(fedasync(), {"w": np.zeros(D, np.float32)}, max_versions=2, max_slots=1)
+    task = server.checkout(1)
+    errors = check(
+        server,
+        lambda: pushed(server, update={"w": NAN}),
+        lambda: pushed(server, model={"w": NAN}),
+        lambda: pushed(server, model=[]),
+        lambda: pushed(server, update=UPDATE, num_examples=-1),
+        lambda: pushed(server, update=UPDATE, client_lr=0.0, local_steps=1),
+        lambda: pushed(server, gradient=UPDATE),
+        lambda: pushed(server, update=None, model=None),
+        lambda: server.push(task=task, update=NAN),
+        lambda: server.push(task=task, client=1, update=UPDATE),
+        lambda: server.pull(out=np.zeros(D + 1)),
+        lambda: task.load([]),
+        lambda: server.set_rule_vector("none", UPDATE),
+        lambda: server.replace_rule(fedavg()),
+        lambda: server.checkout(-1.5),
+        lambda: server.load_state_dict(server.state_dict() | {"arrays": {}}),
+        times=2,
+    )
+    for version in range(1, 4):
+        assert server.push(client=0, version=server.version, update=UPDATE, timeout=0).version == version
+    assert errors
+
+
+def test_rounds_whose_weigh_part_raises():
+    """By a push of each path, by flush, and by poll."""
+    weigh = Failing(RuntimeError("weigh"))
+    server = Server(own(weigh, 2), np.zeros(D, np.float32), max_slots=2, max_versions=2)
+    pushed(server, 0)
+    check(
+        server,
+        lambda: pushed(server, 1),
+        lambda: server.push(client=1, version=0, update=UPDATE),
+        lambda: server.push(client=1, version=0, update=UPDATE, copy=False),
+        server.flush,
+        error=RuntimeError,
+    )
+    weigh.fault = KeyboardInterrupt()
+    check(server, lambda: pushed(server, 1), server.flush, error=KeyboardInterrupt)
+    weigh.fault = None
+    assert pushed(server, 1).version == 1
+    assert pushed(server, 1).status == "joined"
+    assert pushed(server, 2).version == 2
+
+
+def test_the_frames_of_a_rule_are_left_to_a_debugger():
+    weigh = Failing(RuntimeError("weigh"))
+    (error,) = check(
+        server := Server(own(weigh), np.zeros(D, np.float32)), lambda: pushed(server), error=RuntimeError, times=1
+    )
+    entry = error.__traceback__
+    while entry.tb_next is not None:
+        entry = entry.tb_next
+    assert entry.tb_frame.f_locals["arrivals"].client_ids == (0,)
+
+
+def test_pushes_from_within_a_rule_and_on_a_closed_server_are_counted(tmp_path):
+    """Their frames hold the state of the server, too."""
+    messages, weigh = [], Failing()
+    server = Server(own(weigh), np.zeros(D, np.float32), max_slots=1, max_versions=2)
+
+    def amid():
+        for call in (lambda: pushed(server, 1), server.flush):
+            try:
+                call()
+            except AffluxError as error:
+                messages.append(str(error))
+
+    weigh.on_weigh = amid
+    for version in range(1, 4):
+        assert pushed(server, 0).version == version
+    assert len(messages) == 6
+    assert all("called from within the rule's weigh" in message for message in messages)
+    assert (server.counts["refused"], server.counts["joined"]) == (3, 3)
+    server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32), store=tmp_path / "s", max_versions=3)
+    pushed(server, 0)
+    server.close()
+    check(server, lambda: pushed(server, 1), server.flush, error=StoreError)
+    assert (server.counts["refused"], server.counts["joined"]) == (3, 1)
+
+
+def test_all_slots_or_versions_in_use():
+    server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32), max_slots=2, max_versions=2)
+    first = server.pull()
+    for client in range(2):
+        pushed(server, client, 0)
+    slots = server._aggregator.slots
+    taken = [slots.take(), slots.take()]
+    errors = check(server, lambda: pushed(server, 0), error=BusyError)
+    del taken
+    pushed(server, 0)
+    errors += check(server, lambda: pushed(server, 1), server.flush)
+    assert {str(error)[:9] for error in errors} == {"[push] al", "[flush] a"}
+    del first
+    assert pushed(server, 1).version == 2
+
+
+@pytest.mark.parametrize("call", [lambda server: pushed(server, 1), Server.flush], ids=["push", "flush"])
+def test_steps_that_write_a_value_that_is_not_finite(call):
+    """A loaded state then finds all slots and versions."""
+    server = Server(own(Failing(), 2), np.zeros(D, np.float32), max_slots=2, max_versions=2)
+    state, run = server.state_dict(), server._aggregator._monitor._run
+    pushed(server, 0)
+
+    def unsound(job):
+        run(job)
+        job.done[0] = False
+
+    server._aggregator._monitor._run = unsound
+    with pytest.raises(AffluxError, match="not finite") as raised:
+        call(server)
+    errors = [raised.value]
+    del raised
+    assert held(server) == (0, 1)
+    errors += check(server, lambda: pushed(server, 1), server.flush, server.checkpoint)
+    server._aggregator._monitor._run = run
+    server.load_state_dict(state)
+    assert pushed(server, 0).status == pushed(server, 1).status == "joined"
+    assert (server.version, len(errors)) == (1, 10)
+
+
+def test_steps_that_a_store_cannot_save(tmp_path, monkeypatch):
+    """The round waits for the next call; its slots and draft are the state's, not the errors'."""
+    server = Server(
+        ca2fl(buffer_size=1), np.zeros(D, np.float32), num_clients=3, store=tmp_path / "s", max_slots=2, max_versions=3
+    )
+    save = server._aggregator.storage.save_round
+
+    def full(*given):
+        raise StoreError("[commit] the disk is full")
+
+    monkeypatch.setattr(server._aggregator.storage, "save_round", full)
+    with pytest.raises(StoreError) as raised:
+        pushed(server, 0)
+    errors = [raised.value]
+    del raised
+    errors += check(server, server.flush, server.checkpoint, lambda: server.rows, error=StoreError)
+    monkeypatch.setattr(server._aggregator.storage, "save_round", save)
+    assert server.flush() is None
+    assert held(server)[0] == 0
+    assert errors[0].joined
+    server.close()
+    errors += check(server, lambda: pushed(server, 0), server.flush, server.checkpoint, error=StoreError)
+
+
+#: Public calls that use no slot and no version.
+PLAIN = {
+    *("open", "rule", "version", "params", "layout", "arrivals_waiting", "joins", "counts", "faults", "log"),
+    *("versions_held", "scalars", "state_bytes", "id", "client"),
+}
+
+
+@pytest.mark.parametrize("kind", [Server, Task])
+def test_every_call_clears_the_tracebacks_of_its_errors(kind):
+    for name, call in vars(kind).items():
+        if name.startswith("_") or name in PLAIN or (kind is Task and name in ("version", "copied", "params")):
+            continue
+        call = call.fget if isinstance(call, property) else call
+        assert name in ("push", "pull") or hasattr(call, "__wrapped__"), name
