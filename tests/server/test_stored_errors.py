@@ -226,7 +226,7 @@ def test_steps_that_a_store_cannot_save(tmp_path, monkeypatch):
 #: Public calls that use no slot and no version.
 PLAIN = {
     *("open", "rule", "version", "params", "layout", "arrivals_waiting", "joins", "counts", "faults", "log"),
-    *("versions_held", "scalars", "state_bytes", "id", "client"),
+    *("versions_held", "scalars", "state_bytes", "counts_since_round", "id", "client"),
 }
 
 
