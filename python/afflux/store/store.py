@@ -357,13 +357,10 @@ class Store:
         vectors = {name: self._vectors.committed_vector(name) for name in names}
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         slots = self._arrivals.stacked(last.arrivals)
-        try:
-            state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
-            if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
-                state["meta"]["next_rule"] = None
-            return checkpoint.load(state, facts, admission)
-        except AffluxError as error:
-            raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
+        state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
+        if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
+            state["meta"]["next_rule"] = None
+        return checkpoint.load(state, facts, admission)
 
     def open_tasks(self) -> list[Opened]:
         """Return the tasks that were open at the last commit.
