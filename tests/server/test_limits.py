@@ -84,6 +84,49 @@ def test_names_the_array(slot_dtype):
         server.push(client=1, version=0, update=huge)
 
 
+@pytest.mark.parametrize(
+    ("slots", "max_abs"),
+    [("float32", 1e30), ("float32", 0.3), ("float32", None), ("bfloat16", 1e30), ("bfloat16", 0.3), ("float64", 0.1)],
+)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_value_of_max_abs_is_accepted(slots, max_abs, fast):
+    """As a float64 and in the dtype of params, also if the slot rounds it up; a value beyond it in the slot is not."""
+    dtype = "float64" if slots == "float64" else "float32"
+    server = Server(fedbuff(buffer_size=9), np.zeros(1), dtype=dtype, slot_dtype=slots, max_abs=max_abs)
+    if not fast:
+        server._aggregator.fast = None
+    most = max_abs or MAX_ABS[dtype]
+    for sign in (1, -1):
+        for update in (np.array([sign * most]), np.array([sign * most], dtype)):
+            assert server.push(client=1, version=0, update=update).status == "joined"
+        larger = sign * most * (1 + (2**-6 if slots == "bfloat16" else 2**-22))
+        with pytest.raises(AffluxError, match="has an element of magnitude"):
+            server.push(client=1, version=0, update=np.array([larger]))
+
+
+def test_the_initial_params_have_the_limit():
+    """Beyond it, a push within the limits could make a step that is not finite, and no other step was possible."""
+    rule, tree = fedbuff(buffer_size=1, server_lr=1e17), {"w": np.ones(2, np.float32), "running_var": np.ones(2)}
+    with pytest.raises(
+        AffluxError, match=r"^\[Server\] params has an element of magnitude 3.4e\+38, max_abs is 1e\+15"
+    ):
+        Server(rule, np.array([0, -3.4e38]))
+    with pytest.raises(AffluxError, match=r"^\[Server\] params buffers has a value beyond 1e\+15 at index 1"):
+        Server(rule, tree | {"running_var": np.array([0, 1e16])})
+    server = Server(rule, np.array([1e15], np.float32))
+    for _ in range(3):
+        server.push(client=1, version=server.version, update=np.array([1e15]))
+    assert np.isfinite(server.params).all()
+
+
+def test_max_norm_is_that_of_the_slot():
+    """1.01 is 1.0078125 as a bfloat16."""
+    server = Server(fedbuff(buffer_size=2), vector(0.0), max_norm=3.025, slot_dtype="bfloat16")
+    assert server.push(client=1, version=0, update=vector(1.01)).status == "joined"
+    with pytest.raises(AffluxError, match=r"has the norm 3.04688, max_norm is 3.025"):
+        server.push(client=1, version=0, update=vector(1.0119))
+
+
 def test_max_norm():
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_norm=3.0, faults="record")
     receipt = server.push(client=1, version=0, update=vector(1.01))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
+from sys import float_info
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -101,8 +102,11 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
 
 
 def arrival_record(w: PendingArrival) -> list[Any]:
-    """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able."""
-    return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness]
+    """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able.
+
+    The largest float stands for the norm of a vector whose squares overflow: JSON has no infinity.
+    """
+    return [*w[:3], *map(_without_nan, (w.loss, min(w.norm, float_info.max), *w.extremes)), w.join, w.staleness]
 
 
 def log_record(entry: Entry) -> list[Any]:
@@ -283,7 +287,8 @@ class _Loader:
         extremes, slot = (_number(low), _number(high)), None
         if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
             _fail(f"arrival {i} has least and largest elements {low} and {high}")
-        facts: Any = version, examples, _number(loss), _number(norm), slot, buffers, extremes, join, staleness
+        size = inf if norm == float_info.max else _number(norm)
+        facts: Any = version, examples, _number(loss), size, slot, buffers, extremes, join, staleness
         return PendingArrival(_id(client_id), *facts)
 
     def _raw(self) -> list[float]:
@@ -392,8 +397,8 @@ def _count(value: Any, most: int = MOST_COUNT) -> int:
 
 def _number(value: Any) -> float:
     """Return the number as a float; NaN for None, because JSON has no NaN."""
-    if value is not None and not isinstance(value, NUMBERS):
-        _fail(f"{brief(value)} is not a number")
+    if value is not None and not (isinstance(value, NUMBERS) and -inf < value < inf):
+        _fail(f"{brief(value)} is not a finite number")
     return nan if value is None else float(value)
 
 

@@ -1,5 +1,7 @@
 """The assembly of a new server from its checked options."""
 
+from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 
 from afflux import ops
@@ -15,12 +17,12 @@ from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions
-from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.norm_watch import NormWatch
 from afflux.server.steps import OnStep
+from afflux.server.vectors import take_in
 
 
 def assemble(
@@ -37,7 +39,7 @@ def assemble(
     `parts` are the arrays of `params`. `options` are a result of `ServerOptions.for_rule`.
 
     Raises:
-        AffluxError: params or the buffers have a non-finite value or a wrong dtype.
+        AffluxError: params or the buffers have a wrong dtype, or a value that is not finite or is beyond max_abs.
     """
     size, device, dtype = adapter.size, adapter.device, options.dtype
     versions = Versions(
@@ -49,10 +51,9 @@ def assemble(
         device=device,
     )
     draft = versions.take()
-    bad = adapter.ingest("[Server] params", parts, draft.buffer).first_nonfinite
-    if bad is not None:
-        raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}")
-    buffers = adapter.buffers("[Server] params", params, params)
+    limits = options.limits
+    take_in("[Server] params", adapter, parts, draft.buffer, replace(limits, max_norm=inf))
+    buffers = adapter.buffers("[Server] params", params, params, limits.max_abs)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
@@ -73,7 +74,7 @@ def assemble(
     admission = Admission(
         options.duplicates,
         options.max_staleness,
-        options.limits,
+        limits,
         options.log,
         state,
         copies,
@@ -87,7 +88,7 @@ def assemble(
     fast = None
     if streaming is None and device is HOST and options.flush_after is None and not options.check_versions:
         classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
-        limits, both = options.limits, options.duplicates == "both"
+        both = options.duplicates == "both"
         fast = FastPush(
             classes,
             adapter.kind,

@@ -73,7 +73,7 @@ def push(  # noqa: D417
         gradient: in the same forms; it points in the direction of ascent.
         model: in the same forms, the client's own params; a torch module or its state_dict, for example.
         num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
-        loss: its mean training loss; None, but not NaN: unknown.
+        loss: its mean training loss, a finite number; None: unknown.
         client_lr: its learning rate, for conversions from or to a gradient.
         local_steps: its number of local steps, for the same conversions.
         buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
@@ -179,7 +179,7 @@ def push(  # noqa: D417
             return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
         known_loss = nan
         if loss is not None:
-            known_loss = loss if type(loss) is float and loss == loss else loss_of("push", client_id, loss)
+            known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
         name = client_id if type(client_id) is int else brief(client_id)
         what = f"[push] client {name}'s {given}"
         scale = None if client_lr is None and local_steps is None else _scale(client_id, client_lr, local_steps)
