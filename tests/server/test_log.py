@@ -1,8 +1,10 @@
 """Decisions at the join, their counters and their log; replays and checkpoints of random histories."""
 
 import copy
+import gc
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -424,3 +426,19 @@ def test_a_loss_is_a_finite_number_or_unknown(fast):
         server.log, Server(fedbuff(buffer_size=2), np.zeros(3, np.float32)), lambda join: vectors[join.number]
     )
     assert again.params.tobytes() == server.params.tobytes()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_bytes_of_the_log(large):
+    """As docs/server.md states them: of the entries, what they hold, and their places in the list."""
+    server, pushes = Server(fedbuff(buffer_size=2), np.zeros(1, np.float32), log=True), 400
+    for number in range(pushes):
+        if large:
+            task = server.checkout(f"{number:036}")
+            server.push(task=task, update=np.ones(1), loss=number / 3, num_examples=1000 + number)
+        else:
+            server.push(client=number % 100, version=server.version, update=np.ones(1))
+    objects = {id(each): each for entry in server.log for each in (entry, *gc.get_referents(entry))}
+    held = [each for each in objects.values() if not isinstance(each, type)]
+    size = (8 * len(server.log) + sum(map(sys.getsizeof, held))) / pushes
+    assert (390 <= size <= 540) if large else (140 <= size <= 320)

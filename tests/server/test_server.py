@@ -124,6 +124,7 @@ BAD_PUSHES = [
     (dict(client=1, update=vector(), version=True), r"version is True"),
     (dict(client="a\ud800", update=vector(), version=0), r"client_id 'a\\ud800' is no Unicode text: surrogates"),
     (dict(client=1.5, update=vector(), version=0), r"client_id is 1.5, must be an int or a str"),
+    (dict(client=7.0, update=vector(), version=0), r"client_id is 7.0, must be an int or a str"),
     (dict(client=True, update=vector(), version=0), r"client_id is True"),
     (dict(client=np.bool_(1), update=vector(), version=0), r"client_id is np.True_, must be an int or a str"),
     (dict(client=1.0, update=vector(), version=0), r"client_id is 1.0, must be an int or a str"),
