@@ -132,6 +132,19 @@ def test_check_knows_the_rounding_of_a_long_run(tmp_path):
     assert health.sound
 
 
+def test_check_knows_rows_whose_squares_overflow(tmp_path):
+    rule, big = ca2fl(buffer_size=1), {"dtype": "float64", "max_abs": 1e300}
+    with Server(rule, np.zeros(2), num_clients=2, store=tmp_path / "store", **big) as server:
+        for turn in range(6):
+            server.push(client=turn % 2, update=np.array([1e200 / (turn + 3), 1e199]), version=server.version)
+    health = store.check(tmp_path / "store")
+    assert health.sound
+    assert health.sum_error <= 1e-15
+    connection = sqlite3.connect(tmp_path / "store" / "index.sqlite")
+    assert connection.execute("SELECT json_valid(meta) FROM state").fetchone() == (1,)
+    connection.close()
+
+
 @pytest.mark.parametrize("gone", [(), (5,), (8, 3, 0), tuple(range(9))])
 def test_repair_drops_rows_and_goes_on(path, gone):
     for client in gone:

@@ -144,7 +144,7 @@ class _Examination:
             return False
         vector = self._store.decoded(row).astype(np.float64, copy=False)
         self.total += vector
-        self._largest = max(self._largest, float(np.linalg.norm(vector)))
+        self._largest = max(self._largest, _norm(vector))
         return True
 
     def _sum(self) -> None:
@@ -157,7 +157,7 @@ class _Examination:
         if self.bad or self.index:
             return
         stored: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
-        off = float(np.linalg.norm(stored - self.total)) / int(store.server["num_clients"])
+        off = _norm(stored - self.total) / int(store.server["num_clients"])
         self.sum_error = 0.0 if not off else off / self._largest if self._largest else inf
         bound = self._rounding()
         if not self.sum_error <= bound:
@@ -196,6 +196,16 @@ class _Examination:
             keeps_bits=not self.bad and not self.sum and not self.arrivals,
             arrivals=tuple(_client(self._store.committed.arrivals[i]) for i in self.lost_arrivals),
         )
+
+
+def _norm(vector: npt.NDArray[np.float64]) -> float:
+    """Return the Euclidean norm, also of a vector whose squares overflow."""
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(vector))
+    if norm < inf:
+        return norm
+    largest = float(np.abs(vector).max())
+    return largest * float(np.linalg.norm(vector / largest))
 
 
 def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
