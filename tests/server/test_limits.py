@@ -104,19 +104,16 @@ def test_a_value_of_max_abs_is_accepted(slots, max_abs, fast):
             server.push(client=1, version=0, update=np.array([larger]))
 
 
-def test_the_initial_params_have_the_limit():
-    """Beyond it, a push within the limits could make a step that is not finite, and no other step was possible."""
-    rule, tree = fedbuff(buffer_size=1, server_lr=1e17), {"w": np.ones(2, np.float32), "running_var": np.ones(2)}
-    with pytest.raises(
-        AffluxError, match=r"^\[Server\] params has an element of magnitude 3.4e\+38, max_abs is 1e\+15"
-    ):
-        Server(rule, np.array([0, -3.4e38]))
-    with pytest.raises(AffluxError, match=r"^\[Server\] params buffers has a value beyond 1e\+15 at index 1"):
-        Server(rule, tree | {"running_var": np.array([0, 1e16])})
-    server = Server(rule, np.array([1e15], np.float32))
+@pytest.mark.parametrize(("dtype", "lr"), [("float32", 1e17), ("float64", 1e151)])
+def test_initial_params_leave_room_for_steps(dtype, lr):
+    """Near the largest number, one push within the limits made a step that is not finite, which ended the server."""
+    rule, most, push = fedbuff(buffer_size=1, server_lr=lr), float(np.finfo(dtype).max), vector(MAX_ABS[dtype], dtype)
+    with pytest.raises(AffluxError, match=rf"^\[Server\] params has a value beyond .*, half of the largest {dtype}"):
+        Server(rule, vector(-0.51 * most, dtype), dtype=dtype)
+    server = Server(rule, vector(0.5 * most, dtype), dtype=dtype)
     for _ in range(3):
-        server.push(client=1, version=server.version, update=np.array([1e15]))
-    assert np.isfinite(server.params).all()
+        server.push(client=1, version=server.version, update=push)
+    assert server.version == 3
 
 
 def test_max_norm_is_that_of_the_slot():

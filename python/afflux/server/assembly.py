@@ -1,7 +1,5 @@
 """The assembly of a new server from its checked options."""
 
-from dataclasses import replace
-from math import inf
 from types import MappingProxyType
 
 from afflux import ops
@@ -15,14 +13,15 @@ from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
+from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions
+from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.norm_watch import NormWatch
 from afflux.server.steps import OnStep
-from afflux.server.vectors import take_in
 
 
 def assemble(
@@ -39,7 +38,7 @@ def assemble(
     `parts` are the arrays of `params`. `options` are a result of `ServerOptions.for_rule`.
 
     Raises:
-        AffluxError: params or the buffers have a wrong dtype, or a value that is not finite or is beyond max_abs.
+        AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
     size, device, dtype = adapter.size, adapter.device, options.dtype
     versions = Versions(
@@ -51,9 +50,13 @@ def assemble(
         device=device,
     )
     draft = versions.take()
-    limits = options.limits
-    take_in("[Server] params", adapter, parts, draft.buffer, replace(limits, max_norm=inf))
-    buffers = adapter.buffers("[Server] params", params, params, limits.max_abs)
+    facts, limits = adapter.ingest("[Server] params", parts, draft.buffer), options.limits
+    bad, what, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
+    if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
+        bad, what = first_beyond(draft.buffer, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
+    if bad is not None:
+        raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}")
+    buffers = adapter.buffers("[Server] params", params, params)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
