@@ -172,7 +172,7 @@ class FastPush {
     const auto source = plain_vector(held);
     const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
     if (!source || !is_plain_id(client) || !pulled || !examples || *examples < 1) return py::none();
-    if (!is_none(loss) && (!PyFloat_CheckExact(loss.ptr()) || std::isnan(PyFloat_AS_DOUBLE(loss.ptr()))))
+    if (!is_none(loss) && (!PyFloat_CheckExact(loss.ptr()) || !std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))))
       return py::none();
     const py::object state = names->state.of(names->admission.of(aggregator));
     if (!may_enter(aggregator, state)) return py::none();

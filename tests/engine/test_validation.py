@@ -112,7 +112,7 @@ def test_what_is_no_such_dtype(value):
             ServerOptions(dtype="float64", slot_dtype=value)
 
 
-@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), float("inf"), -3, np.uint8(7), 0])
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), -3, np.uint8(7), 0])
 def test_spellings_of_a_loss(value):
     found = loss_of("push", 7, value)
     assert (found, type(found)) == (float(value), float)
@@ -124,11 +124,13 @@ def test_an_unknown_loss_is_nan():
 
 @pytest.mark.parametrize(
     "value",
-    ["0.5", True, np.True_, 10**400, 1j, [0.5], float("nan"), np.float32("nan")],
+    ["0.5", True, np.True_, 10**400, 1j, [0.5], float("nan"), np.float32("nan"), float("inf"), np.float32("-inf")],
     ids=lambda value: str(value)[:9],
 )
 def test_what_is_no_loss(value):
-    with pytest.raises(AffluxError, match=r"^\[push\] client 7's loss is .*, must be a number, or None if unknown$"):
+    with pytest.raises(
+        AffluxError, match=r"^\[push\] client 7's loss is .*, must be a finite number, or None if unknown$"
+    ):
         loss_of("push", 7, value)
 
 

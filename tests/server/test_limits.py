@@ -84,6 +84,46 @@ def test_names_the_array(slot_dtype):
         server.push(client=1, version=0, update=huge)
 
 
+@pytest.mark.parametrize(
+    ("slots", "max_abs"),
+    [("float32", 1e30), ("float32", 0.3), ("float32", None), ("bfloat16", 1e30), ("bfloat16", 0.3), ("float64", 0.1)],
+)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_value_of_max_abs_is_accepted(slots, max_abs, fast):
+    """As a float64 and in the dtype of params, also if the slot rounds it up; a value beyond it in the slot is not."""
+    dtype = "float64" if slots == "float64" else "float32"
+    server = Server(fedbuff(buffer_size=9), np.zeros(1), dtype=dtype, slot_dtype=slots, max_abs=max_abs)
+    if not fast:
+        server._aggregator.fast = None
+    most = max_abs or MAX_ABS[dtype]
+    for sign in (1, -1):
+        for update in (np.array([sign * most]), np.array([sign * most], dtype)):
+            assert server.push(client=1, version=0, update=update).status == "joined"
+        larger = sign * most * (1 + (2**-6 if slots == "bfloat16" else 2**-22))
+        with pytest.raises(AffluxError, match="has an element of magnitude"):
+            server.push(client=1, version=0, update=np.array([larger]))
+
+
+@pytest.mark.parametrize(("dtype", "lr"), [("float32", 1e17), ("float64", 1e151)])
+def test_initial_params_leave_room_for_steps(dtype, lr):
+    """Near the largest number, one push within the limits made a step that is not finite, which ended the server."""
+    rule, most, push = fedbuff(buffer_size=1, server_lr=lr), float(np.finfo(dtype).max), vector(MAX_ABS[dtype], dtype)
+    with pytest.raises(AffluxError, match=rf"^\[Server\] params has a value beyond .*, half of the largest {dtype}"):
+        Server(rule, vector(-0.51 * most, dtype), dtype=dtype)
+    server = Server(rule, vector(0.5 * most, dtype), dtype=dtype)
+    for _ in range(3):
+        server.push(client=1, version=server.version, update=push)
+    assert server.version == 3
+
+
+def test_max_norm_is_that_of_the_slot():
+    """1.01 is 1.0078125 as a bfloat16."""
+    server = Server(fedbuff(buffer_size=2), vector(0.0), max_norm=3.025, slot_dtype="bfloat16")
+    assert server.push(client=1, version=0, update=vector(1.01)).status == "joined"
+    with pytest.raises(AffluxError, match=r"has the norm 3.04688, max_norm is 3.025"):
+        server.push(client=1, version=0, update=vector(1.0119))
+
+
 def test_max_norm():
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_norm=3.0, faults="record")
     receipt = server.push(client=1, version=0, update=vector(1.01))

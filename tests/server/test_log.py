@@ -1,8 +1,10 @@
 """Decisions at the join, their counters and their log; replays and checkpoints of random histories."""
 
 import copy
+import gc
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -335,7 +337,7 @@ def remove(part, name):
         (lambda state: state["meta"]["log"].append(["stop"]), "the log has an unknown entry \\['stop'\\]"),
         (change("meta", "log", [[0, "lost", 0, 0, 0, 1, None, False]]), r"the log has an unknown entry \[0, 'lost', 0"),
         (change("meta", "log", [[0, "joined", 0, 0, 0, 1, None]]), r"the log has an unknown entry \[0, 'joined', 0"),
-        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' is not a number"),
+        (change("meta", "log", [[0, "joined", 0, 0, 0, 1, "x", False]]), "'x' is not a finite number"),
         (change("meta", "log", [[0, "joined", 0, 0, True, 1, 0.5, False]]), "True is not a count"),
         (remove("meta", "joins"), "the state is damaged: KeyError: 'joins'"),
         (remove("arrays", "sum"), "the state is damaged: KeyError: 'sum'"),
@@ -403,18 +405,40 @@ def test_a_pulled_version_outlives_a_load():
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_loss_is_a_number_or_unknown(fast):
-    """On both paths of a push; a replay pushes an unknown loss again as None."""
+def test_a_loss_is_a_finite_number_or_unknown(fast):
+    """On both paths of a push; a replay pushes an unknown loss again as None, and `meta` is JSON."""
     vectors = [np.full(3, number, np.float32) for number in range(2)]
     server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32), log=True)
     if not fast:
         server._aggregator.fast = None
-    with pytest.raises(AffluxError, match="client 1's loss is nan, must be a number, or None if unknown"):
-        server.push(client=1, update=vectors[0], version=0, loss=float("nan"))
+    for loss in ("nan", "inf", "-inf"):
+        with pytest.raises(AffluxError, match=f"client 1's loss is {loss}, must be a finite number, or None if"):
+            server.push(client=1, update=vectors[0], version=0, loss=float(loss))
     server.push(client=1, update=vectors[0], version=0)
-    server.push(client=1, update=vectors[1], version=0, loss=float("inf"))
-    assert [entry.loss for entry in server.log] == [pytest.approx(np.nan, nan_ok=True), np.inf]
+    state = server.state_dict()
+    json.dumps(state["meta"], allow_nan=False)
+    state["meta"]["waiting"][0][3] = -np.inf
+    with pytest.raises(AffluxError, match=r"\[load_state_dict\] -inf is not a finite number"):
+        server.load_state_dict(state)
+    server.push(client=1, update=vectors[1], version=0, loss=1e300)
+    assert [entry.loss for entry in server.log] == [pytest.approx(np.nan, nan_ok=True), 1e300]
     again = replay(
         server.log, Server(fedbuff(buffer_size=2), np.zeros(3, np.float32)), lambda join: vectors[join.number]
     )
     assert again.params.tobytes() == server.params.tobytes()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_bytes_of_the_log(large):
+    """As docs/server.md states them: of the entries, what they hold, and their places in the list."""
+    server, pushes = Server(fedbuff(buffer_size=2), np.zeros(1, np.float32), log=True), 400
+    for number in range(pushes):
+        if large:
+            task = server.checkout(f"{number:036}")
+            server.push(task=task, update=np.ones(1), loss=number / 3, num_examples=1000 + number)
+        else:
+            server.push(client=number % 100, version=server.version, update=np.ones(1))
+    objects = {id(each): each for entry in server.log for each in (entry, *gc.get_referents(entry))}
+    held = [each for each in objects.values() if not isinstance(each, type)]
+    size = (8 * len(server.log) + sum(map(sys.getsizeof, held))) / pushes
+    assert (390 <= size <= 540) if large else (140 <= size <= 320)

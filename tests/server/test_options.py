@@ -2,6 +2,7 @@
 
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from functools import partial
+from itertools import combinations, product
 from typing import get_type_hints
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from afflux import AffluxError, Server, ServerOptions, plan
 from afflux.aggregation.options import STORED, Options
 from afflux.rules import ca2fl, fedbuff, gsgm, wkafl
+from pairwise import cover, soak_all
 
 
 def test_the_keyword_arguments_are_the_fields():
@@ -91,3 +93,95 @@ def test_a_subclass_may_be_opened(tmp_path):
     Mine(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store").close()
     with Mine.open(tmp_path / "store") as server:
         assert isinstance(server, Mine)
+
+
+def said(call):
+    """The message of the error that a call raises, without the name of the operation; None without an error."""
+    try:
+        call()
+    except AffluxError as error:
+        return str(error).partition("] ")[2]
+    return None
+
+
+def pushed(server, arrivals=6, kind="update"):
+    for client in range(arrivals):
+        server.push(client=client % 2, version=server.version, **{kind: np.ones(3)})
+
+
+#: Values of the options that a store keeps and that can be combined with each other.
+STORED_VALUES = {
+    "max_versions": [None, 2, 3],
+    "max_slots": [None, 2],
+    "check_versions": [False, True],
+    "accumulate": [False, True],
+}
+#: Options of `Server.open`.
+CHANGES = [{"commit_every": 2}, {"commit_every": None, "durability": "power"}, {"commit_every": 1}]
+
+
+@pytest.mark.parametrize(
+    "values", [*cover(*STORED_VALUES.values()), *soak_all((row,) for row in product(*STORED_VALUES.values()))]
+)
+def test_open_checks_options_as_the_constructor_does(values, tmp_path):
+    stored, rule = dict(zip(STORED_VALUES, values, strict=True)), fedbuff(buffer_size=2)
+    Server(rule, np.zeros(3), store=tmp_path / "store", **stored).close()
+
+    def opened(changes):
+        with Server.open(tmp_path / "store", **changes) as server:
+            pushed(server)
+
+    for changes in CHANGES:
+        expected = said(lambda own=stored | changes: plan(rule, 3, store=True, **own))
+        assert said(partial(opened, changes)) == expected
+
+
+#: Values of each option, beside its default.
+VALUES = {
+    "num_clients": [2, 9],
+    "dtype": ["float64"],
+    "slot_dtype": ["bfloat16", "float64"],
+    "duplicates": ["latest", "both", "reject"],
+    "max_staleness": [0],
+    "faults": ["record"],
+    "max_slots": [1, 2],
+    "max_deferred": [0, 5],
+    "max_versions": [2, 3],
+    "inplace": [True],
+    "check_versions": [True],
+    "log": [True],
+    "accumulate": [True],
+    "flush_after": [1e6],
+    "max_abs": [1e3],
+    "max_norm": [1e3],
+    "clip_norms": [2.0],
+    "durability": ["power"],
+    "commit_every": [None, 2],
+    "seed": [7],
+    "memory_budget": [100, 10**6],
+    "rows_on": ["host"],
+    "facts": [("tokens",)],
+}
+PAIRS = [
+    {**one, **other}
+    for a, b in combinations(VALUES, 2)
+    for one, other in product(({a: value} for value in VALUES[a]), ({b: value} for value in VALUES[b]))
+]
+
+
+@pytest.mark.parametrize(
+    ("preset", "stored"), [(fedbuff, False), *soak_all(product([fedbuff, ca2fl, gsgm], [False, True]))]
+)
+def test_every_pair_of_options_is_refused_or_works(preset, stored, tmp_path):
+    rule = preset(buffer_size=2)
+    assert VALUES.keys() == get_type_hints(ServerOptions).keys()
+    for number, options in enumerate(PAIRS):
+        clients = {} if rule.name == "fedbuff" else {"num_clients": 3}
+        store = tmp_path / f"{number}" if stored else None
+        try:
+            server = Server(rule, np.zeros(3), store=store, **clients | options)
+        except AffluxError:
+            continue
+        with server:  # closes the store
+            pushed(server, 4, rule.kind)
+            assert server.version >= 1, options

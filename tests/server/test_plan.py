@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,10 +197,14 @@ def test_a_budget_is_kept():
 
 
 def test_a_server_opened_again_keeps_its_limits(tmp_path):
-    with Server(fedbuff(buffer_size=M), np.zeros(SIZE), store=tmp_path / "store", memory_budget=4 * SIZE * (M + 1)):
-        pass
+    rule, params, budget = fedbuff(buffer_size=M), np.zeros(SIZE), 4 * SIZE * (M + 1)
+    with Server(rule, params, store=tmp_path / "store", memory_budget=budget) as server:
+        options = replace(server.options, durability=None, commit_every=1)
     with Server.open(tmp_path / "store") as server:
         assert server._aggregator.slots.limit == M + 1
+    with pytest.raises(AffluxError, match="memory_budget"):  # params are not in a file
+        Server(rule, params, options)
+    assert Server(rule, params, replace(options, memory_budget=None))._aggregator.slots.limit == M + 1
 
 
 def run(*arguments):

@@ -185,8 +185,11 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
 def test_a_failed_step_with_terms_left_for_the_next_one(slow):
     """A state can be loaded, as the message says: load_state_dict does not wait for the failed round."""
     slow.go.set()
-    big, update = vector(np.finfo(np.float32).max), vector(1e15)
-    server = Server(fedbuff(buffer_size=2, server_lr=1e17), big, accumulate=True, max_slots=6)
+    rule, update = fedbuff(buffer_size=2, server_lr=1e17), vector(1e15)
+    server = Server(rule, vector(), accumulate=True, max_slots=6)
+    big = server.state_dict()
+    big["arrays"]["params"] = vector(np.finfo(np.float32).max)
+    server.load_state_dict(big)
     inside, go = threading.Event(), threading.Event()
 
     def apply(sweep, **options):
@@ -208,7 +211,7 @@ def test_a_failed_step_with_terms_left_for_the_next_one(slow):
     assert server._aggregator.admission.state.unfinished
     go.set()
     second.join(20)
-    state = Server(fedbuff(buffer_size=2, server_lr=1e17), vector(), accumulate=True).state_dict()
+    state = Server(rule, vector(), accumulate=True).state_dict()
     third, _ = start(lambda: server.load_state_dict(state))
     third.join(20)
     assert not third.is_alive()

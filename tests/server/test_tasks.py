@@ -313,6 +313,31 @@ def test_a_push_that_a_crash_forgets_leaves_its_task_open(tmp_path):
         assert [server.push(task=task.id, update=ones()).status for task in tasks] == ["expired"] * 2 + ["joined"]
 
 
+@pytest.mark.parametrize(
+    ("preset", "joined", "expired"),
+    [(fedbuff(buffer_size=1), ("update", "gradient"), ("model",)), (fedasync(), ("model",), ("update", "gradient"))],
+)
+def test_only_a_conversion_needs_params_that_are_gone(preset, joined, expired, tmp_path):
+    """They are gone after a crash, too, which also forgets the tasks that were opened since the last commit."""
+    for crash in (False, True):
+        server = Server(preset, np.zeros(D), store=tmp_path / "s" if crash else None)
+        tasks = {kind: server.checkout(kind, hold=crash) for kind in (*joined, *expired)}
+        for _ in range(3):
+            server.push(client=0, version=server.pull(), update=ones())
+        newest = server.checkout("newest")
+        if crash:
+            server.close(checkpoint=False)
+            server = Server.open(tmp_path / "s")
+        own = {"client_lr": 1.0, "local_steps": 1}
+        found = {kind: server.push(task=task.id, **{kind: ones()}, **own).status for kind, task in tasks.items()}
+        assert found == dict.fromkeys(joined, "joined") | dict.fromkeys(expired, "expired")
+        again = server.push(task=newest.id, **{preset.kind: ones()})
+        assert (again.status, again.reason.startswith("the task is closed, or was never")) == (
+            ("expired", True) if crash else ("joined", False)
+        )
+    server.close()
+
+
 def test_closed_tasks_free_the_store(tmp_path):
     """The versions of closed tasks are not kept by the next close."""
     made(store=tmp_path / "s").close()

@@ -17,6 +17,7 @@ import afflux.store.creation
 import afflux.store.index
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
+from afflux.rules.staleness import Constant
 from afflux.store import check, repair
 from afflux.store.lock import Lock
 from afflux.store.metadata import BACKUP
@@ -288,6 +289,17 @@ def test_arguments_of_a_wrong_kind(path, tmp_path):
             with pytest.raises(AffluxError, match=rf"\[checkpoint\] notes cannot be kept as JSON: .*{message}"):
                 server.checkpoint(notes)
         assert (server.notes, server.retained_versions) == (before, {})
+
+
+def test_errors_of_open_name_open(tmp_path):
+    folder = tmp_path / "store"
+    with Server(fedbuff(buffer_size=2), np.zeros(3), accumulate=True, max_versions=2, store=folder) as server:
+        for client in range(3):  # the third one is in the sum, with staleness 1
+            server.push(client=client, version=0, update=np.ones(3))
+    with pytest.raises(StoreError, match=rf"^\[open\] {folder}: client 2 is in the sum with the raw weight"):
+        Server.open(folder, fedbuff(buffer_size=2, staleness=Constant()))
+    with pytest.raises(AffluxError, match=r"^\[open\] max_versions is 2, must be at least 3"):
+        Server.open(folder, commit_every=2)
 
 
 def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):

@@ -115,6 +115,36 @@ def test_check_knows_the_largest_norm_so_far(tmp_path):
     assert 0 < health.sum_error <= 1e-15
 
 
+def test_check_knows_the_rounding_of_a_long_run(tmp_path):
+    """12,800 rows grow by half an ulp of the sum, 2^49, which rounds each time to the same sum."""
+    few, many, largest = 64, 512, 2.0**40
+    rule = ca2fl(buffer_size=few)
+    with Server(rule, np.zeros(1), num_clients=few + many, store=tmp_path / "store", commit_every=None) as server:
+        for client in range(many):
+            server.push(client=few + client, update=np.array([largest]), version=server.version)
+        for step in range(1, 201):
+            for client in range(few):
+                server.push(client=client, update=np.array([step / 16]), version=server.version)
+        assert server.rows.sum.tolist() == [2.0**49]
+    health = store.check(tmp_path / "store")
+    assert health.sum_error == few * 200 / 16 / (few + many) / largest  # rounding explains 1.54e-12
+    assert health.sum_error > 1.2e-12
+    assert health.sound
+
+
+def test_check_knows_rows_whose_squares_overflow(tmp_path):
+    rule, big = ca2fl(buffer_size=1), {"dtype": "float64", "max_abs": 1e300}
+    with Server(rule, np.zeros(2), num_clients=2, store=tmp_path / "store", **big) as server:
+        for turn in range(6):
+            server.push(client=turn % 2, update=np.array([1e200 / (turn + 3), 1e199]), version=server.version)
+    health = store.check(tmp_path / "store")
+    assert health.sound
+    assert health.sum_error <= 1e-15
+    connection = sqlite3.connect(tmp_path / "store" / "index.sqlite")
+    assert connection.execute("SELECT json_valid(meta) FROM state").fetchone() == (1,)
+    connection.close()
+
+
 @pytest.mark.parametrize("gone", [(), (5,), (8, 3, 0), tuple(range(9))])
 def test_repair_drops_rows_and_goes_on(path, gone):
     for client in gone:

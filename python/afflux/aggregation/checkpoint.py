@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
+from sys import float_info
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -105,9 +106,11 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
 def arrival_record(w: PendingArrival) -> list[Any]:
     """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able.
 
-    The record of an arrival with local_steps or facts goes on with these: local_steps, {name: value}.
+    The record of an arrival with local_steps or facts goes on with these: local_steps, {name: value}. The largest float
+    stands for the norm of a vector whose squares overflow: JSON has no infinity.
     """
-    return [*w[:3], *map(_without_nan, (w.loss, w.norm, *w.extremes)), w.join, w.staleness, *_reported(w)]
+    numbers = w.loss, min(w.norm, float_info.max), *w.extremes
+    return [*w[:3], *map(_without_nan, numbers), w.join, w.staleness, *_reported(w)]
 
 
 def log_record(entry: Entry) -> list[Any]:
@@ -297,7 +300,7 @@ class _Loader:
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
-        numbers = version, examples, _number(loss), _number(norm)
+        numbers = version, examples, _number(loss), inf if norm == float_info.max else _number(norm)
         own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
         return PendingArrival(_id(client_id), *own)
 
@@ -424,8 +427,8 @@ def _count(value: Any, most: int = MOST_COUNT) -> int:
 
 def _number(value: Any) -> float:
     """Return the number as a float; NaN for None, because JSON has no NaN."""
-    if value is not None and not isinstance(value, NUMBERS):
-        _fail(f"{brief(value)} is not a number")
+    if value is not None and not (isinstance(value, NUMBERS) and -inf < value < inf):
+        _fail(f"{brief(value)} is not a finite number")
     return nan if value is None else float(value)
 
 

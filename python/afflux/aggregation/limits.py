@@ -8,6 +8,7 @@ from typing import assert_never
 import numpy as np
 
 from afflux import ops
+from afflux._engine import Buffer, Pool
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 
@@ -32,15 +33,25 @@ class ArrivalError(AffluxError):
 class Limits:
     """The limits of one server."""
 
-    max_abs: float  #: the largest accepted absolute value of an element
+    max_abs: float  #: the largest accepted absolute value of an element in a slot
     max_norm: float  #: the largest accepted Euclidean norm; infinite: no limit
     largest: float  #: the largest finite number of the dtype of params
     clip_norms: float | None = None  #: the multiple of the median norm beyond which weights are reduced; None: no limit
 
     @classmethod
-    def of(cls, dtype: str, max_abs: float | None, max_norm: float | None, clip_norms: float | None = None) -> "Limits":
-        """Return the limits that `ServerOptions` set."""
-        return cls(max_abs or MAX_ABS[dtype], max_norm or inf, float(np.finfo(dtype).max), clip_norms)
+    def of(
+        cls,
+        dtype: str,
+        max_abs: float | None,
+        max_norm: float | None,
+        clip_norms: float | None = None,
+        slot_dtype: str | None = None,
+    ) -> "Limits":
+        """Return the limits that `ServerOptions` set. A value of max_abs is accepted, also if a slot rounds it up."""
+        most = max_abs or MAX_ABS[dtype]
+        rounded = ops.ingest(np.array([most]), Buffer(Pool(1, slot_dtype or dtype, 0))).max
+        most = max(most, rounded) if rounded < inf else most
+        return cls(most, max_norm or inf, float(np.finfo(dtype).max), clip_norms)
 
     def allow(self, low: float, high: float, norm: float) -> bool:
         """Return whether a finite vector with this least and largest element and this norm is within the limits."""

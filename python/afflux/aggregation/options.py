@@ -132,10 +132,12 @@ class ServerOptions:
         max_abs: a vector with an element of a larger magnitude, after the conversion, is refused like one with a NaN,
             because one client could otherwise damage params and moments permanently. Default 1e15 if params are
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
-            limit overflow within a million rounds, its first round raises an error. A model's buffers have the same
-            limit. The round of a lent vector checks its direction, and rejects vectors beyond the limit.
-        max_norm: a vector with a larger Euclidean norm is refused; None: no limit. With a limit, vectors cannot be
-            lent.
+            limit overflow within a million rounds, its first round raises an error; initial params beyond half of the
+            largest finite number are refused. A model's buffers have the same limit. The limit is rounded as elements
+            are (to `slot_dtype`), if that makes it larger. The round of a lent vector checks its direction, and rejects
+            vectors beyond the limit.
+        max_norm: a vector whose Euclidean norm, after the conversion and the rounding to `slot_dtype`, is larger is
+            refused; None: no limit. With a limit, vectors cannot be lent.
         clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,
             so that one update of a large norm cannot dominate a round, nor the second moments of an adaptive rule. The
             median is that of the positive norms of the last 64 arrivals that entered rounds and of this buffer,
@@ -230,7 +232,7 @@ class ServerOptions:
     @property
     def limits(self) -> Limits:
         """The limits on pushed vectors."""
-        return Limits.of(self.dtype, self.max_abs, self.max_norm, self.clip_norms)
+        return Limits.of(self.dtype, self.max_abs, self.max_norm, self.clip_norms, self.slots_as)
 
     @property
     def slots_as(self) -> SlotType:

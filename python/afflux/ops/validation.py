@@ -247,15 +247,15 @@ def loss_of(op: str, client_id: int | str | None, value: object) -> float:
     """Return a client's loss, also from an array without dimensions. None means unknown and gives NaN.
 
     Raises:
-        AffluxError: the value is not a number, is NaN or a bool, or is an int whose magnitude is beyond 2**63.
+        AffluxError: the value is not a finite number, is a bool, or is an int whose magnitude is beyond 2**63.
     """
     if value is None:
         return nan
     single = zero_dim(value)
     number = as_float(single) if isinstance(single, NUMBERS) else None
-    if number is None or number != number or (isinstance(single, int) and abs(number) > 2**63):
+    if number is None or not -inf < number < inf or (isinstance(single, int) and abs(number) > 2**63):
         raise AffluxError(
-            f"[{op}] client {brief(client_id)}'s loss is {brief(value)}, must be a number, or None if unknown"
+            f"[{op}] client {brief(client_id)}'s loss is {brief(value)}, must be a finite number, or None if unknown"
         )
     return number
 

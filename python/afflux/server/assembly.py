@@ -13,6 +13,7 @@ from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.devices import HOST
+from afflux.arrays.interop import first_beyond
 from afflux.arrays.layout import Tree
 from afflux.arrays.pools import Slots, Versions
 from afflux.ops.errors import AffluxError
@@ -37,7 +38,7 @@ def assemble(
     `parts` are the arrays of `params`. `options` are a result of `ServerOptions.for_rule`.
 
     Raises:
-        AffluxError: params or the buffers have a non-finite value or a wrong dtype.
+        AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
     size, device, dtype = adapter.size, adapter.device, options.dtype
     versions = Versions(
@@ -49,9 +50,12 @@ def assemble(
         device=device,
     )
     draft = versions.take()
-    bad = adapter.ingest("[Server] params", parts, draft.buffer).first_nonfinite
+    facts, limits = adapter.ingest("[Server] params", parts, draft.buffer), options.limits
+    bad, what, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
+    if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
+        bad, what = first_beyond(draft.buffer, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
     if bad is not None:
-        raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}")
+        raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}")
     buffers = adapter.buffers("[Server] params", params, params)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
@@ -73,7 +77,7 @@ def assemble(
     admission = Admission(
         options.duplicates,
         options.max_staleness,
-        options.limits,
+        limits,
         options.log,
         state,
         copies,
@@ -94,7 +98,7 @@ def assemble(
         and not options.check_versions
     ):
         classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
-        limits, both = options.limits, options.duplicates == "both"
+        both = options.duplicates == "both"
         fast = FastPush(
             classes,
             adapter.kind,

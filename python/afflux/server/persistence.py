@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan, sqrt
 from os import PathLike
@@ -92,6 +92,20 @@ def open_store(
     return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, device)
 
 
+@contextmanager
+def errors_of_open(path: Path) -> Iterator[None]:
+    """Convert errors that name the constructor or `load_state_dict` to errors of `Server.open`."""
+    try:
+        yield
+    except AffluxError as error:
+        op, _, what = str(error).partition("] ")
+        if op == "[Server":
+            raise AffluxError(f"[open] {what}") from None
+        if op == "[load_state_dict":
+            raise StoreError(f"[open] {path}: {what}") from None
+        raise
+
+
 def start_of(store: Store) -> tuple[Vector, ServerOptions]:
     """Return params of zeros, and the options of the server of a store.
 
@@ -154,6 +168,8 @@ def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> No
 def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
     """Load the last commit of a store into a server that was made with the store's options."""
     admission, device = aggregator.admission, aggregator.device
+    options = replace(options, durability=store.durability, commit_every=store.commit_every)
+    options.for_place(aggregator.rule, None if device is HOST else device.name, store=True)
     in_store = _store_versions(store, aggregator, options)
     if device is not HOST:  # without the initial version of this server
         limit = aggregator.versions.max_versions
@@ -175,7 +191,6 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     aggregator.tasks.restore(store.open_tasks(), {**retained, now.version: now})
     admission.compact_task_events(aggregator.tasks.opened())
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
-    options = replace(options, durability=store.durability, commit_every=store.commit_every)
     return Attached(options, store.layout, MappingProxyType(dict(aggregator.retained)))
 
 

@@ -77,7 +77,7 @@ def push(  # noqa: D417
         gradient: in the same forms; it points in the direction of ascent.
         model: in the same forms, the client's own params; a torch module or its state_dict, for example.
         num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
-        loss: its mean training loss; None, but not NaN: unknown.
+        loss: its mean training loss, a finite number; None: unknown.
         facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
             None: none. Those that the rule needs must be there.
         client_lr: its learning rate, for conversions from or to a gradient.
@@ -194,7 +194,7 @@ def push(  # noqa: D417
             return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
         known_loss = nan
         if loss is not None:
-            known_loss = loss if type(loss) is float and loss == loss else loss_of("push", client_id, loss)
+            known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
         steps = 0 if local_steps is None else _local_steps(client_id, local_steps)
         client_facts: Facts = ()
         if facts is not None or aggregator.rule.needs.facts:

@@ -25,7 +25,7 @@ def rule_vector(
         raise AffluxError(f"[set_rule_vector] {brief(name)} is not a vector that is set for {rule}; known: {known}")
     what = f"[set_rule_vector] {name}"
     new = aggregator.device.empty(adapter.size, options.dtype)
-    limits = replace(options.limits, max_norm=inf)  # max_norm is for clients' vectors
+    limits = replace(aggregator.admission.limits, max_norm=inf)  # max_norm is for clients' vectors
     facts, _ = take_in(what, adapter, adapter.parts(what, vector), new, limits)
     if facts.sum_of_squares > MOST_SQUARES:
         raise overflow(what, facts, "inner products")

@@ -135,6 +135,7 @@ class Server:
 
         Raises:
             UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
+            AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options.
             StoreError: there is no store, the rule is wrong or missing, another process uses the store, or the store
                 is damaged. The store does not change.
 
@@ -152,13 +153,14 @@ class Server:
         """
         store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
         try:
-            zeros, options = persistence.start_of(store)
-            rule = store.resolve_rule(rule)
-            server = cls(
-                rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
-            )
-            with damage_as_store_error(store.path):
-                attached = persistence.load_store(store, server._aggregator, server.options)
+            with persistence.errors_of_open(store.path):
+                zeros, options = persistence.start_of(store)
+                rule = store.resolve_rule(rule)
+                server = cls(
+                    rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
+                )
+                with damage_as_store_error(store.path):
+                    attached = persistence.load_store(store, server._aggregator, server.options)
             server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
             server.retained_versions, server._store = attached.retained_versions, store
             if server._aggregator.admission.overdue:

@@ -11,6 +11,7 @@ A crash at any moment does not change the last transaction, nor any data to whic
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from sys import float_info
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -235,7 +236,7 @@ class Store:
             self.rows.record_sweep(new_rows, checksums)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
-            self._largest_row = max([self._largest_row, *norms])
+            self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
         version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
@@ -357,13 +358,10 @@ class Store:
         vectors = {name: self._vectors.committed_vector(name) for name in names}
         vectors["params"] = self._arrays["params"].array(last.vectors["params"].slot)
         slots = self._arrivals.stacked(last.arrivals)
-        try:
-            state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
-            if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
-                state["meta"]["next_rule"] = None
-            return checkpoint.load(state, facts, admission)
-        except AffluxError as error:
-            raise StoreError(f"[open] {self.path}: {str(error).removeprefix('[load_state_dict] ')}") from None
+        state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
+        if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
+            state["meta"]["next_rule"] = None
+        return checkpoint.load(state, facts, admission)
 
     def open_tasks(self) -> list[Opened]:
         """Return the tasks that were open at the last commit.
