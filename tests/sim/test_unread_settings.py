@@ -33,6 +33,11 @@ UNREAD = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # for the folder of a run that is not refused
+
+
 def flags(settings):
     return [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
