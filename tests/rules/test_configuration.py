@@ -4,11 +4,13 @@ import importlib
 import json
 import pkgutil
 import sys
+import tomllib
 from dataclasses import dataclass, is_dataclass
 from math import inf
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +72,22 @@ def through_json(rule):
     return json.loads(json.dumps(rule.to_config(), allow_nan=False))
 
 
+def toml(value):
+    """A value in TOML, tables inline. JSON's texts, numbers and booleans are TOML's, too; null has no counterpart."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(entry)}" for key, entry in value.items()) + "}"
+    assert value is not None, "TOML has no null"
+    return json.dumps(value, allow_nan=False)
+
+
+def configs_of(rule):
+    """The rule's configuration as each format returns it."""
+    config = rule.to_config()
+    yield through_json(rule)
+    yield yaml.safe_load(yaml.safe_dump(config))
+    yield tomllib.loads("\n".join(f"{key} = {toml(value)}" for key, value in config.items()))
+
+
 @pytest.fixture
 def parts(monkeypatch):
     """The tables of registered parts, as they were before the test afterwards."""
@@ -99,8 +117,9 @@ def test_every_part_of_the_package_is_registered():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_preset_comes_back(name):
     rule = make_variant(name)
-    config = through_json(rule)
-    assert from_config(config) == rule
+    for config in configs_of(rule):
+        assert from_config(config) == rule
+        assert config == rule.to_config()
     assert "own" not in json.dumps(config)
     assert "afflux" not in json.dumps(config)
 
@@ -110,7 +129,14 @@ def test_every_preset_comes_back(name):
 )
 def test_so_does_every_dialect(dialect):
     rule = fedbuff(dialect=dialect)
-    assert from_config(through_json(rule)) == rule
+    assert [from_config(config) for config in configs_of(rule)] == [rule] * 3
+
+
+@pytest.mark.parametrize("rule", [wkafl(clip=None), wkafl(staleness=False), fedbuff(dialect="appfl"), ca2fl()])
+def test_null_of_an_older_configuration_is_still_read(rule):
+    text = json.dumps(rule.to_config())
+    assert '"none"' in text
+    assert from_config(json.loads(text.replace('"none"', "null"))) == rule
 
 
 def test_a_configuration_is_readable():
@@ -131,7 +157,7 @@ def test_a_configuration_is_readable():
             "cached": False,
             "direction": "difference",
             "divide_by": "all",
-            "codec": None,
+            "codec": "none",
             "quantize_direction": False,
         },
         "step": {"part": "sgd", "lr": 1.0},
@@ -406,6 +432,27 @@ def test_a_part_of_ones_own_may_be_registered():
     with pytest.raises(AffluxError, match=r"weigh.clip is 'x', must be a number"):
         from_config(changed(rule.to_config(), ["weigh", "clip"], "x"))
     register("mine", "weigh")(Mine)  # the same class again, as when its file is run again
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_field_of_any_type_comes_back_or_cannot_be_written():
+    @register("any", "weigh")
+    @dataclass(frozen=True)
+    class AnyField:
+        value: object = "default"
+        name: str = "none"
+        optional: str | None = "default"
+
+        def __call__(self, arrivals, /):
+            return np.ones(len(arrivals))
+
+    for value in (None, inf, -inf, "infinite", 1, 1.5, True):
+        rule = own(AnyField(value, optional=value if isinstance(value, str) else None))
+        assert from_config(through_json(rule)) == rule
+    for word in ("none", "inf", "-inf", "nan"):
+        for part, field in ((AnyField(word), "value"), (AnyField(optional=word), "optional")):
+            with pytest.raises(AffluxError, match=rf"\[to_config\] any\.{field} is '{word}', which is read as"):
+                own(part).to_config()
 
 
 @pytest.mark.usefixtures("parts")

@@ -210,6 +210,13 @@ def test_any_options_make_a_rule_or_an_error(name, options):
     assert from_config(json.loads(json.dumps(rule.to_config(), allow_nan=False))) == rule
 
 
+def test_the_word_none_is_no_value():
+    assert make("wkafl", clip="none") == wkafl(clip=None)
+    assert make("ca2fl", codec="none") == make("ca2fl")
+    with pytest.raises(AffluxError, match="buffer_size is 'none', must be an int"):
+        make("fedbuff", buffer_size="none")
+
+
 @pytest.mark.parametrize("size", [3.0, np.int8(3), np.array(3), np.float32(3)])
 def test_whole_numbers_are_ints(size):
     """As YAML and TOML may have them, and arrays."""

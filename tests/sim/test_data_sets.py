@@ -219,6 +219,16 @@ def test_scaled_images_have_mean_0_and_variance_1_in_each_channel(tmp_path):
             assert np.array_equal(found[:, channel], ((values - mean) / deviation).astype(np.float32))
 
 
+def test_arrays_of_a_data_set_are_read_only_and_scaled_ones_are_new(tmp_path):
+    write_cifar(tmp_path / "cifar-100-binary", "bin", ["train", "test"], 100)
+    data = read_data_set("cifar100", tmp_path)
+    assert not any(array.flags.writeable for array in (data.x_train, data.y_train, data.x_test, data.y_test))
+    first, again = data.scaled(), data.scaled()
+    for own, other in zip(first, again, strict=True):
+        own[:] = 7
+        assert not (other == 7).all()
+
+
 def test_a_channel_without_variance_is_0(tmp_path):
     images = np.full((2, 28, 28), 9, np.uint8)
     labels = np.zeros(2, np.uint8)

@@ -137,8 +137,8 @@ def test_staleness_without_concurrency_and_with_equal_times():
     [
         ("ca3fl", "unknown delays 'ca3fl'.*ca2fl"),
         ("constant:gamma=1", "constant has no options"),
-        ("fadas-large:gama=1", "unknown option of delays fadas-large 'gama'.*gamma"),
-        ("fadas-large:gamma", "'gamma' is not OPTION=VALUE"),
+        ("fadas-large:gama=1", "unknown option of delays fadas-large: 'gama'.*gamma"),
+        ("fadas-large:gamma", "'gamma' is not option=value"),
         ("fadas-large:gamma=0", "gamma is 0.0, must be from 1e-06"),
         ("fadas-large:gamma=nan", "gamma is nan"),
         ("fadas-large:gamma=many", "could not convert"),
@@ -147,6 +147,7 @@ def test_staleness_without_concurrency_and_with_equal_times():
         ("ca2fl:upper=0", "upper is 0.0, must be positive"),
         ("ca2fl:s=-1", "s is -1.0, must be 0 or more"),
         ("ca2fl:reading=variance", "'variance' is not one of location, scale"),
+        ("fadas-large:gamma=1:gamma=2", "delays fadas-large:gamma=1:gamma=2: gamma is given twice"),
         ("device-times", "needs file="),
         ("device-availability:work=3", "needs file="),
         ("phone-times:work=0", "work is 0.0, must be positive"),

@@ -49,6 +49,18 @@ def test_each_rule_has_the_settings_and_options_that_it_takes():
     assert labels == ["fedbuff:server_lr=0.1", "fedbuff:server_lr=1.0"]
 
 
+def test_a_rule_that_sets_an_option_of_the_grid_itself_is_an_error():
+    """The grid would run other values under its label."""
+    with pytest.raises(ConfigError, match=r"grid server_lr: fedbuff:server_lr=3 has server_lr=3.0 already"):
+        tried(["fedbuff:server_lr=3", "ca2fl"], "server_lr=.1,1")
+    with pytest.raises(ConfigError, match=r"grid fedbuff.server_lr: fast has server_lr=3.0 already"):
+        tried(["fast=fedbuff:server_lr=3"], "fedbuff.server_lr=.1,1")
+    with pytest.raises(ConfigError, match="has buffer_size=4 already"):
+        tried(["fedbuff:buffer_size=4"], "buffer_size=3")
+    default = parse_rule("fedbuff", {"buffer_size": 10})
+    assert points([default], parse_grid(["buffer_size=3"]), CONFIG)[0].spec.label == "fedbuff:buffer_size=3"
+
+
 def test_names_of_rules_in_files(tmp_path):
     for name in ("one-file.py", "two.py"):
         function = "(server_lr: float = 1.0): return rules.fedbuff(server_lr=server_lr)"
@@ -80,6 +92,7 @@ def test_names_of_rules_in_files(tmp_path):
         (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: there is no rule ca2fl; the rules are fedbuff"),
         (["fedbuff.beta1=.9"], "grid fedbuff.beta1: fedbuff has no option beta1; its options are buffer_size, "),
         (["buffer_size=0"], "buffer_size is 0"),
+        (["server_lr=1,2", "fedbuff.server_lr=.5"], "grid fedbuff.server_lr: fedbuff has server_lr=1.0 already"),
     ],
 )
 def test_impossible_grids(grid, message):

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from types import SimpleNamespace
 
 import numpy as np
@@ -387,13 +387,14 @@ def test_a_registered_task(monkeypatch):
         ("wrong", "task wrong: it returns 1, not an afflux.sim.Task"),
         ("own-linear:shift", "'shift' is not option=value"),
         ("own-linear:shift=x", "task own-linear:shift=x: shift: could not convert"),
+        ("own-linear:shift=1:shift=2", "task own-linear:shift=1:shift=2: shift is given twice"),
         ("own-linear:shaft=1", "unknown option of own-linear: 'shaft'; did you mean 'shift'"),
         ("own-liner", "unknown task 'own-liner'; did you mean 'own-linear'"),
         ("python:own", "the task python:own was made in Python"),
     ]:
         with pytest.raises(ConfigError, match=message):
             run(parse_rule(RULE), 0, replace(config, task=text))
-    with pytest.raises(ConfigError, match="model is logreg, which is for task images"):
+    with pytest.raises(ConfigError, match="model is logreg, which is read only with task images"):
         replace(config, model="logreg")
 
 
@@ -417,6 +418,9 @@ def returns(value):
         ({"clients": lambda client: None}, "clients is a function: give num_clients"),
         ({"num_clients": 7}, "num_clients is given, but clients is no function"),
         ({"clients": [3] * 12}, "a client's data set is 3: it has no examples"),
+        ({"clients": [(own_tasks.X[:30], own_tasks.Y[:3])] * 12}, "data set has 30 examples, but 3 labels"),
+        ({"clients": [((own_tasks.X[:3], own_tasks.X[:2]), own_tasks.Y[:3])] * 12}, "has 2 examples, but 3 labels"),
+        ({"target": inf}, "target is inf, must be finite"),
         ({"concurrency": 13}, "concurrency is 13, but only 12 of 12 clients hold data"),
         ({"delays": "slow"}, "unknown delays 'slow'"),
         ({"delays": "task"}, "has no delays of its own"),
@@ -439,6 +443,28 @@ def test_mistakes(change, message):
     settings = {"model": own_tasks.linear, "clients": CLIENTS, "training": sgd(), "evaluate": own_tasks.TEST}
     with pytest.raises((ConfigError, Exception), match=message):
         Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3} | settings | change).run()
+
+
+def test_the_target_may_be_any_number_as_the_accuracy():
+    """For example minus a loss, or a score of a game."""
+    ends = {"stop_at_target": True, "eval_every": 3, "arrivals": 12, "rules": RULE}
+    scores = iter([-9.0, -5.0, -2.5, -1.0])
+    own = Simulation(own_tasks.linear, CLIENTS, sgd(), lambda model: (next(scores), 0.0), target=-3.0, **ends)
+    assert own.run()[0].evaluations[-1].accuracy == -2.5
+    with pytest.raises(ConfigError, match=r"target is -3.0, must be in \(0, 1\]"):
+        SimConfig(target=-3.0)
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_updates_of_a_model_with_buffers_are_refused_before_the_run(in_store, tmp_path):
+    """Kept updates hold no buffers, so that no replay could follow."""
+    own = Simulation(own_tasks.Net, CLIENTS, sgd(), own_tasks.TEST, rules=RULE, arrivals=6, concurrency=3)
+    with pytest.raises(ConfigError, match="keep_updates: the model has buffers, which kept updates do not hold"):
+        if in_store:
+            output = AuditOutput(tmp_path, updates=True)
+            run_in_store(tmp_path / "store", parse_rule(RULE), 0, own.config, output, task=own.task)
+        own.run(out=tmp_path / "out", keep_updates=True)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_parameter_that_is_replaced_is_named():

@@ -25,6 +25,10 @@ def write_images(folder, name, shape, num_classes):
     np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
 
 
+#: Settings of a data set that its owners divide.
+OWNERS = {"num_clients": SimConfig.num_clients, "alpha": SimConfig.alpha, "concurrency": 2}
+
+
 def config(folder, dataset, network, **settings):
     given = {"num_clients": 6, "concurrency": 4, "arrivals": 6, "eval_every": 3, "alpha": 10.0, "batch_size": 8}
     return SimConfig(
@@ -70,7 +74,7 @@ def test_a_writer_is_a_client(tmp_path):
     examples = [(rng.random((5 + n, 784)).round(3).tolist(), [n] * (5 + n)) for n in range(4)]
     write_leaf(tmp_path / "femnist" / "train", {f"f{n}": own for n, own in enumerate(examples)})
     write_leaf(tmp_path / "femnist" / "test", {"f0": examples[0], "only-test": examples[1]})
-    settings = config(tmp_path, "femnist", "wkafl-cnn", concurrency=2)
+    settings = config(tmp_path, "femnist", "wkafl-cnn", **OWNERS)
     task = build_task(settings)
     clients = task.data_for_seed(0)
     assert len(clients) == 4, "a writer without training examples is none"
@@ -83,7 +87,12 @@ def test_a_role_is_a_client(tmp_path):
     folder.mkdir(parents=True)
     for role in ("A", "B", "C"):
         (folder / f"{role}.txt").write_text(f"The same words {role} again and again. \n" * 40)
-    settings = config(tmp_path, "shakespeare", "char-lstm", concurrency=2, client_lr=0.5)
+    settings = config(tmp_path, "shakespeare", "char-lstm", client_lr=0.5, **OWNERS)
+    for name, value in (("partition", "iid"), ("alpha", 0.3), ("num_clients", 4)):
+        other = replace(settings, **{name: value} | ({"alpha": 0.1} if name == "partition" else {}))
+        with pytest.raises(ConfigError, match=f"{name} is {value}, which is read only with a data set without owners"):
+            build_task(other)
+    build_task(replace(settings, num_clients=3))  # as the log of a run says
     windows, targets = build_task(settings).data_for_seed(0)[1]
     assert windows.shape == (len(targets), 80)
     result = run(parse_rule("fedbuff:buffer_size=2"), 0, settings)
@@ -99,7 +108,7 @@ def test_delays_with_options(tmp_path):
         settings = replace(config(tmp_path, "mnist", "logreg"), delays=delays)
         result = run(spec, 0, settings)
         assert end is None or result.evaluations[-1].virtual_time == end
-    with pytest.raises(ConfigError, match="unknown option of delays fadas-mild 'gama'"):
+    with pytest.raises(ConfigError, match="unknown option of delays fadas-mild: 'gama'"):
         replace(settings, delays="fadas-mild:gama=1")
 
 

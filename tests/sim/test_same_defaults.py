@@ -35,7 +35,7 @@ def slow(num_clients, rng):
 
 def simulation(rules=("fedbuff", "fadas"), **more):
     clients = partitioned(X, Y, 12, partition="iid")
-    settings = {"concurrency": 4, "arrivals": 40, "eval_every": 40} | more
+    settings = {"arrivals": 40, "eval_every": 40} | ({} if "protocol" in more else {"concurrency": 4}) | more
     return Simulation(own_tasks.linear, clients, evaluate=own_tasks.TEST, rules=rules, **settings)
 
 
@@ -73,14 +73,14 @@ def test_the_command_takes_the_delays_of_the_task_and_gives_the_bits_of_the_libr
 
 
 @pytest.mark.parametrize("drawn", [-1.0, nan, inf])
-@pytest.mark.parametrize("protocol", ["events", "rounds"])
-def test_an_impossible_running_time(drawn, protocol):
+@pytest.mark.parametrize("own", [{}, {"protocol": "rounds"}])
+def test_an_impossible_running_time(drawn, own):
     def law(num_clients, rng):
         return lambda client, times: drawn if client == 3 else 1.0
 
     message = f"delays: the running time of client 3 is {drawn}, must be 0 or more and finite"
     with pytest.raises(ConfigError, match=message):
-        simulation(["fedbuff"], delays=law, protocol=protocol).run()
+        simulation(["fedbuff"], delays=law, **own).run()
 
 
 @pytest.mark.parametrize("bad", [nan, inf])

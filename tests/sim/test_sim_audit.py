@@ -184,7 +184,8 @@ def test_paired_rules_get_the_updates_of_the_first(tmp_path):
 
 
 def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
-    config = replace(SMALL, protocol="rounds", stale_models=3, client_optimizer="scaffold", steps_law="uniform")
+    rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
+    config = replace(SMALL, **rounds, client_optimizer="scaffold", steps_law="uniform")
     specs = [small("fedbuff"), small("fedasync")]
     paired = run_paired(specs, 0, config, output=AuditOutput(tmp_path, updates=True))
     assert paired[0].digest == run(specs[0], 0, config).digest

@@ -148,7 +148,7 @@ def test_a_proximal_term_keeps_the_model_near_the_pulled_one():
     assert 0.1 * np.linalg.norm(free) < np.linalg.norm(bound_one) < 0.9 * np.linalg.norm(free)
 
 
-@pytest.mark.parametrize("protocol", ["events", "rounds"])
+@pytest.mark.parametrize("protocol", [{"concurrency": 4}, {"protocol": "rounds"}])
 def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     """Clients, control variates and a FedBuff server once more in float64, over the same events."""
     made = []
@@ -160,10 +160,9 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
         client_optimizer="scaffold",
         local_steps=2,
         num_clients=5,
-        concurrency=4,
         arrivals=12,
         client_lr=0.05,
-        protocol=protocol,
+        **protocol,
         delays="fadas-mild",
     )
     ours = run(rule, 7, config)
@@ -272,7 +271,8 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
             return type("Pulled", (), {"version": self.version})
 
     server = Server()
-    config = replace(CONFIG, client_optimizer="scaffold", protocol="rounds", stale_models=2)
+    rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 2}
+    config = replace(CONFIG, client_optimizer="scaffold", **rounds)
     broadcast = ModelBroadcast(server, config, 2, 0)
     controls = broadcast._controls
     for version in range(4):
@@ -343,12 +343,11 @@ def test_the_gradient_over_chosen_examples():
     assert np.array_equal(ours, kept), "a copy, not the trainer's own memory"
 
 
-@pytest.mark.parametrize("optimizer", ["fedprox", "scaffold"])
+@pytest.mark.parametrize("optimizer", [{"client_optimizer": "fedprox", "mu": 1.0}, {"client_optimizer": "scaffold"}])
 def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimizer):
-    config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=3, mu=1.0)
+    config = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=3)
     plain, first, again = (
-        run(parse_rule("fedbuff:buffer_size=4"), 0, replace(config, client_optimizer=name))
-        for name in ("sgd", optimizer, optimizer)
+        run(parse_rule("fedbuff:buffer_size=4"), 0, replace(config, **own)) for own in ({}, optimizer, optimizer)
     )
     assert first.digest == again.digest != plain.digest
     assert first.staleness.tolist() == plain.staleness.tolist()
@@ -365,8 +364,11 @@ def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimiz
             {"control_codec": "int8", "client_optimizer": "scaffold"},
             "unknown codec 'int8'; known: affine-1, ",
         ),
-        ({"control_codec": "affine-8"}, "control_codec is affine-8, which is for client optimizer scaffold"),
-        ({"steps_law": "uniform", "local_epochs": 2}, "steps_law is uniform, but the clients train for 2 epochs"),
+        ({"control_codec": "affine-8"}, "control_codec is affine-8, which is read only with client_optimizer scaffold"),
+        (
+            {"steps_law": "uniform", "local_epochs": 2, "local_steps": 3},
+            "steps_law is uniform, which is read only with local_epochs 0",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(change, message):

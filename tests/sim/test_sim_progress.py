@@ -29,7 +29,7 @@ def progress_of(arrivals, done, accuracy=0.5, staleness=1.25):
 
 
 def terminal():
-    return Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    return Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=120, color_system=None)
 
 
 def test_a_terminal_shows_a_bar_for_each_run_and_one_for_all():
@@ -86,6 +86,16 @@ def test_no_terminal_gets_lines_at_growing_intervals():
     assert text[0] == "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 0:20 left; 0 of 2 runs finished"
     assert text[1] == "b: 10/40 arrivals, accuracy 50.0%, staleness 1.2; 1 of 2 runs finished"
     assert len(text) == 3 + 120 // LINE_SECONDS
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines():
+    """It showed the bars when they had ended."""
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None, _environ={"TERM": "dumb"})
+    with show_progress(["a"], 40, console, clock) as watch:
+        clock.now += 10
+        watch(0, progress_of(20, 0.5))
+        assert console.file.getvalue().startswith("a: 20/40 arrivals")
 
 
 def test_the_time_left_is_that_of_the_pace_so_far():

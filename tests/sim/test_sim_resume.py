@@ -34,7 +34,7 @@ from crashes import in_child
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
-ROUNDS = replace(SMALL, protocol="rounds", stale_models=3, num_clients=9)
+ROUNDS = replace(SMALL, protocol="rounds", concurrency=SimConfig.concurrency, stale_models=3, num_clients=9)
 CASES = {
     "fedbuff": SMALL,
     "fedasync": SMALL,

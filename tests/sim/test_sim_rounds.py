@@ -157,7 +157,10 @@ def test_biased_runs_need_ten_clients():
         ({"protocol": "x"}, "unknown protocol 'x'; known: events, rounds"),
         ({"sampling": "x"}, "unknown sampling"),
         ({"stale_models": 0}, "stale_models is 0"),
-        ({"protocol": "events", "sampling": "biased", "concurrency": 5}, "sampling is biased, which is for"),
+        (
+            {"protocol": "events", "sampling": "biased", "concurrency": 5},
+            "sampling is biased, which is read only with",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(change, message):

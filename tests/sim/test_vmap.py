@@ -107,7 +107,8 @@ def test_buffers_are_those_of_each_client(device):
 
 def simulation(model=own_tasks.linear, **settings):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    own = {"rules": "fedbuff:buffer_size=4", "arrivals": 60, "concurrency": 8, "eval_every": 20} | settings
+    settings = ({} if "protocol" in settings else {"concurrency": 8}) | settings
+    own = {"rules": "fedbuff:buffer_size=4", "arrivals": 60, "eval_every": 20} | settings
     return Simulation(model, clients, sgd(0.1, steps=3), own_tasks.TEST, **own)
 
 

@@ -36,7 +36,8 @@ from conftest import reproducible
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
-SCAFFOLD = replace(SMALL, client_optimizer="scaffold", protocol="rounds", stale_models=3, steps_law="uniform")
+ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
+SCAFFOLD = replace(SMALL, client_optimizer="scaffold", steps_law="uniform", **ROUNDS)
 RULE = parse_rule("ca2fl:buffer_size=3")
 
 

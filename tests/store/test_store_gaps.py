@@ -3,6 +3,7 @@ forgotten, of other rules.
 """
 
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -13,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError, plan
+from afflux import AffluxError, Server, StoreError, plan, store
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.staleness import Hinge
 from afflux.store.lock import LOCK, Lock
+from forged import forge_fact
 
 D = 50
 
@@ -180,6 +182,15 @@ def test_opening_with_another_rule_says_what_changes(path, caplog):
         ]
         Server.open(path, fedbuff(buffer_size=3, server_lr=0.5, staleness=Hinge(3.0, 1.0))).close()
     assert "weigh.law.part from 'polynomial' to 'hinge'" in caplog.messages[-1]
+
+
+def test_a_store_of_before_the_word_none_has_the_same_rule(path, caplog):
+    Server(fedbuff(buffer_size=2), np.zeros(D), store=path).close()
+    forge_fact(path, "rule", lambda rule: json.loads(json.dumps(rule).replace('"none"', "null")))
+    assert store.info(path).rule_config["calibrate"]["codec"] is None
+    with caplog.at_level(logging.INFO, "afflux"):
+        Server.open(path, fedbuff(buffer_size=2)).close()
+    assert caplog.messages == []
 
 
 def test_a_lock_that_was_removed_while_it_was_waited_for(path):

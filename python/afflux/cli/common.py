@@ -15,7 +15,7 @@ from afflux.ops.validation import printable
 from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig, unread_settings
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
 
@@ -88,6 +88,9 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
             if given.get("paper") is not None:
                 values = find_preset(given["paper"]).values()
                 settings |= {name: value for name, value in values.items() if not is_on_command_line(context, name)}
+                for name in unread_settings(settings):  # a value of the preset beside another one of the command line
+                    if not is_on_command_line(context, name):
+                        settings[name] = getattr(SimConfig, name)
             if any(settings[end] for end in ENDS) and not is_on_command_line(context, "arrivals"):
                 settings["arrivals"] = UNLIMITED
             command(SimConfig(**settings), **given)
@@ -106,15 +109,18 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def settings_for_task(context: typer.Context, config: SimConfig) -> SimConfig:
+def settings_for_task(context: typer.Context, config: SimConfig, rules: list[RuleSpec]) -> SimConfig:
     """Return the settings; by default the delays are those of the task itself, if it has some.
 
     Raises:
-        ConfigError: the command line has a setting that the task does not take.
+        ConfigError: the command line has a setting that no run reads.
     """
-    from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING
+    from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING, refuse_settings_of_other_rules
     from afflux.sim.workload.task_registry import build_task
 
+    typed = [field.name for field in fields(SimConfig) if is_on_command_line(context, field.name)]
+    config.refuse_unread(typed)
+    refuse_settings_of_other_rules(config, typed, rules)
     given = [name for name in (*OF_FUNCTION, *OF_TRAINING) if is_on_command_line(context, name)]
     # Settings that differ from their defaults are checked when a run makes its task.
     unchecked = config.task != IMAGES and set(given) - set(config.changed())

@@ -30,8 +30,8 @@ DEMO_HELP = f"""Show a rule of each paper on handwritten digits, and a run that 
 
 Runs {", ".join(rule.partition(":")[0] for rule in RULES)} with stale and heterogeneous clients. Then runs the last \
 rule again with its server in a store, kills the process with SIGKILL halfway, resumes the run in another process, and \
-compares final params and audit log with those of the run that was never killed. It takes half a minute. Exit code 1: \
-they differ.
+compares final params and audit log with those of the run that was never killed. It takes under a minute on two cores. \
+Exit code 1: they differ.
 
 [bold]Examples[/bold]
 

@@ -142,7 +142,7 @@ def compare(
     if paper is not None:
         chosen, buffer_size = rules_of_preset(paper, chosen, rules is None, buffer_size, server_lr)
     specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
-    config = settings_for_task(context, config)
+    config = settings_for_task(context, config, specs)
     if grid:
         if paired or keep_updates or tensorboard:
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
@@ -188,7 +188,7 @@ def run(
     if rule is None:
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
-    config = settings_for_task(context, config)
+    config = settings_for_task(context, config, specs)
     if store is None:
         folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
         print_results(folder, results, config)

@@ -6,7 +6,7 @@ A name is looked up only in this table: reading data never imports a module or r
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
+from math import inf, isfinite, nan
 from typing import Any, Literal, TypeVar, get_args
 
 from afflux.ops.codecs import Codec
@@ -21,6 +21,8 @@ T = TypeVar("T")
 MAX_DEPTH = 32
 #: Keys of a configuration that are not options: the part's name, and the name of the class of an unregistered part.
 PART, OWN = "part", "own"
+#: Text for the values of options that JSON or TOML lack.
+WORDS: Mapping[str, float | None] = {"none": None, "inf": inf, "-inf": -inf, "nan": nan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,18 @@ def registered_parts(role: Role | None = None) -> dict[str, Part]:
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
-    """Return a part, or a value of an option, as JSON-able data. See `Rule.to_config`.
+    """Return a part, or a value of an option, as data for JSON, YAML and TOML. See `Rule.to_config`.
 
     Raises:
-        AffluxError: parts are nested more than `MAX_DEPTH` levels deep.
+        AffluxError: parts are nested more than `MAX_DEPTH` levels deep, or a text would be read as another value.
     """
     if depth > MAX_DEPTH:
         raise AffluxError(f"[to_config] the rule has more than {MAX_DEPTH} levels of parts within parts")
     if isinstance(value, float):
         return float(value) if isfinite(value) else str(float(value))  # JSON has no inf
-    if value is None or isinstance(value, bool | int | str):
+    if value is None:
+        return "none"  # TOML has no null
+    if isinstance(value, bool | int | str):
         return value
     if isinstance(value, Codec):
         return value.name
@@ -107,5 +111,9 @@ def to_plain(value: object, depth: int = 0) -> Any:
     if part is None:
         kind = type(value)
         return {OWN: getattr(value, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")}
-    options = {field.name: to_plain(getattr(value, field.name), depth + 1) for field in fields(part.cls) if field.init}
-    return {PART: part.name, **options}
+    options = {field.name: getattr(value, field.name) for field in fields(part.cls) if field.init}
+    for field in fields(part.cls):
+        entry = options.get(field.name)
+        if isinstance(entry, str) and entry in WORDS and field.type not in (str, "str"):
+            raise AffluxError(f"[to_config] {part.name}.{field.name} is {entry!r}, which is read as {WORDS[entry]}")
+    return {PART: part.name} | {name: to_plain(entry, depth + 1) for name, entry in options.items()}

@@ -298,14 +298,16 @@ class Rule:
         return {**dict.fromkeys(self.needs.rule_vectors, 0.0), **self.states}
 
     def to_config(self) -> dict[str, Any]:
-        """Return the rule as JSON-able data, from which `afflux.rules.from_config` makes an equal rule.
+        """Return the rule as data for JSON, YAML and TOML, from which `afflux.rules.from_config` makes an equal rule.
 
         Returns:
-            The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, inf is "inf".
-            A part that is not registered is only its class's name, {"own": name}, which `from_config` refuses.
+            The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, None is
+            "none" and inf "inf". A part that is not registered is only its class's name, {"own": name}, which
+            `from_config` refuses.
 
         Raises:
-            AffluxError: parts are nested more than 32 levels deep.
+            AffluxError: parts are nested more than 32 levels deep, or a part of your own has the text "none" or "inf"
+                in a field that is not annotated `str`.
 
         >>> from afflux.rules import fedbuff
         >>> fedbuff(buffer_size=2).to_config()["weigh"]["law"]

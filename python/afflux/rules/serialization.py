@@ -8,7 +8,6 @@ import inspect
 from collections import abc
 from collections.abc import Callable, Mapping
 from functools import cache
-from math import inf, nan
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -20,7 +19,7 @@ from afflux.ops.validation import as_int, as_text, brief, is_function, known_nam
 from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
-from afflux.rules.registry import MAX_DEPTH, OWN, PART, Role, registered_parts
+from afflux.rules.registry import MAX_DEPTH, OWN, PART, WORDS, Role, registered_parts
 from afflux.rules.rule import Calibrate, Rule, Step, Weigh
 from afflux.rules.schedules import LearningRate
 from afflux.rules.staleness import StalenessLaw
@@ -45,8 +44,6 @@ PLAIN: Mapping[object, str] = {
     NoneType: "None",
     Any: "a plain value or a part",
 }
-#: Floats that JSON lacks.
-NOT_FINITE = {"inf": inf, "-inf": -inf, "nan": nan}
 #: Ints must be smaller than this, so that they can be converted to float and to text.
 MAX_INT = 10**300
 
@@ -58,9 +55,9 @@ def make(name: str, /, **options: object) -> Rule:
     Args:
         name: a name in `RULES`.
         options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a law of
-            staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; inf also as
-            "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and the names that its
-            framework uses, are also accepted (docs/dialects.md).
+            staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; None also as
+            "none", inf as "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and the names
+            that its framework uses, are also accepted (docs/dialects.md).
 
     Returns:
         The rule.
@@ -165,6 +162,12 @@ def _choices(kinds: list[Any]) -> list[Any]:
     return [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
+def _takes(value: float | None, kinds: list[Any]) -> bool:
+    """Return whether an option of these kinds may be this number, bool or None."""
+    kind = next(kind for kind in (NoneType, bool, int, float) if isinstance(value, kind))
+    return kind in kinds or Any in kinds or any(kind is type(choice) and value == choice for choice in _choices(kinds))
+
+
 def _words(kinds: list[Any]) -> str:
     """Return a description of the values of an option, for errors."""
     found = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
@@ -227,8 +230,8 @@ class _Reader:
         raise self._wrong(value, kinds, path)
 
     def _text(self, text: str, kinds: list[Any], path: str, depth: int) -> Any:
-        if float in kinds and text in NOT_FINITE:
-            return NOT_FINITE[text]
+        if text in WORDS and _takes(WORDS[text], kinds):
+            return WORDS[text]
         if str in kinds or Any in kinds or text in _choices(kinds):
             return text
         if Codec in kinds:
@@ -275,12 +278,11 @@ class _Reader:
     def _number(self, value: float | None, kinds: list[Any], path: str) -> float | None:
         if isinstance(value, int) and abs(value) >= MAX_INT:
             raise self._error(f"{path} is an int of more than 300 digits")
-        kind = next(kind for kind in (NoneType, bool, int, float) if isinstance(value, kind))
-        if kind in kinds or Any in kinds or any(kind is type(choice) and value == choice for choice in _choices(kinds)):
+        if _takes(value, kinds):
             return value
-        if kind is int and float in kinds:
-            return float(value or 0)
-        if kind is float and int in kinds and (whole := as_int(value)) is not None:  # as YAML and TOML may have it
+        if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
+            return float(value)
+        if isinstance(value, float) and int in kinds and (whole := as_int(value)) is not None:  # as in YAML or TOML
             return whole
         raise self._wrong(value, kinds, path)
 

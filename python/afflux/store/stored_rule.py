@@ -19,7 +19,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys((*before, *now)):
             yield from _changes(before.get(name), now.get(name), f"{path}.{name}" if path else str(name))
-    elif before != now:
+    elif before != now and (before, now) != (None, "none"):  # an option that has no value, or did not exist
         yield f"{path} from {brief(before)} to {brief(now)}"
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROXIMAL = ("fedprox", "fedasync")
-
 GradientTerm: TypeAlias = Callable[["Tensor", "Tensor"], object]
 """Called with the gradient (d,), to which it adds in place, and the local model y (d,)."""
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from afflux.ops.validation import brief
 from afflux.sim.clients import optimizers
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
@@ -94,7 +94,7 @@ class Trainer:
             self.loss,
             rate=config.client_lr,
             weight_decay=config.weight_decay,
-            mu=config.mu if config.client_optimizer in optimizers.PROXIMAL else None,
+            mu=config.mu if config.client_optimizer in PROXIMAL else None,
             shifted=config.client_optimizer == "scaffold",
         )
 
@@ -189,12 +189,15 @@ class Trainer:
         """Draw the number of local steps; then draw the batches of each step when the step needs them.
 
         Raises:
-            ConfigError: the data have no examples that can be counted.
+            ConfigError: the data have no examples that can be counted, or another number of labels.
         """
         config = self.config
         size = num_examples(data)
         if not size:
             raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
+        for leaf in tree_leaves(data[0]) if isinstance(data, tuple) and len(data) == 2 else ():
+            if hasattr(leaf, "__len__") and len(leaf) != size:
+                raise ConfigError(f"a client's data set has {len(leaf)} examples, but {size} labels")
         steps = self._steps(size, rng)
         examples = min(size, config.batch_size) if config.examples == "batch" else size
         return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng), examples)
@@ -227,7 +230,7 @@ class Trainer:
         """
         config = self.config
         terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
-        if config.client_optimizer in optimizers.PROXIMAL:
+        if config.client_optimizer in PROXIMAL:
             start = torch.tensor(pulled) if isinstance(pulled, np.ndarray) else pulled
             terms.append(optimizers.proximal_term(config.mu, start))
         if shift is not None:

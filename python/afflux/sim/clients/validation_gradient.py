@@ -2,16 +2,9 @@
 
 import numpy as np
 
-from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
-
-VECTOR = "validation"
-
-
-def needs_validation_gradient(rule: Rule) -> bool:
-    """Return whether the rule's weights depend on a validation gradient."""
-    return VECTOR in rule.needs.handed_in
+from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 
 
 class ValidationGradient:
@@ -47,5 +40,5 @@ class ValidationGradient:
         if version != self._version and version % self._every == 0:
             buffers = None if self._server.layout is None else self._server.pull().buffers
             gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
-            self._server.set_rule_vector(VECTOR, gradient)
+            self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
         self._version = version

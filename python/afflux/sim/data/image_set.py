@@ -33,7 +33,7 @@ class ImageSet:
         return channels, height, width
 
     def scaled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return both parts as float32 with mean 0 and variance 1 in each channel of the training part."""
+        """Return both parts as new float32 arrays with mean 0 and variance 1 in each channel of the training part."""
         parts = [np.empty(part.shape, np.float32) for part in (self.x_train, self.x_test)]
         for channel in range(self.shape[0]):
             mean, deviation = channel_moments(self.x_train[:, channel])

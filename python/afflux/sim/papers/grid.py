@@ -16,7 +16,7 @@ from afflux.sim.results.curves import Evaluated
 from afflux.sim.results.run_result import Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, format_option, option_value, rule_parameters
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
@@ -115,6 +115,8 @@ def _point(
     options = dict(spec.options)
     for axis, option in own:
         value = chosen[axis.name]
+        if option in options and (option, options[option]) != ("buffer_size", BUFFER_SIZE):
+            raise ConfigError(f"grid {axis.name}: {spec.label} has {option}={format_option(options[option])} already")
         try:
             if option:
                 options[option] = option_value(value, rule_parameters(spec.name)[option].annotation)

@@ -47,7 +47,7 @@ def show_progress(
     Yields:
         A function to call with (index of the run, its progress).
     """
-    if console.is_terminal:
+    if console.is_interactive:  # a terminal that can move its cursor
         display = _Bars(titles, arrivals, console, clock)
         with display.bars:
             yield display.watch

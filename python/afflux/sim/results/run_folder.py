@@ -275,8 +275,9 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
         total = results[0].division.get("num_clients", config.num_clients)
         task = f"{config.task}, {_clients(results, total)}{division and f' ({division})'}"
     arrivals = sorted({len(run.staleness) for run in results})
+    at_once = f", {config.concurrency} at once" if "concurrency" in _settings_read(results, config) else ""
     return (
-        f"{task}, {config.concurrency} at once, delays {config.delays}, "
+        f"{task}{at_once}, delays {config.delays}, "
         f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
         f"{seeds} seed{'s' if seeds > 1 else ''}{paired}"
     )
@@ -290,9 +291,13 @@ def _clients(results: Sequence[RunResult], total: int) -> str:
     return f"{least if least == most else f'{least} to {most}'} of {total} clients"
 
 
+def _settings_read(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
+    return {name: value for run in results for name, value in run.settings.items()} or asdict(config)
+
+
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     return {
-        "simulation": dict(results[0].settings) or asdict(config),
+        "simulation": _settings_read(results, config),
         "division": dict(results[0].division),
         "rules": [
             {

@@ -18,7 +18,7 @@ from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
 
@@ -119,11 +119,13 @@ class Simulation:
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
         if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
             settings["arrivals"] = UNLIMITED
-        if "concurrency" not in settings:
+        if "concurrency" not in settings and settings.get("protocol") != "rounds":
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
+        self.config.refuse_unread(given)
         refuse_ignored_settings(self.config, given, self.task, None)
         self._set_runs(rules, seeds, paired, buffer_size)
+        refuse_settings_of_other_rules(self.config, given, [job.spec for job in self.jobs])
 
     @classmethod
     def of(

@@ -99,6 +99,7 @@ def _run(
 ) -> RunResult:
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=True)
+        setup.check_output(output)
         setup.schedule(spec)  # raises for an impossible one before anything is written
         if interrupted is not None:
             interrupted.check_setup(setup)

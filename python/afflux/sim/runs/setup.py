@@ -14,16 +14,15 @@ from afflux.server.server import Server
 from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
-from afflux.sim.clients.validation_gradient import needs_validation_gradient
 from afflux.sim.errors import ConfigError, note_on_errors
-from afflux.sim.results.audit_log import Header
+from afflux.sim.results.audit_log import AuditOutput, Header
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
-from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
 
@@ -144,6 +143,11 @@ class SimulationSetup:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
+
+    def check_output(self, output: AuditOutput | None) -> None:
+        """Raise ConfigError if updates are to be kept that cannot be replayed."""
+        if output is not None and output.updates and self.model.initial_buffers is not None:
+            raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""

@@ -12,7 +12,7 @@ from afflux import __version__
 from afflux.aggregation.reports import Pulled, Receipt
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
-from afflux.sim.clients.validation_gradient import ValidationGradient, needs_validation_gradient
+from afflux.sim.clients.validation_gradient import ValidationGradient
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_history import RunHistory
@@ -24,10 +24,11 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.ignored_settings import unread_by_rules
 from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_files import code_digests
-from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -216,6 +217,7 @@ class SimulatedServer:
                     "%s, seed %d: the %s of every evaluation is nan; look at the evaluation and its data",
                     *(self.spec.label, self._setup.seed, name),
                 )
+        unread = unread_by_rules([self.spec])
         result = RunResult(
             spec=self.spec,
             seed=self._setup.seed,
@@ -230,7 +232,7 @@ class SimulatedServer:
             clients=np.array(history.clients, dtype=np.int64),
             decisions=history.decisions,
             totals=history.totals,
-            settings=self._setup.settings,
+            settings={name: value for name, value in self._setup.settings.items() if name not in unread},
             division=self._setup.division,
             options=self.spec.all_options(),
             parts=self.server.rule.to_config(),

@@ -70,6 +70,7 @@ def run_paired(
     """
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
+        setup.check_output(output)
         leader = SimulatedServer(specs[0], setup, config.arrivals)
         servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
         processes = start_workers(workers, setup, task, files)

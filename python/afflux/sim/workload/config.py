@@ -1,6 +1,8 @@
 """The settings of a simulation, without the rule and the seed."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -33,6 +35,8 @@ PARTS = ("test", "validation")
 UNLIMITED = 2**62
 #: Settings that only the task of images has.
 OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
+#: Settings that no function of the user reads, but only the simulator.
+OF_SIMULATOR = ("data", "model", "concurrency", "refill", "stale_models", "sampling")
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
@@ -40,6 +44,8 @@ SAMPLING: dict[str, tuple[float, ...] | None] = {
 """Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers."""
 
 CLIENT_OPTIMIZERS = ("sgd", "fedprox", "fedasync", "scaffold")
+#: Those with a proximal term, which read mu.
+PROXIMAL = ("fedprox", "fedasync")
 STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
@@ -71,6 +77,27 @@ def _setting(default: Any, description: str) -> Any:
     return field(default=default, metadata={"help": description})
 
 
+def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings that runs with the others do not read, by name, and what would read them.
+
+    These are the rules of the built-in tasks and trainings; a function of the user may read other settings.
+    """
+    images, events = settings["task"] == IMAGES, settings["protocol"] == "events"
+    partition, optimizer = settings["partition"], settings["client_optimizer"]
+    table = {
+        f"task {IMAGES}": () if images else ("data", "model"),
+        "data from files": ("data_dir",) if images and settings["data"] == "digits" else (),
+        "protocol events": () if events else ("concurrency", "refill"),
+        "protocol rounds": ("stale_models", "sampling") if events else (),
+        "partition dirichlet": () if partition == "dirichlet" else ("alpha",),
+        f"partition {' or '.join(BY_CLASSES)}": () if partition in BY_CLASSES else ("classes",),
+        f"client_optimizer {' or '.join(PROXIMAL)}": () if optimizer in PROXIMAL else ("mu",),
+        "client_optimizer scaffold": () if optimizer == "scaffold" else ("control_codec",),
+        "local_epochs 0": ("local_steps", "steps_law") if settings["local_epochs"] else (),
+    }
+    return {name: reader for reader, names in table.items() for name in names}
+
+
 @dataclass(frozen=True)
 class SimConfig:
     """All settings without the rule and the seed; the defaults are those of the demo."""
@@ -100,7 +127,10 @@ class SimConfig:
     arrivals: int = _setting(
         1600, "Client results that the server receives before it stops; without limit if another end is given alone."
     )
-    rounds: int = _setting(0, "If not 0: stop after so many server steps.")
+    rounds: int = _setting(
+        0,
+        "If not 0: stop after the arrival with which the server has made so many steps; gsgm makes several with one.",
+    )
     virtual_time: float = _setting(0.0, "If not 0: stop before the first result that arrives later.")
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
     delays: str = _setting(
@@ -138,7 +168,9 @@ class SimConfig:
         "test",
         "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
     )
-    target: float = _setting(0.9, "Test accuracy for the rounds and the time to target.")
+    target: float = _setting(
+        0.9, "Test accuracy for the rounds and the time to target; any number for a task of your own."
+    )
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a name or a value is invalid."""
@@ -170,20 +202,16 @@ class SimConfig:
         for name in ("client_lr", "weight_decay", "mu"):
             if (value := getattr(self, name)) > MOST_FLOAT32:
                 raise ConfigError(f"{name} is {value}, must be at most {MOST_FLOAT32}, the largest float32")
-        if self.control_codec != "float32" and self.client_optimizer != "scaffold":
-            raise ConfigError(f"control_codec is {self.control_codec}, which is for client optimizer scaffold")
-        if self.local_epochs and self.steps_law != "constant":
-            raise ConfigError(f"steps_law is {self.steps_law}, but the clients train for {self.local_epochs} epochs")
+        self.refuse_unread(self.changed())
         if not self.virtual_time < float("inf"):
             raise ConfigError(f"virtual_time is {self.virtual_time}, must be 0 or more and finite")
         if self.arrivals >= UNLIMITED and not any(getattr(self, end) for end in ENDS):
             raise ConfigError("the run has no end: give arrivals, rounds, virtual_time or stop_at_target")
-        if not 0 < self.target <= 1:
-            raise ConfigError(f"target is {self.target}, must be in (0, 1]")
+        if not (0 < self.target <= 1 if self._built_in else isfinite(self.target)):
+            range_ = "in (0, 1]" if self._built_in else "finite"
+            raise ConfigError(f"target is {self.target}, must be {range_}")
         if self.protocol == "rounds":
             return  # concurrency is the size of the rule's buffer
-        if self.sampling != "uniform":
-            raise ConfigError(f"sampling is {self.sampling}, which is for protocol rounds")
         if self.refill > self.concurrency:
             raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
         if self.task == IMAGES and self.concurrency > self.num_clients:
@@ -192,10 +220,20 @@ class SimConfig:
     def _check_task(self) -> None:
         if not self.task.isprintable() or not self.task:
             raise ConfigError(f"task is {brief(self.task)}, must be a name or FILE.py:FUNCTION")
-        # A function of the user may read the other settings of images, such as alpha.
-        for name in ("data", "model"):
-            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
-                raise ConfigError(f"{name} is {value}, which is for task {IMAGES}, not {self.task}")
+
+    def refuse_unread(self, names: Iterable[str]) -> None:
+        """Raise ConfigError if no run reads one of these settings; a function of the user may read those of its task.
+
+        A setting that has its default is in `names` only if it was given.
+        """
+        unread = unread_settings(asdict(self))
+        for name in names:
+            if name in unread and (self._built_in or name in OF_SIMULATOR):
+                raise ConfigError(f"{name} is {getattr(self, name)}, which is read only with {unread[name]}")
+
+    @property
+    def _built_in(self) -> bool:
+        return self.task.partition(":")[0] in (IMAGES, PAPERS, LORA)
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""

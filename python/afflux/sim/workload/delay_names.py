@@ -12,7 +12,7 @@ from afflux.sim.workload.delay_laws.fadas import FadasDelays
 from afflux.sim.workload.delay_laws.half_normal import HalfNormalDelays
 from afflux.sim.workload.delay_laws.law import DelayLaw
 from afflux.sim.workload.delays import DELAYS
-from afflux.sim.workload.rule_specs import option_value
+from afflux.sim.workload.rule_specs import option_value, split_assignments
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,7 @@ def delay_law(text: str) -> DelayLaw:
     if name not in FAMILIES:
         raise ConfigError(f"delays {text}: {name} has no options")
     family = FAMILIES[name]
-    given = {}
-    for assignment in assignments:
-        option, sign, value = assignment.partition("=")
-        if not sign:
-            raise ConfigError(f"delays {text}: {assignment!r} is not OPTION=VALUE")
-        known(f"option of delays {name}", option, options(name))
-        given[option] = value
+    given = split_assignments(f"delays {text}", assignments, f"delays {name}", options(name))
     missing = [field.name for field in fields(family.law) if field.default is MISSING]
     if absent := [option for option in missing if option not in {**family.preset, **given}]:
         raise ConfigError(f"delays {text}: needs {', '.join(f'{option}=...' for option in absent)}")

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, SimConfig
-from afflux.sim.workload.task import Task
+from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig, unread_settings
+from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
+from afflux.sim.workload.task import Partitioned, Task
 
 #: Settings that only the function of a task reads.
-OF_FUNCTION = ("data_dir", "num_clients", "partition", "alpha", "classes")
+OF_DIVISION = ("num_clients", "partition", "alpha", "classes")
+OF_FUNCTION = ("data_dir", *OF_DIVISION)
 #: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
 OF_TRAINING = (
     "client_optimizer",
@@ -64,14 +67,37 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     A function that takes `settings`, or an unknown function, may read any setting. Settings that only this function
     reads are left out if they have their defaults.
     """
-    content = asdict(config)
-    if config.task == IMAGES:
-        return content
-    left_out = {"data", "model", *ignored_settings(config, task, function)} - {"num_clients"}
-    if function is None or "settings" in inspect.signature(function).parameters:
-        perhaps = {*OF_FUNCTION, *(OF_TRAINING if function is None and task.training is not None else ())}
-        left_out |= perhaps - {"num_clients", *config.changed(), *settings_of_training(task)}
-    return {name: value for name, value in content.items() if name not in left_out}
+    left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
+    taken = {*settings_of_training(task), *(() if function is None else inspect.signature(function).parameters)}
+    if config.task != IMAGES:
+        left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}
+        if function is None or "settings" in taken:
+            perhaps = {*OF_FUNCTION, *(OF_TRAINING if function is None and task.training is not None else ())}
+            left_out |= perhaps - {"num_clients", *config.changed(), *taken}
+    left_out |= unread_settings(asdict(config)).keys() - {*config.changed(), *taken}
+    return {name: value for name, value in asdict(config).items() if name not in left_out}
+
+
+def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
+    """Return the settings that none of these rules reads, by name, and what would read them."""
+    specs = list(rules)
+    table = {
+        "a rule that is not synchronous": (
+            ("concurrency", "refill", "stale_models") if all(spec.name in SYNCHRONOUS for spec in specs) else ()
+        ),
+        "a rule that scores updates": (
+            () if any(needs_validation_gradient(spec.build()) for spec in specs) else ("validation", "refresh_every")
+        ),
+    }
+    return {name: reader for reader, names in table.items() for name in names}
+
+
+def refuse_settings_of_other_rules(config: SimConfig, given: Iterable[str], rules: Iterable[RuleSpec]) -> None:
+    """Raise ConfigError if one of the settings that were given is read by none of these rules."""
+    unread = unread_by_rules(rules)
+    for name in given:
+        if name in unread:
+            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
 
 
 def refuse_ignored_settings(
@@ -85,7 +111,15 @@ def refuse_ignored_settings(
         task: the task.
         function: the function that has returned the task; None: unknown.
     """
-    ignored = ignored_settings(config, task, function)
+    given, ignored = list(given), ignored_settings(config, task, function)
+    unread: dict[str, str] = {}
+    if task.training is None and (function is None or "settings" not in inspect.signature(function).parameters):
+        unread = {name: reader for name, reader in unread_settings(asdict(config)).items() if name in OF_TRAINING}
+    if config.task.partition(":")[0] == PAPERS and not isinstance(task.clients, Partitioned):
+        unread |= dict.fromkeys(OF_DIVISION, "a data set without owners")
+    for name in config.changed():
+        if name in unread and (name != "num_clients" or task.count != config.num_clients):
+            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
     for name in given:
         if name not in ignored or (name == "num_clients" and task.count == config.num_clients):
             continue

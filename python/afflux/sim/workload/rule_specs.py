@@ -98,16 +98,36 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     _refuse_commas(text, name)
     taken = rule_parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in taken}
-    for assignment in assignments:
-        option, equals, value = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"rule {text}: {assignment!r} is not option=value")
-        known(f"option of {name}:", option, taken)
+    for option, value in split_assignments(f"rule {text}", assignments, name, taken).items():
         try:
             options[option] = option_value(value, taken[option].annotation)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {text}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def split_assignments(what: str, assignments: Iterable[str], name: str, options: Iterable[str]) -> dict[str, str]:
+    """Return the values of `option=value` texts, by option.
+
+    Args:
+        what: what has these options, for errors.
+        assignments: the texts.
+        name: the name that has these options, for errors.
+        options: the options that there are.
+
+    Raises:
+        ConfigError: a text without "=", an unknown option, or an option that is given twice.
+    """
+    values: dict[str, str] = {}
+    for assignment in assignments:
+        option, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"{what}: {assignment!r} is not option=value")
+        known(f"option of {name}:", option, options)
+        if option in values:
+            raise ConfigError(f"{what}: {option} is given twice")
+        values[option] = value
+    return values
 
 
 def _split_label(text: str) -> tuple[str, str]:
@@ -183,9 +203,21 @@ def literal_choices(annotation: Any) -> list[Any]:
     return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
 
+#: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
+VALIDATION_VECTOR = "validation"
+
+
+def needs_validation_gradient(rule: Rule) -> bool:
+    """Return whether the rule's weights depend on a validation gradient."""
+    return VALIDATION_VECTOR in rule.needs.handed_in
+
+
 def _law(text: str) -> StalenessLaw:
-    name, _, rest = text.removesuffix(")").partition("(")
+    name, bracket, rest = text.partition("(")
     laws = registered_parts("staleness")
     known("staleness law", name, laws)
-    law: StalenessLaw = laws[name].cls(*(float(number) for number in rest.split(",") if number))
+    if bracket and not rest.endswith(")"):
+        raise ValueError(f"{text!r} has no closing bracket")
+    numbers = rest.removesuffix(")")
+    law: StalenessLaw = laws[name].cls(*(float(number) for number in numbers.split(",") if numbers))
     return law

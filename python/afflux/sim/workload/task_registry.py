@@ -13,7 +13,7 @@ from afflux.sim.workload.image_task import image_task
 from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.paper_task import paper_task
 from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
-from afflux.sim.workload.rule_specs import option_value
+from afflux.sim.workload.rule_specs import option_value, split_assignments
 from afflux.sim.workload.task import Task
 
 TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task, LORA: lora_task}
@@ -84,11 +84,8 @@ def _options(config: SimConfig, name: str, function: Callable[..., Any], assignm
     options = {option: getattr(config, option) for option in taken if option in settings}
     if "settings" in taken:
         options["settings"] = config
-    for assignment in assignments:
-        option, equals, value = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"task {config.task}: {assignment!r} is not option=value")
-        known(f"option of {name}:", option, [own for own in taken if own != "settings"])
+    own = [option for option in taken if option != "settings"]
+    for option, value in split_assignments(f"task {config.task}", assignments, name, own).items():
         try:
             options[option] = option_value(value, taken[option].annotation)
         except (TypeError, ValueError) as error:
