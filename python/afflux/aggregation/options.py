@@ -131,7 +131,7 @@ class ServerOptions:
             because one client could otherwise damage params and moments permanently. Default 1e15 if params are
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
             limit overflow within a million rounds, its first round raises an error. A model's buffers have the same
-            limit. The round of a lent vector checks its direction, and rejects vectors beyond the limit.
+            limit. The round of a lent vector checks each of its elements, and rejects a vector beyond the limit.
         max_norm: a vector with a larger Euclidean norm is refused; None: no limit. With a limit, vectors cannot be
             lent.
         clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,
