@@ -47,6 +47,10 @@ void check_numbers(const char* name, List<double> numbers, std::int64_t size, ch
   for (std::int64_t i = 0; i < size; ++i) check::finite("apply", {name, i}, numbers.data[i]);
 }
 
+void check_most(check::Name name, double most) {
+  if (!(most > 0.0)) check::fail("apply", name.str() + " is " + std::to_string(most) + ", must be greater than 0");
+}
+
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
   check::list("apply", "updates", stage.updates);
@@ -63,6 +67,9 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
     check::view("apply", name, update, pass.params.size);
     overlaps.read(name, update);
   }
+  check_most("combine.most", stage.most);
+  if (stage.most != kNoLimit && (pass.calibrate.kind != Calibration::none || pass.rule_vectors.vectors.size != 0))
+    check::fail("apply", "combine.most is for rounds without cached rows and without rule vectors");
 }
 
 void check_codec(const Pass& pass) {
@@ -175,13 +182,8 @@ void check_rule_vectors(const Pass& pass, check::Overlaps& overlaps) {
   check_held("rule_vectors.vectors", rule_vectors.vectors, "rule_vectors.outs", rule_vectors.outs, pass, overlaps);
 }
 
-void check_most(check::Name name, double most) {
-  if (!(most > 0.0)) check::fail("apply", name.str() + " is " + std::to_string(most) + ", must be greater than 0");
-}
-
 void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check_most("most", pass.most);
-  check_most("combine.most", pass.combine.most);
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
   check::type("apply", "out", pass.out.type, {pass.params.type});
   check::view("apply", "params", pass.params, pass.params.size);

@@ -52,9 +52,15 @@ AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   return pass.combine.updates.size < kManyUpdates || pass.rule_vectors.next.size > 0 ? kTile : kLongTile;
 }
 
-AFFLUX_FN bool all_within(const double* v, std::int64_t n, double most) {
-  Soundness sound(most);
-  simd::each(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.check(lanes.load(v + i)); });
+// Returns true if all updates that have a weight are valid. Their tiles are in the caches after `direction`.
+template <class T>
+AFFLUX_FN bool all_valid(const Combine& stage, Tile tile) {
+  Soundness sound(stage.most);
+  for (std::int64_t k = 0; k < stage.updates.size; ++k) {
+    if (stage.weights.data[k] == 0.0) continue;
+    const T* const update = tile_of<T>(stage.updates.data[k], tile);
+    simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.check(lanes.load(update + i)); });
+  }
   return sound.everywhere();
 }
 
@@ -80,14 +86,16 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
     if (end - tile.begin < size) tile.size = end - tile.begin;
     if (!from_zero) wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
-      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v); });
+      with_type(updates, [&](auto sample) AFFLUX_INLINE {
+        direction<decltype(sample)>(pass, heads, memory, tile, v);
+        if (pass.combine.most != kNoLimit) sound = all_valid<decltype(sample)>(pass.combine, tile) && sound;
+      });
     // renew() has memory for a short tile only. Long tiles exist only with rotated rows here, for which `together` is
     // false.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       sound = renew(pass, updates, part, together ? v : nullptr) && sound;
     }
-    if (pass.combine.most != kNoLimit) sound = all_within(v, tile.size, pass.combine.most) && sound;
     sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;
   }
   return sound;

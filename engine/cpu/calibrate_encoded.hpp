@@ -76,16 +76,16 @@ AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, con
   });
 }
 
-// Returns an update's run as float32 with zeros after its end: in place if it is one already, else in x. float64 is
+// Returns an update's run as float32, padded after its end: in place if it is one already, else in x. float64 is
 // rounded; a value beyond the range of float32 becomes the largest finite value.
-AFFLUX_FN const float* as_floats(const float* update, std::int64_t n, std::int64_t run, float* x) {
-  return padded(update, n, run, x);
+AFFLUX_FN const float* as_floats(Codec codec, const float* update, std::int64_t n, float* x) {
+  return padded(codec, update, n, x);
 }
 template <class T>
-AFFLUX_FN const float* as_floats(const T* update, std::int64_t n, std::int64_t run, float* x) {
+AFFLUX_FN const float* as_floats(Codec codec, const T* update, std::int64_t n, float* x) {
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { lanes.copy(update + i, x + i); });
-  for (std::int64_t i = n; i < run; ++i) x[i] = 0.0f;
   for (std::int64_t i = 0; sizeof(T) == sizeof(double) && i < n; ++i) x[i] = formula::finite_float(x[i]);
+  pad(codec, x, n);
   return x;
 }
 
@@ -167,7 +167,7 @@ AFFLUX_FN void add_runs(const RunPlan& plan, const Pass& pass, bool first, Tile 
     for (int k = 0; k < some.count; ++k) {
       const T* const update = some.updates[k] + i;
       float* const x = scratch.x + k * run;
-      const float* const from = as_floats(update, n, run, x);
+      const float* const from = as_floats(plan.codec, update, n, x);
       const int encoding = some.encoding_of[k];
       if (encoding >= 0) some.encodings[encoding].from = from;
       some.arrivals[k].later = reinterpret_cast<const char*>(update) + plan.rest();

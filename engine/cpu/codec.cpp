@@ -236,7 +236,7 @@ void encode(Codec codec, const RowHead& head, const void* vector, unsigned char*
   alignas(64) float scratch[kBlock], decoded[kBlock];
   for (std::int64_t i = begin; i < end; i += run) {
     const std::int64_t n = end - i < run ? end - i : run;
-    const float* const from = padded(static_cast<const float*>(vector) + i, n, run, scratch);
+    const float* const from = padded(codec, static_cast<const float*>(vector) + i, n, scratch);
     const Encoding one{&head, from, nullptr, row, decoded};
     code_runs(codec, {i, n, nullptr, 0, &one, 1, kUsualLookahead});
   }

@@ -4,6 +4,7 @@
 #include "api/kernels.hpp"
 #include "cpu/simd.hpp"
 #include "formula/codec.hpp"
+#include "formula/reduce.hpp"
 
 namespace afflux::AFFLUX_ISA {
 
@@ -34,7 +35,7 @@ struct Lookahead {
 constexpr Lookahead kUsualLookahead{simd::kPrefetchDistance, false};
 
 // The runs from element `begin` on of up to kTogether rows, some to decode and some to encode. Float16 and bfloat16
-// rows have n elements; for other codecs runs are whole, and `from` has zeros after the vector's end.
+// rows have n elements; for other codecs runs are whole, and `from` is padded after the vector's end (see pad).
 struct Runs {
   std::int64_t begin, n;
   const Decoding* decodings;
@@ -63,10 +64,22 @@ AFFLUX_FN std::int64_t plain_bytes(Codec codec) {
   return codec.coding == Coding::float32 ? 4 : codec.coding == Coding::float64 ? 8 : 0;
 }
 
-// Returns `part` with zeros up to a whole run, in `scratch`; returns `part` itself if it is whole.
-AFFLUX_FN const float* padded(const float* part, std::int64_t n, std::int64_t run, float* scratch) {
-  if (n == run) return part;
-  for (std::int64_t i = 0; i < run; ++i) scratch[i] = i < n ? part[i] : 0.0f;
+// Sets x[n, run) to what follows the n elements of a short run: its least element if the run has a grid of its own, so
+// that the grid is that of the elements; else zeros.
+AFFLUX_FN void pad(Codec codec, float* x, std::int64_t n) {
+  float rest = 0.0f;
+  if (codec.coding == Coding::affine) {
+    rest = x[0];
+    for (std::int64_t i = 1; i < n; ++i) rest = formula::lesser(rest, x[i]);
+  }
+  for (std::int64_t i = n; i < run_of(codec); ++i) x[i] = rest;
+}
+
+// Returns `part` padded to a whole run, in `scratch`; returns `part` itself if it is whole.
+AFFLUX_FN const float* padded(Codec codec, const float* part, std::int64_t n, float* scratch) {
+  if (n == run_of(codec)) return part;
+  for (std::int64_t i = 0; i < n; ++i) scratch[i] = part[i];
+  pad(codec, scratch, n);
   return scratch;
 }
 

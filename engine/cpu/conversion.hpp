@@ -19,8 +19,8 @@ __attribute__((noinline)) const X* read_as(Type type, const void* vector, std::i
 }
 
 // Returns base[0, n) rounded to Narrow and widened again, in `room`.
-template <class Narrow, class P>
-AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
+template <class Narrow, class W>
+AFFLUX_FN const W* rounded_through(const W* base, std::int64_t n, W* room) {
   for (std::int64_t i = 0; i < n; ++i) {
     Narrow seen;
     formula::narrow(base[i], &seen);
@@ -31,36 +31,36 @@ AFFLUX_FN const P* rounded_through(const P* base, std::int64_t n, P* room) {
 
 // Returns base[0, n) rounded to this type, in which the client has received it: in `room`, or in place if nothing is
 // rounded.
-template <class P>
-__attribute__((noinline)) const P* seen_as(Type type, const P* base, std::int64_t n, P* room) {
+template <class W>
+__attribute__((noinline)) const W* seen_as(Type type, const W* base, std::int64_t n, W* room) {
   if (type == Type::float16) return rounded_through<Float16>(base, n, room);
   if (type == Type::bfloat16) return rounded_through<Bfloat16>(base, n, room);
-  if (type == Type::float32 && sizeof(P) > 4) return rounded_through<float>(base, n, room);
+  if (type == Type::float32 && sizeof(W) > 4) return rounded_through<float>(base, n, room);
   return base;
 }
 
-template <formula::Change kChange, class P, class T>
-AFFLUX_FN void change_all(const typename formula::Sent<kChange, P>::Type* __restrict sent, const P* __restrict base,
-                          double scale, std::int64_t n, T* __restrict slot) {
+template <formula::Change kChange, class W, class T>
+AFFLUX_FN void change_all(const W* __restrict sent, const W* __restrict base, double scale, std::int64_t n,
+                          T* __restrict slot) {
+  using C = formula::Computed<kChange, W, T>;
   for (std::int64_t i = 0; i < n; ++i) {
-    P seen{};
-    if constexpr (formula::reads_base(kChange)) seen = base[i];
-    formula::narrow(formula::changed<kChange, P>(sent[i], seen, scale), slot + i);
+    C seen{};
+    if constexpr (formula::reads_base(kChange)) seen = static_cast<C>(base[i]);
+    formula::narrow(formula::changed<kChange, C>(static_cast<C>(sent[i]), seen, scale), slot + i);
   }
 }
 
-// Converts n elements, at most a block: those of the part from `at` on, with those of the base from `begin` on.
-template <class P, class T>
+// Converts n elements, at most a block: those of the part from `at` on, with those of the base from `begin` on. W is a
+// type that holds both exactly.
+template <class W, class T>
 AFFLUX_FN void change_piece(const PartChange& how, const Part& part, std::int64_t at, std::int64_t begin,
                             std::int64_t n, T* slot) {
   formula::with_change(how.change, [&](auto change) AFFLUX_INLINE {
     constexpr formula::Change kChange = decltype(change)::value;
-    using Sent = typename formula::Sent<kChange, P>::Type;
-    Sent sent_room[kBlock];
-    P base_room[kBlock];
-    const Sent* const sent = read_as(part.type, part.data, at, n, sent_room);
-    const P* base = nullptr;
-    if constexpr (formula::reads_base(kChange)) base = static_cast<const P*>(how.base) + begin;
+    W sent_room[kBlock], base_room[kBlock];
+    const W* const sent = read_as(part.type, part.data, at, n, sent_room);
+    const W* base = nullptr;
+    if constexpr (formula::reads_base(kChange)) base = read_as(how.base_type, how.base, begin, n, base_room);
     if constexpr (formula::subtracts_base(kChange)) base = seen_as(part.type, base, n, base_room);
     change_all<kChange>(sent, base, how.scale, n, slot);
   });

@@ -1,7 +1,7 @@
-// Common rounds in registers: {no rows, plain rows} x {every step} x {float32, bfloat16 updates}, and one rule vector
-// without rows and with the step sgd; all with float32 params. They are composed of the functions that the tiles call
-// (apply.cpp), and give the same bits. The direction is never stored to memory, so that the rounds are not slower than
-// memory, even where memory is about as fast as L1.
+// Common rounds in registers: {no rows, plain rows} x {every step} x {float32, bfloat16 updates}; and one rule vector,
+// or updates that are checked, without rows and with the step sgd; all with float32 params. They are composed of the
+// functions that the tiles call (apply.cpp), and give the same bits. The direction is never stored to memory, so that
+// the rounds are not slower than memory, even where memory is about as fast as L1.
 #include "cpu/fused.hpp"
 
 #include "cpu/codec.hpp"
@@ -79,15 +79,9 @@ template <class Updates, class Targets, bool kStreams>
 __attribute__((noinline)) bool fuse(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   Updates from(pass, memory);
   Targets to(pass, memory);
-  const bool limited = pass.combine.most != kNoLimit;
-  Soundness within(pass.combine.most);
-  for (std::int64_t i = begin; i < end; i += simd::kWide) {
-    const simd::Pack direction = from.direction(i);
-    if (limited) within.check(direction);
-    to.move(i, direction);
-  }
+  for (std::int64_t i = begin; i < end; i += simd::kWide) to.move(i, from.direction(i));
   if (kStreams) simd::stored_streams();
-  return from.sound() && to.sound() && within.everywhere();
+  return from.sound() && to.sound();
 }
 
 template <class Updates, bool kStreams>
@@ -104,8 +98,10 @@ AFFLUX_FN bool fuse_step(const Pass& pass, const MemoryUse& memory, std::int64_t
 
 template <class U, bool kStreams>
 AFFLUX_FN bool fuse_updates(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
-  if (pass.rule_vectors.vectors.size == 0) return fuse_step<CombinedUpdates<U>, kStreams>(pass, memory, begin, end);
   using Targets = StepTargets<StepKind::sgd, 0, kStreams>;
+  if (pass.combine.most != kNoLimit) return fuse<CombinedUpdates<U, true>, Targets, kStreams>(pass, memory, begin, end);
+  if (pass.rule_vectors.vectors.size == 0)
+    return fuse_step<CombinedUpdates<U, false>, kStreams>(pass, memory, begin, end);
   return fuse<RenewingUpdates<U, kStreams>, Targets, kStreams>(pass, memory, begin, end);
 }
 
@@ -131,6 +127,7 @@ AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t
 bool can_fuse(const Pass& pass, Type updates) {
   if (pass.params.type != Type::float32 || (updates != Type::float32 && updates != Type::bfloat16)) return false;
   if (!can_fuse(pass.rule_vectors, pass)) return false;
+  if (pass.combine.most != kNoLimit && pass.step.kind != StepKind::sgd) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
   std::int64_t count = 0;
   const bool holds = pass.rule_vectors.vectors.size > 0;  // then any update may be read for the rule vector

@@ -46,27 +46,31 @@ class WeightedParams {
   double weight_;
 };
 
-// The direction without rows and without rule vectors, from updates of type U.
-template <class U>
+// The direction without rows and without rule vectors, from updates of type U. kChecks: their elements are compared
+// with combine.most.
+template <class U, bool kChecks>
 class CombinedUpdates {
  public:
-  AFFLUX_INLINE CombinedUpdates(const Pass& pass, const MemoryUse& memory) : params_(pass), ahead_(memory.prefetch) {
+  AFFLUX_INLINE CombinedUpdates(const Pass& pass, const MemoryUse& memory)
+      : params_(pass), ahead_(memory.prefetch), sound_(pass.combine.most) {
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
       if (!has_work(pass, k)) continue;
       updates_[count_] = static_cast<const U*>(pass.combine.updates.data[k].data);
       weights_[count_++] = pass.combine.weights.data[k];
     }
   }
-  AFFLUX_INLINE simd::Pack direction(std::int64_t i) const {
+  AFFLUX_INLINE simd::Pack direction(std::int64_t i) {
     const simd::VectorPack lanes;
     simd::Pack sum = params_.direction(i);
     for (int k = 0; k < count_; ++k) {
       lanes.prefetch(updates_[k] + i, ahead_);
-      sum = formula::weighted(sum, lanes.fill(weights_[k]), lanes.load(updates_[k] + i));
+      const simd::Pack values = lanes.load(updates_[k] + i);
+      if (kChecks) sound_.check(values);
+      sum = formula::weighted(sum, lanes.fill(weights_[k]), values);
     }
     return sum;
   }
-  AFFLUX_INLINE bool sound() const { return true; }  // it writes nothing
+  AFFLUX_INLINE bool sound() const { return !kChecks || sound_.everywhere(); }
 
  private:
   WeightedParams params_;
@@ -74,6 +78,7 @@ class CombinedUpdates {
   const U* updates_[kMostFused];
   double weights_[kMostFused];
   int count_ = 0;
+  Soundness sound_;
 };
 
 // The direction without rows and with one rule vector, which is replaced in the same sweep, or only read.

@@ -78,10 +78,10 @@ AFFLUX_FN void gather(const Part*& part, const PartChange* change, std::int64_t 
     const std::int64_t n = (part[1].begin < end ? part[1].begin : end) - begin;
     const std::int64_t at = begin - part->begin;
     if (change != nullptr)
-      if (change->base_type == Type::float32)
-        change_piece<float>(*change, *part, at, begin, n, values);
-      else
+      if (change->base_type == Type::float64 || part->type == Type::float64)
         change_piece<double>(*change, *part, at, begin, n, values);
+      else
+        change_piece<float>(*change, *part, at, begin, n, values);
     else if (part->type == TypeOf<T>::value)
       copy(part, at, n, ahead, values);
     else

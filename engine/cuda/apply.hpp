@@ -37,7 +37,7 @@ struct ApplyBody {
     } else if (renews) {
       sound = renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
     } else {
-      combine<U>(pass.combine.updates, pass.combine.weights.data, span, v);
+      sound = combine<U>(pass.combine.updates, pass.combine.weights.data, span, v, pass.combine.most);
     }
     finish<P>(sweep, span, v, sound);
   }

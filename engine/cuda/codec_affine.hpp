@@ -65,6 +65,7 @@ struct Affine {
       high[thread] = -__builtin_inff();
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
+        if (tile.of(thread) + j >= tile.size && tile.has_run(thread)) continue;
         low[thread] = formula::lesser(low[thread], x[thread].at[j]);
         high[thread] = formula::greater(high[thread], x[thread].at[j]);
       }
@@ -77,7 +78,11 @@ struct Affine {
       const formula::Grid grid = own ? formula::grid_over(low[thread], high[thread], bits)
                                      : formula::Grid{head.low, head.step, formula::per_step(head.step, bits)};
       const std::uint64_t random = formula::block_bits(head.key, tile.run(thread) / kCodecBlock);
-      words[thread] = codes(x[thread], grid, bits, own, random, thread % kWarp * kFour, decoded[thread]);
+      Vector4<float> elements = x[thread];
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int j = 0; j < kFour; ++j)  // the least element of a short run follows its end
+        if (own && tile.of(thread) + j >= tile.size) elements.at[j] = low[thread];
+      words[thread] = codes(elements, grid, bits, own, random, thread % kWarp * kFour, decoded[thread]);
       if (row == nullptr || !own || thread % kWarp != 0 || !tile.has_run(thread)) return;
       float* const facts = reinterpret_cast<float*>(row + formula::place(tile.codec, tile.run(thread)).facts);
       facts[0] = grid.low;

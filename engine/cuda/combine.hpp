@@ -28,13 +28,21 @@ AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Lo
   }
 }
 
-// Adds sum_k weights[k] * list[k] to `sum`; a vector whose weight is 0 is not read.
+// Adds sum_k weights[k] * list[k] to `sum`; a vector whose weight is 0 is not read. Returns true if no element of the
+// others is beyond `most`.
 template <class T, class Vector, class Span>
-AFFLUX_DEVICE void combine(const List<Vector>& list, const double* weights, const Span& span, Doubles& sum) {
+AFFLUX_DEVICE bool combine(const List<Vector>& list, const double* weights, const Span& span, Doubles& sum,
+                           double most = kNoLimit) {
+  bool sound = true;
   in_batches<Vector4<T>>(
       list.size, [&](std::int64_t k) { return weights[k] != 0.0; },
       [&](std::int64_t k) { return span.template load<T>(list.data[k].data); },
-      [&](std::int64_t k, const Vector4<T>& read) { add_weighted(sum, weights[k], doubles(read)); });
+      [&](std::int64_t k, const Vector4<T>& read) {
+        const Doubles values = doubles(read);
+        if (most != kNoLimit) sound = all_within(values, most) && sound;
+        add_weighted(sum, weights[k], values);
+      });
+  return sound;
 }
 
 }  // namespace afflux::cuda

@@ -63,16 +63,17 @@ struct IngestBody {
     } else {
       formula::with_change(change.change, [&](auto kind) {
         constexpr formula::Change kChange = decltype(kind)::value;
-        P base{};
-        if constexpr (formula::reads_base(kChange)) base = on_device<P>(change.base)[i];
+        using W = std::conditional_t<sizeof(From) == 8 || sizeof(P) == 8, double, float>;
+        using C = formula::Computed<kChange, W, T>;
+        W base{};
+        if constexpr (formula::reads_base(kChange)) base = static_cast<W>(on_device<P>(change.base)[i]);
         if constexpr (formula::subtracts_base(kChange)) {
           From seen{};
           formula::narrow(base, &seen);
           formula::narrow(formula::widened(seen), &base);
         }
-        typename formula::Sent<kChange, P>::Type wide{};
-        formula::narrow(formula::widened(sent), &wide);
-        formula::narrow(formula::changed<kChange, P>(wide, base, change.scale), &value);
+        const C wide = static_cast<C>(formula::widened(sent));
+        formula::narrow(formula::changed<kChange, C>(wide, static_cast<C>(base), change.scale), &value);
       });
     }
     return value;

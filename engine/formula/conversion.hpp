@@ -21,39 +21,28 @@ AFFLUX_FN constexpr bool subtracts_base(Change change) {
   return change == Change::subtract || change == Change::subtract_divide;
 }
 
-// The type to which a sent value is converted first: P, the type of the base, if both are then added or subtracted;
-// else float64.
-template <Change kChange, class P>
-struct Sent {
-  using Type = double;
-};
-template <class P>
-struct Sent<Change::subtract, P> {
-  using Type = P;
-};
-template <class P>
-struct Sent<Change::subtract_divide, P> {
-  using Type = P;
-};
-template <class P>
-struct Sent<Change::add, P> {
-  using Type = P;
-};
+// The type in which values of type W are converted for a slot of type T: float64, as defined in afflux.hpp. A sum or
+// difference of float32 values is computed in float32 unless the slot is float64, with the same bits: a float64 has at
+// least 2 * 24 + 2 significant bits, so rounding to it first changes no result (Figueroa 1995).
+template <Change kChange, class W, class T>
+using Computed =
+    std::conditional_t<(kChange == Change::subtract || kChange == Change::add) && sizeof(W) == 4 && sizeof(T) <= 4,
+                       float, double>;
 
-// Returns the converted value. Each operation is rounded once, to its own type. A base that is subtracted must be
-// rounded already to the type in which the client has received it.
-template <Change kChange, class P>
-AFFLUX_FN auto changed(typename Sent<kChange, P>::Type sent, P base, double scale) {
+// Returns the converted value, which the caller rounds to the slot's type. A base that is subtracted must be rounded
+// already to the type in which the client has received it.
+template <Change kChange, class C>
+AFFLUX_FN C changed(C sent, C base, double scale) {
   if constexpr (kChange == Change::subtract) {
     return sent - base;
   } else if constexpr (kChange == Change::subtract_divide) {
-    return -static_cast<double>(sent - base) / scale;
+    return -(sent - base) / scale;
   } else if constexpr (kChange == Change::divide) {
     return -sent / scale;
   } else if constexpr (kChange == Change::multiply) {
     return -sent * scale;
   } else if constexpr (kChange == Change::multiply_add) {
-    return base + static_cast<P>(-sent * scale);
+    return base + -sent * scale;
   } else {
     return base + sent;
   }

@@ -1,5 +1,7 @@
 """Encoded rows: the bytes of docs/codecs.md (rows.py) on any machine; errors, bias and limits of codecs."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,6 +126,46 @@ def test_a_constant_vector(codec):
 
 
 @pytest.mark.parametrize("codec", AFFINE, ids=repr)
+@pytest.mark.parametrize("size", [1, 72, 128 + 1, 2048 + 127])
+def test_a_short_last_block_has_the_grid_of_its_elements(codec, size):
+    """A constant one is exact, and what is far from 0 is not coded as if zeros followed. So in the sweep of a round."""
+    constant = np.full(size, 1.0, np.float32)
+    assert there_and_back(codec, constant).tolist() == constant.tolist()
+    far = np.linspace(1000, 1001, size, dtype=np.float32)
+    step = max(float(np.ptp(far)), 2.0**-90) / (2 ** int(codec.name[-1]) - 1)
+    assert np.abs(there_and_back(codec, far) - far).max() <= step * 1.001
+    for dtype in (np.float32, np.float64):
+        row, total = empty_row(codec, size), np.zeros(size)
+        stage = ops.CachedDifference(total, 1, [None], [row], codec, [facts_of(far)])
+        combine = ops.Combine([far.astype(dtype)], np.ones(1))
+        ops.apply(ops.Pass(np.zeros_like(far), np.zeros_like(far), combine, stage, ops.Sgd(1.0)))
+        assert row.tobytes() == rows.encode(codec.name, far, *facts_of(far))
+        assert bits(total) == bits(decoded(codec, row, size).astype(float))
+
+
+@pytest.mark.parametrize("codec", [codec for codec in AFFINE if not codec.ranged], ids=repr)
+def test_rows_whose_short_block_was_coded_with_zeros_are_decoded_as_before(rng, codec):
+    """As older stores hold them: the grid is in the row, so the decoder need not know how it was chosen."""
+    whole = np.concatenate([rng.standard_normal(200) + 3, np.zeros(56)]).astype(np.float32)
+    row = encoded(codec, whole)
+    row.view("<i8")[1] = 200  # d, in the head
+    assert bits(decoded(codec, row, 200)) == bits(rows.decode(codec.name, encoded(codec, whole).tobytes(), 256)[:200])
+
+
+@pytest.mark.parametrize("codec", [codec for codec in AFFINE if not codec.ranged], ids=repr)
+def test_values_beyond_the_largest_grid_become_its_last_point(codec):
+    """The least element counts at most 2^126, the step at most 2^119, so magnitudes up to 2^118 never saturate."""
+    levels = 2 ** int(codec.name[-1]) - 1
+    for low, high in ((0.0, 2.0**127), (-(2.0**126), 2.0**127), (-HUGE, HUGE)):
+        last = float(there_and_back(codec, np.float32([low, high]))[1])
+        assert abs(last - min(high, low + levels * 2.0**119)) <= levels * 2.0**119 * 2.0**-14
+    assert there_and_back(codec, np.full(3, 2.0**127, np.float32)).tolist() == [2.0**126] * 3
+    assert there_and_back(codec, np.full(3, 2.0**126, np.float32)).tolist() == [2.0**126] * 3
+    back = there_and_back(codec, np.float32([-(2.0**118), 2.0**118]))
+    assert abs(float(back[1]) - 2.0**118) <= 2.0**119 * 2.0**-14
+
+
+@pytest.mark.parametrize("codec", AFFINE, ids=repr)
 def test_an_affine_value_becomes_one_of_its_two_neighbours(rng, codec):
     x = rng.standard_normal(2048).astype(np.float32)
     levels = 2 ** int(codec.name[-1]) - 1
@@ -169,6 +211,80 @@ ERRORS = {
     "affine-vector-1": (17, 23), "rotated-4": (0.85 * 0.0096, 1.15 * 0.0096), "rotated-2": (0.85 * 0.13, 1.15 * 0.13),
     "rotated-1": (0.85 * 0.57, 1.15 * 0.57), "float16": (3e-8, 6e-8), "bfloat16": (2e-6, 4e-6),
 }  # fmt: skip
+
+
+#: Bits, values beside zeros in 128 that are rotated, and the mean error over keys: the largest that a search had.
+FEW_VALUES = [
+    (1, [1, 1], 1.0),
+    (1, [1, 1, 1, 1], 1.5),
+    (2, [1, 0.0184], 0.266),
+    (4, [1, 0.187], 0.0143),
+    (4, [1, 0.79882, 0.79876, 0.20444], 0.0195),
+]
+#: The bound of the mean error over keys, on any vector.
+MOST_ERROR = {1: 2.0, 2: 0.6, 4: 0.05}
+
+
+def rotated_errors(bits, values, keys=200):
+    """The errors with these keys in each of 16 rotations that hold the values, and the norm of the mean error."""
+    x = np.zeros((128, 16), np.float32)
+    x[: len(values)] = np.float32(values)[:, None]
+    errors = np.array(
+        [there_and_back(codecs.rotated(bits), x.ravel(), key).reshape(x.shape) - x for key in range(keys)]
+    )
+    square = float(np.sum(x[:, 0] ** 2.0))
+    return np.sum(errors**2.0, axis=1).ravel() / square, float(np.sum(errors.mean((0, 2)) ** 2.0) / square) ** 0.5
+
+
+@pytest.mark.parametrize(("bits", "values", "error"), FEW_VALUES, ids=str)
+def test_the_largest_errors_of_rotated_rows(bits, values, error):
+    """Of few values they are far above EDEN's; those of two values are the same with every key, and all bias."""
+    errors, bias = rotated_errors(bits, values)
+    deviation = errors.std() / errors.size**0.5
+    assert abs(errors.mean() - error) <= 5.5 * deviation + 0.01 * error
+    if len(values) == 2:
+        assert errors.std() < 1e-3 * error
+        assert values == [1, 1] or abs(bias - error**0.5) < 0.01 * bias
+    fourth, square = (sum(float(value) ** power for value in values) for power in (4, 2))
+    if bits == 1:  # equal for two and for four equal values
+        assert abs(errors.mean() - 2 * (1 - fourth / square**2)) <= 5.5 * deviation + 1e-5
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_the_error_of_rotated_rows_on_any_vector(rng, bits):
+    """Below its bound; at 1 bit, below 2 (1 - sum x^4 / (sum x^2)^2); EDEN's if 32 of 128 values are of one size."""
+    for count in (1, 2, 3, 4, 8, 128):
+        for values in (rng.standard_normal(count), 0.5 ** np.arange(count), np.linspace(1, 2, count)):
+            errors, bias = rotated_errors(bits, values, keys=12)
+            most = min(MOST_ERROR[bits], 2 * (1 - np.sum(values**4) / np.sum(values**2) ** 2) if bits == 1 else 9)
+            assert errors.mean() <= most + 5.5 * errors.std() / errors.size**0.5 + 1e-5
+            assert bias <= MOST_ERROR[bits] ** 0.5
+    spread, _ = rotated_errors(bits, np.ones(32))
+    eden = {1: 0.571, 2: 0.1321, 4: 0.0096}[bits]
+    assert abs(spread.mean() - eden) <= 5.5 * spread.std() / spread.size**0.5 + eden / 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("bits", "multiplier", "least"), [(2, 0.084, 0.35), (4, 0.0103, 0.85)])
+def test_the_bound_of_rotated_errors_is_that_of_a_linear_program(bits, multiplier, least):
+    """With any y of mean square 1, mean(level^2) / mean(y level)^2 - multiplier mean(y^4) has a maximum;
+    3 multipliers, for the largest expectation of mean(y^4), bring it to the bound of the error plus 1.
+    """
+    linprog = pytest.importorskip("scipy.optimize").linprog
+    thresholds = np.array(rows.THRESHOLDS[bits])
+    y = np.concatenate([np.linspace(0, 3.2, 801), np.linspace(3.2, 128**0.5, 408), thresholds])
+    level = np.array(rows.LEVELS[bits])[(y[:, None] > thresholds).sum(1)]
+    y, level = (
+        np.append(y, thresholds),
+        np.append(level, rows.LEVELS[bits][1:]),
+    )  # a threshold has both levels
+    largest, edges = 0.0, np.geomspace(least, 1.2, 160)
+    for low, high in pairwise(edges):  # of mean(y level)
+        gain = level**2 / low**2 - multiplier * y**4
+        between = np.stack([y * level, -y * level])
+        found = linprog(-gain, between, [high, -low], np.stack([np.ones_like(y), y**2]), [1, 1])
+        largest = max(largest, -found.fun if found.status == 0 else 0.0)
+    assert 0.9 * MOST_ERROR[bits] < largest + 3 * multiplier - 1 < MOST_ERROR[bits]
 
 
 @each

@@ -29,16 +29,16 @@ def as_client_saw(base, dtype):
 
 
 def converted(given, wanted, sent, dtype, base):
-    """The paper's formulas, one operation after the other, in NumPy. `sent` holds values of `dtype`, exactly."""
-    update = sent
+    """The paper's formulas in float64, in NumPy. `sent` holds values of `dtype`, exactly."""
+    update = sent.astype(np.float64)
     if given == "model":
-        update = sent.astype(base.dtype) - as_client_saw(base, dtype)
+        update = update - as_client_saw(base, dtype)
     elif given == "gradient":
-        update = -sent.astype(np.float64) * SCALE
+        update = -update * SCALE
     if wanted == "gradient":
-        return -update.astype(np.float64) / SCALE
+        return -update / SCALE
     if wanted == "model":
-        return base + update.astype(base.dtype)
+        return base + update
     return update
 
 
@@ -75,6 +75,20 @@ def test_the_bits_of_converting_first(isa, pair, dtype, base_dtype, slot_dtype, 
         assert bits(values(slot)) == bits(expected)
         plain = empty(slot_dtype, size)
         assert facts == ops.ingest(expected, plain)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("model", "update"), ("update", "model")])
+def test_a_difference_of_float32_is_that_of_numpy(isa, rng, given, wanted):
+    """Rounding the float64 result is float32 arithmetic, also where exponents differ by more than float64 can hold."""
+    sent, base = (np.ldexp(1 + rng.random(4096), rng.integers(-149, 127, 4096)).astype(np.float32) for _ in range(2))
+    sent[::2] = base[::2] * np.float32(1 + 2**-22)
+    sent[1::4] *= np.float32(-1)
+    slot = np.empty(4096, np.float32)
+    ops.ingest(sent, slot, conversion=ops.Conversion(given, wanted, base))
+    assert bits(slot) == bits(sent - base if wanted == "update" else base + sent)
+    wide = np.empty(4096)
+    ops.ingest(sent, wide, conversion=ops.Conversion(given, wanted, base))  # a float64 slot has the float64 result
+    assert bits(wide) == bits(sent - base.astype(np.float64) if wanted == "update" else base + sent.astype(np.float64))
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from afflux import AffluxError, _engine, codecs, ops
 from conftest import ISAS, THREADS, bits
 from pairwise import pairwise
 from test_stages import CACHES, KINDS, Round, same, step_of
+from test_types import buffer
 
 pytestmark = pytest.mark.usefixtures("policy_after")
 TILED = "prefetch=2048,stream=never,stages=tiled,rows=copied"
@@ -151,25 +153,56 @@ def test_outputs_elsewhere_and_in_place(isa, rng, at, rows):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3.4e38, -5.0])
 def test_what_is_not_sound_is_found_wherever_it_is(isa, kind, wrong):
-    """In each lane of a pack and in what is left over: by the direction's limit, and by that of what is written."""
+    """In each lane of a pack and in what is left over: by the limit of updates, which cancel here, and by that of what
+    is written."""
     size = 4 * 32 + 11
     step, _ = step_of(kind)
 
-    def sound(at, most, direction_most):
+    def sound(at, most, update_most):
         update = np.zeros(size)
         update[at] = wrong
-        combine = ops.Combine([update.astype(np.float32)], np.ones(1), most=direction_most)
+        updates = [update.astype(np.float32)]
+        updates += [-updates[0]] if update_most < np.inf else []
+        combine = ops.Combine(updates, np.ones(len(updates)), most=update_most)
         params, states = np.zeros(size, np.float32), [np.zeros(size, np.float32) for _ in range(KINDS[kind])]
         done = []
         ops.apply(ops.Pass(params, params, combine, step=step, states=states, most=most), done=done)
         return done
 
-    for at, (most, direction_most) in product(range(size), ((1e-6, np.inf), (np.inf, 4.0))):
-        expected = under(TILED, sound, at, most, direction_most)
-        assert under(POLICIES[0], sound, at, most, direction_most) == expected
-        if direction_most == 4.0:
+    for at, (most, update_most) in product(range(size), ((1e-6, np.inf), (np.inf, 4.0))):
+        expected = under(TILED, sound, at, most, update_most)
+        assert under(POLICIES[0], sound, at, most, update_most) == expected
+        if update_most == 4.0:
             assert expected == [False]
     assert under(POLICIES[0], sound, 0, np.inf, 6.0) == [wrong == -5.0]
+
+
+@pytest.mark.parametrize("updates_type", ["float32", "float64", "bfloat16"])
+def test_the_limit_of_updates_is_that_of_each_element(isa, rng, updates_type):
+    """Of any number of updates, whatever their weights and the direction; one without a weight is not read."""
+    size, wrong = 2048 + 45, np.zeros(2048 + 45)
+    wrong[[5, 2090]] = 5.0, -5.0
+    for count, index in ((1, 0), (10, 3), (33, 32), (65, 20)):
+        updates = [buffer(updates_type, np.zeros(size)) for _ in range(count)]
+        weights = np.full(count, 1e-300)
+        for value, weight, most in product((wrong, np.where(wrong, np.nan, 0)), (1e-300, 0.0), (5.0, 4.9)):
+            updates[index], weights[index] = buffer(updates_type, value), weight
+            combine = ops.Combine(updates, weights, most=most)
+            params = np.ones(size, np.float32)
+            for policy in (TILED, *POLICIES[:2]):
+                done = []
+                sweep = ops.Pass(params, np.empty_like(params), combine, step=ops.Sgd(1.0))
+                under(policy, partial(ops.apply, sweep, done=done))
+                assert done == [weight == 0 or (most == 5.0 and value is wrong)], (policy, count)
+
+
+def test_the_limit_of_updates_is_for_rounds_that_replace_nothing():
+    x, total = np.ones(3, np.float32), np.zeros(3)
+    combine = ops.Combine([x], np.ones(1), most=1.0)
+    rows = ops.CachedDifference(total, 1, [None], [x.copy()])
+    for cache, vectors in ((rows, None), (None, ops.RuleVectors([x.copy()], np.ones(1)))):
+        with pytest.raises(AffluxError, match=r"\[apply\] combine.most is for rounds without cached rows and"):
+            ops.apply(ops.Pass(x, np.empty_like(x), combine, cache, ops.Sgd(1.0), rule_vectors=vectors))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -254,6 +254,22 @@ def test_apply_tells_whether_the_direction_was_finite(value):
 
 
 @needs_device
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_apply_tells_whether_the_updates_are_within_their_limit(kind):
+    """Each element, though the direction is 0; not those of an update without a weight."""
+    values = np.zeros(5000, np.float32)
+    values[[7, 4999]] = 5.0, -5.0
+    raw = [(v.view(np.uint32) >> 16 if kind == "bfloat16" else v).astype(STORED[kind]) for v in (values, -values)]
+    pair = [put(array, kind) for array in raw]
+    params = put(np.zeros(5000, np.float32))
+    for weight, most in ((0.5, 5.0), (0.5, 4.0), (0.0, 4.0)):
+        done = []
+        combine = ops.Combine(pair, np.full(2, weight), most=most)
+        ops.apply(ops.Pass(params, params, combine), done=done)
+        assert done == [weight == 0 or most == 5.0]
+
+
+@needs_device
 def test_what_lies_elsewhere_is_refused():
     x = np.ones(5, np.float32)
     with on_host():

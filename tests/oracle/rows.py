@@ -139,8 +139,10 @@ def halves(name, x):
     return (np.minimum(rounded, u32(0x7F7F)) | ((bits >> u32(16)) & u32(0x8000))).astype(np.uint16)
 
 
-def padded(x, block):
-    return np.concatenate([x, np.zeros(-len(x) % block, f32)])
+def padded(x, block, least=False):
+    """Zeros follow, or the least element of a short last block."""
+    short = len(x) % block
+    return np.concatenate([x, np.full(-len(x) % block, x[-short:].min() if least and short else 0, f32)])
 
 
 @np.errstate(over="ignore", under="ignore")
@@ -159,7 +161,7 @@ def encode(name, x, key=0, low=0.0, high=0.0):
             body += rotated_encode(padded(part, GROUP).reshape(BLOCK, LANES), bits, key, group)
             continue
         grids, codes = [], b""
-        for k, block in enumerate(padded(part, BLOCK).reshape(-1, BLOCK)):
+        for k, block in enumerate(padded(part, BLOCK, least=coding == "affine").reshape(-1, BLOCK)):
             own = grid if coding == "affine-vector" else grid_over(block.min(), block.max(), bits)
             grids.append(own)
             codes += pack(affine_codes(block, *own, bits, key, 16 * group + k), bits)

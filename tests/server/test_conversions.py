@@ -31,18 +31,15 @@ def fresh(rule, dtype="float32", start=None, **options):
 
 
 def converted(given, wanted, sent, base):
-    """What the server makes of it: with params' dtype where the base takes part, float64 for gradients."""
-    update = sent
+    """The vector that the server makes of it, in float64; pushed alone, it is rounded once."""
+    if given == wanted:
+        return sent
+    update = sent.astype(np.float64)
     if given == "model":
-        seen = base.astype(sent.dtype).astype(base.dtype) if sent.dtype.itemsize < base.dtype.itemsize else base
-        update = sent.astype(base.dtype) - seen
-    elif given == "gradient" and wanted != "gradient":
-        update = -sent.astype(np.float64) * SCALE
-    if wanted == "model" and given != "model":
-        return base + update.astype(base.dtype)
-    if wanted == "gradient" and given != "gradient":
-        return -update.astype(np.float64) / SCALE
-    return update if given != wanted else sent
+        update = update - (base.astype(sent.dtype) if sent.dtype.itemsize < base.dtype.itemsize else base)
+    elif given == "gradient":
+        update = -update * SCALE
+    return {"update": update, "gradient": -update / SCALE, "model": base + update}[wanted]
 
 
 def sent_by(rng, given, base, dtype):
@@ -100,6 +97,19 @@ def test_the_bits_of_converting_first(kinds, dtype, params, slots, threads, accu
             vector = converted(given, wanted, sent, pulled.params)
         plain.push(client=client, version=pulled.version, **{wanted: vector})
         assert bits(server.params) == bits(plain.params)
+
+
+def test_the_update_of_a_float64_model_is_rounded_once():
+    """1 + 1e-8 is 1 in float32: the base is subtracted in float64. A replay takes this difference."""
+    start = np.ones(D, np.float32)
+    server, twin = (fresh(ca2fl(buffer_size=1), start=start) for _ in range(2))
+    model = start + 1e-8 * np.arange(1, D + 1)
+    norms = server.push(client=1, version=server.pull(), model=model).report.norms
+    assert bits(norms) == bits(twin.push(client=1, version=0, update=(model - start).astype("float32")).report.norms)
+    assert norms[0] > 1e-6
+    for vector in (model - start, (model - start).astype("float32")):
+        again = replay(server.log, fresh(ca2fl(buffer_size=1), start=start), lambda _, vector=vector: vector)
+        assert bits(again.state_dict()["arrays"]["rows"]) == bits(server.state_dict()["arrays"]["rows"])
 
 
 def test_a_module_a_state_dict_a_list_and_a_flat_vector_are_one_model(rng):

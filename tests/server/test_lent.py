@@ -157,6 +157,24 @@ def test_values_beyond_the_limit_are_rejected():
     assert bits(server.params) == bits(np.full(3, np.float32(1e15)) + np.float32(1))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("buffer_size", [10, 40])
+def test_the_verdict_on_a_vector_is_that_of_a_push_whatever_the_others_are(dtype, buffer_size):
+    """A mean hides one large element among ten, and two large ones that cancel; each element is judged alone."""
+    torch = pytest.importorskip("torch")
+    wide = "float64" if dtype == "float64" else "float32"
+    most = 2.0**200 if dtype == "float64" else 2.0**40
+    for bad in ({3: 1.25}, {2: 1.5, 7: -1.5}, {buffer_size - 1: 1e20}, {}):
+        server = Server(fedbuff(buffer_size=buffer_size), np.zeros(70), dtype=wide, slot_dtype=dtype, max_abs=most)
+        for client in range(buffer_size):
+            vector = torch.full((70,), most if client % 2 else -most, dtype=getattr(torch, dtype))
+            vector[client] = bad.get(client, 1.0) * most
+            report = server.push(client=client, version=0, update=vector, copy=False).report
+        reasons = [f"value beyond max_abs at index {i}" if i in bad else "" for i in range(buffer_size)]
+        assert report.rejected == tuple(reasons)
+        assert np.isfinite(server.params).all()
+
+
 def test_large_params_are_no_vectors_fault():
     """If they are a part of the direction, the limit of the direction is no limit of the vectors."""
     lent, copied = (Server(fedasync(alpha=0.5), np.full(3, 1e20, np.float32)) for _ in range(2))

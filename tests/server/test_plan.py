@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from afflux import AffluxError, Server, store
 from afflux.aggregation.options import ServerOptions
 from afflux.cli import app
+from afflux.ops.units import in_bytes
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
 from afflux.server.plan import fitted, plan
 from afflux.store.lock import promises_space
@@ -108,6 +109,19 @@ def test_what_cannot_be_is_refused():
     ]:
         with pytest.raises(AffluxError, match=message):
             plan(fedbuff(), 10, **options)
+
+
+@pytest.mark.parametrize(
+    ("codec", "most"), [("rotated-4", 287), ("rotated-2", 159), ("rotated-1", 95), ("affine-8", 79)]
+)
+def test_rows_that_are_larger_than_the_vectors_are_named(codec, most):
+    """Sizes are rounded up to groups; in memory, in a store and on a GPU."""
+    for d, note in ((most, f": more than float32, {in_bytes(4 * most)}"), (most + 1, "")):
+        rule, options = ca2fl(buffer_size=M, codec=codec), {"num_clients": CLIENTS}
+        parts = plan(rule, d, **options).memory, plan(rule, d, store=True, **options).disk
+        for rows in (*(part["rows"] for part in parts), plan(rule, d, store=True, gpu=True, **options).disk["rows"]):
+            assert rows.what.endswith(note)
+            assert ("more than" in rows.what) == bool(note)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():

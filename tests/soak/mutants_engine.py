@@ -11,9 +11,14 @@ ENGINE = {
         "",
         "test_limits.py",
     ),
-    "fused: the direction is not looked at": (
-        "if (limited) within.check(direction);",
+    "fused: the updates are not looked at": (
+        "if (kChecks) sound_.check(values);",
         "",
+        "test_policy.py",
+    ),
+    "tiles: the updates are not looked at": (
+        "{ sound.check(lanes.load(update + i)); });",
+        "{ (void)lanes, (void)i; });",
         "test_policy.py",
     ),
     "fused: the mean comes before the rows": (

@@ -60,10 +60,11 @@ enum class Kind : std::int32_t { update = 0, gradient = 1, model = 2 };
 
 // A conversion from the vector that a client sends to the kind that a rule takes:
 //
-//   update = model - base,  model = base + update             in the type of the base
-//   gradient = -update / scale,  update = -gradient * scale   in float64, rounded once
+//   update = model - base,        model = base + update
+//   gradient = -update / scale,   update = -gradient * scale
 //
-// A conversion between a gradient and a model does both, one after the other; its update has the type of the base.
+// A conversion between a gradient and a model does both, one after the other. All of it is computed in float64, from
+// the values of the parts and of the base, whatever their types; the result is rounded once, to the type of the slot.
 // Before a subtraction, the base is rounded to the type of each part if that type is narrower: the client has received
 // the base in that type.
 struct Conversion {
@@ -113,8 +114,8 @@ struct Checksums {
 };
 
 // Executes the pass in one sweep. Returns true if all results are valid: every new value of out, of the states and of
-// the rule vectors is finite and at most pass.most in absolute value, and every element of the direction is at most
-// combine.most in absolute value. Results are written even if they are invalid.
+// the rule vectors is finite and at most pass.most in absolute value, and every element of the updates that have a
+// weight is at most combine.most in absolute value, if that is given. Results are written even if they are invalid.
 //
 // `dry`: checks the arguments, throws the exception that the real run would throw for them, writes nothing, and returns
 // true. `checksums`, if given, are computed in the same sweep; on a GPU they throw Unavailable.

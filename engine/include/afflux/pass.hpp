@@ -19,7 +19,9 @@ struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
-  double most = kNoLimit;  // the largest valid |v|, for updates that were not checked
+  // The largest valid absolute value in the updates that have a weight, if they were not checked before; only without
+  // cached rows and rule vectors.
+  double most = kNoLimit;
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;

@@ -64,10 +64,6 @@ class Limits:
             return f"an element of magnitude {largest:.3g}, max_abs is {self.max_abs:g}"
         return f"the norm {norm:.6g}, max_norm is {self.max_norm:g}"
 
-    def of_direction(self, weights: list[float]) -> float:
-        """Return the largest |sum_i w_i u_i| of vectors within the limits, rounded up."""
-        return sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
-
     def check_step(
         self, rule: Rule, step: ops.Step, lr: float, weights: list[float], own: Sequence[float] = ()
     ) -> None:
@@ -103,7 +99,8 @@ class Limits:
 
     def _fit(self, step: ops.Step, lr: float, weights: list[float]) -> bool:
         """Return whether these weights cause no overflow within a million steps."""
-        direction = 2 * self.of_direction(weights)  # twice: differences of models, and of cached rows
+        # Twice: differences of models, and of cached rows. Rounded up.
+        direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
         squares = 0.0
         if isinstance(step, _WITHOUT_STATES):
             reach = direction

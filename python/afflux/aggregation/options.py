@@ -134,8 +134,8 @@ class ServerOptions:
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
             limit overflow within a million rounds, its first round raises an error; initial params beyond half of the
             largest finite number are refused. A model's buffers have the same limit. The limit is rounded as elements
-            are (to `slot_dtype`), if that makes it larger. The round of a lent vector checks its direction, and rejects
-            vectors beyond the limit.
+            are (to `slot_dtype`), if that makes it larger. The round of a lent vector checks each of its elements, and
+            rejects a vector beyond the limit.
         max_norm: a vector whose Euclidean norm, after the conversion and the rounding to `slot_dtype`, is larger is
             refused; None: no limit. With a limit, vectors cannot be lent.
         clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,

@@ -144,20 +144,17 @@ class Round:
         self.done.append(sound[-1])
 
     def _make_without(self, lent: LentVectors, num_threads: int, sound: list[bool]) -> None:
-        """Repeat the sweep without the arrivals that hold invalid values, if there are any.
-
-        The repeated sweep has no limit on the direction: it may contain params, whose limit is unknown.
-        """
-        weights, bad = lent.weights, lent.bad(self.slots)
-        if bad:
-            weights = lent.without(bad)
+        """Repeat the sweep without the arrivals that hold invalid values, if there are any."""
+        bad = lent.bad(self.slots)
+        if not bad:
+            return  # a result of the round is not finite
+        weights = lent.without(bad)
         mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
         sweep = replace(self.sweep, combine=mix)
         ops.apply(sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
-        if bad:
-            self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
-            force_setattr(self.report, "weights", weights.vectors)
-            force_setattr(self.report, "rejected", reasons(weights))
+        self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
+        force_setattr(self.report, "weights", weights.vectors)
+        force_setattr(self.report, "rejected", reasons(weights))
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], draft: Draft, num_threads: int) -> Round:
@@ -188,14 +185,13 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    own, all_weights = params_weight(rule.kind, weights.vectors), weights.vectors.tolist()
+    own = params_weight(rule.kind, weights.vectors)
     lent = [i for i, w in enumerate(ordered) if w.norm != w.norm]
     if terms:
         slots = terms[0].total.vectors
         mix = combine(rule, arrivals, weights.vectors, terms, own)
     else:
-        most = before.limits.of_direction([*all_weights, own]) if lent else inf
-        mix = ops.Combine(slots, weights.vectors, own, most)
+        mix = ops.Combine(slots, weights.vectors, own, before.limits.max_abs if lent else inf)
     rows = NewRows()
     cache, held_vectors = None, None
     if before.rows is not None:

@@ -37,12 +37,12 @@ class Ingested(NamedTuple):
 class Conversion(NamedTuple):
     """A conversion of the vector that a client sends into the kind that a rule takes: update, gradient or model.
 
-        update = model - base,  model = base + update         in the dtype of the base
-        gradient = -update / scale,  update = -gradient scale  in float64, rounded once
+        update = model - base,       model = base + update
+        gradient = -update / scale,  update = -gradient scale
 
-    Between a gradient and a model, both conversions are made one after the other, with the update in the dtype of the
-    base. Before the base is subtracted, it is rounded to the dtype of each array of the model, if that is narrower:
-    this is the base that the client received.
+    Between a gradient and a model, both conversions are made one after the other. All of it is computed in float64,
+    whatever the dtypes, and rounded once, to the dtype of the slot. Before the base is subtracted, it is rounded to the
+    dtype of each array of the model, if that is narrower: this is the base that the client received.
     """
 
     given: Kind
@@ -209,9 +209,9 @@ def apply(
         round: the round, as data.
         num_threads: the largest number of threads; by default all CPUs of this process.
         done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
-            vectors is finite and within round.most, and the direction within round.combine.most. A KeyboardInterrupt
-            may be raised between the sweep and the return of this function; the list then shows whether `out` was
-            written.
+            vectors is finite and within round.most, and every element of the updates that have a weight within
+            round.combine.most. A KeyboardInterrupt may be raised between the sweep and the return of this function;
+            the list then shows whether `out` was written.
         checksums: a list, to which the checksums of the written memory are appended; the same sweep computes them.
         checked: the result of `check` for this round, whose arguments are then not read again. The round must be on
             the CPU, and unchanged since.

@@ -29,7 +29,9 @@ class Combine(Struct, frozen=True, eq=False):
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
-    most: float = inf  #: the largest valid |v|, for updates that were not checked; greater than 0
+    #: the largest valid absolute value in the updates that have a weight, if they were not checked before; greater
+    #: than 0; only without cached rows and rule vectors
+    most: float = inf
 
 
 class RuleVectors(Struct, frozen=True, eq=False):

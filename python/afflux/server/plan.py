@@ -8,6 +8,8 @@ from typing import NamedTuple, Unpack
 from afflux._engine import SUPERBLOCK
 from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
 from afflux.arrays.devices import ITEM_BYTES
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import MOST_ELEMENTS, flag, integer
@@ -133,7 +135,7 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
     if codec is not None:
         rest["sum"] = Part(8 * d, "of the rows, d float64")
         each = codec.row_bytes(d)
-        rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}")
+        rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}{_loss(codec, d)}")
         if gpu and (store or chosen.rows_on == "host"):
             working["staged rows"] = Part(most * each, f"of those who push or wait, at most {most} (max_slots)")
             host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
@@ -146,16 +148,20 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
     shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
     if gpu:
         return Plan(
-            whole, working, _disk(rule, d, shapes, clients, 2, deferred, commit_every, "a checkpoint keeps"), host
+            whole,
+            working,
+            _disk(rule, d, codec, shapes, clients, 2, deferred, commit_every, "a checkpoint keeps"),
+            host,
         )
     working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
-    return Plan(buffer, working, _disk(rule, d, shapes, clients, versions, deferred, commit_every))
+    return Plan(buffer, working, _disk(rule, d, codec, shapes, clients, versions, deferred, commit_every))
 
 
 def _disk(
     rule: Rule,
     d: int,
+    codec: Codec | None,
     shapes: Mapping[str, Shape],
     clients: int,
     versions: int,
@@ -171,7 +177,7 @@ def _disk(
         slots["arrivals"] = 0
     what = {
         "params": f"{versions} versions, and one for each older one that {holder}",
-        "rows": f"N = {clients:,} clients, and {spare:,} spare",
+        "rows": f"N = {clients:,} clients, and {spare:,} spare{_loss(codec, d)}",
         "arrivals": "at most, by checkpoints amid a buffer" + (", with those deferred" if deferred else ""),
     }
     disk = {}
@@ -181,6 +187,12 @@ def _disk(
     blocks = 1 + -(-d // SUPERBLOCK) if "rows" in shapes else 0
     disk["index"] = Part(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
     return disk
+
+
+def _loss(codec: Codec | None, d: int) -> str:
+    """Return a note if encoded rows of so few elements are larger than the vectors; else an empty text."""
+    vector = codecs.float32.row_bytes(d)
+    return f": more than float32, {in_bytes(vector)}" if codec and codec.keyed and codec.row_bytes(d) > vector else ""
 
 
 def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, gpu: bool = False) -> ServerOptions:

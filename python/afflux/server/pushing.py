@@ -61,11 +61,12 @@ def push(  # noqa: D417
     A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the rule
     takes:
 
-        update = model - base,  model = base + update                      in the dtype of params
-        gradient = -update / (client_lr local_steps), and back             in float64, rounded once
+        update = model - base,  model = base + update
+        gradient = -update / (client_lr local_steps), and back
 
-    The base is the version that the client pulled. Before the subtraction it is rounded to the dtype of each of the
-    model's arrays, because a bfloat16 client has received the rounded values.
+    in float64, rounded once to the dtype of the slots. The base is the version that the client pulled. Before the
+    subtraction it is rounded to the dtype of each of the model's arrays that is narrower, because a bfloat16 client has
+    received the rounded values.
 
     Args:
         task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
