@@ -42,7 +42,7 @@ CALLS = {
 
 
 def failing(number):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
     return fail
@@ -162,3 +162,10 @@ def test_a_store_needs_no_thread(tmp_path, monkeypatch):
         (tmp_path / name / "params" / "zarr.json").unlink()
         assert store.repair(tmp_path / name) is None
         Server.open(tmp_path / name, num_threads=1).close()
+
+
+def test_a_folder_that_cannot_be_entered(path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.stat", failing(errno.EACCES))
+    for call in ("open", "info", "check", "repair"):
+        with pytest.raises(StoreError, match=rf"cannot read {path}: Permission denied$"):
+            CALLS[call](path)

@@ -73,9 +73,13 @@ def folder_of(path: "str | PathLike[str]") -> Path:
     Raises:
         StoreError: the path is no store's folder; nothing was written there.
     """
-    if not Path(path).is_dir():
+    try:
+        exists, has_index = Path(path).is_dir(), (Path(path) / INDEX).is_file()
+    except OSError as error:
+        raise StoreError(f"[store] cannot read {path}: {reason(error)}") from None
+    if not exists:
         raise StoreError(f"[store] there is no folder {path}")
-    if not (Path(path) / INDEX).is_file():
+    if not has_index:
         raise StoreError(
             f"[store] {path} holds no store: {INDEX} is missing. If a process was killed while it made the store, "
             "remove the folder and make it again"
