@@ -79,6 +79,15 @@ def test_too_many_open_files(call, path):
     assert contents(path) == before
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_the_number_of_open_files(path):
+    """The lock, the index and its log for two connections, SQLite's -shm; and each mapped segment."""
+    with Server.open(path, RULE) as server:
+        files = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+        mapped = sum(len(array._maps) for array in server._store._arrays.values())
+    assert sum(file.startswith(f"{os.path.realpath(path)}/") for file in files) == 6 + mapped
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize("call", ["check", "repair"])
 def test_rows_that_cannot_be_opened_are_not_damaged(call, number, path, monkeypatch):
