@@ -174,8 +174,14 @@ frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFla
 test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
 
-soak-integrations: frameworks  ## the adapters over processes of their own, which are killed: minutes
+# The oldest flwr that the adapter supports, before the newest one, which `frameworks` has.
+$(FRAMEWORKS)/flwr-1.41: | frameworks
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps --target $@ flwr==1.41.0
+
+soak-integrations: frameworks $(FRAMEWORKS)/flwr-1.41  ## the adapters over processes of their own, which are killed, and Flower's with an older flwr: minutes
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest -m soak tests/integrations
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS)/flwr-1.41:$(CURDIR)/python AFFLUX_FLWR=1.41 $(FRAMEWORKS)/bin/python -m pytest \
+	  -m 'soak or not soak' tests/integrations/test_flower_*.py
 
 test-peers: frameworks  ## compares the dialects of FedBuff, and the benchmark's peers, with these frameworks' own code
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/peers $(call files,bench_peers)

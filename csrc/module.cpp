@@ -12,6 +12,7 @@
 #include "buffers.hpp"
 #include "checksums.hpp"
 #include "columns.hpp"
+#include "cpu/quota.hpp"
 #include "fast_push.hpp"
 #include "foreign.hpp"
 #include "forks.hpp"
@@ -229,6 +230,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("backends", backends_);
   module.def("choose_isa", choose_isa, py::arg("name"));
   module.def("policy", [] { return text(policy()); });
+  module.def("cpu_quota", cpu_quota, py::arg("root") = "");
   module.def(
       "choose_policy", [](const std::string& text) { choose_policy(policy_of(text, "[choose_policy] text")); },
       py::arg("text"));

@@ -2,8 +2,11 @@
 #pragma once
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <thread>
+
+#include "cpu/quota.hpp"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -14,11 +17,21 @@ namespace afflux {
 
 #if defined(__linux__)
 
-// Returns the number of CPUs that the process (its first thread) may use.
+inline std::size_t own_quota() noexcept {
+  try {
+    return static_cast<std::size_t>(cpu_quota());
+  } catch (...) {  // no memory
+    return 0;
+  }
+}
+
+// Returns the number of CPUs that the process (its first thread) may use, by its affinity and its quota.
 inline std::size_t usable_cpus() {
+  static const std::size_t quota = own_quota();
   cpu_set_t set;
-  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) return static_cast<std::size_t>(CPU_COUNT(&set));
-  return std::thread::hardware_concurrency();
+  const bool known = sched_getaffinity(getpid(), sizeof set, &set) == 0;
+  const std::size_t cpus = known ? static_cast<std::size_t>(CPU_COUNT(&set)) : std::thread::hardware_concurrency();
+  return quota == 0 ? cpus : std::min(cpus, quota);
 }
 
 // Lets a thread use these CPUs, whatever CPUs its creator may use.

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from afflux import _engine, ops
+
 
 def python(code, *arguments, **environment):
     command = [sys.executable, "-c", code, *arguments]
@@ -90,3 +92,45 @@ print(*(helpers(*case) for case in ((1_000_000, 1), (30_000, 3), (60_000, 3), (1
         done = python(code, AFFLUX_THREAD_BYTES=wrong)
         said = f"AFFLUX_THREAD_BYTES is '{wrong}', must be a number of bytes from 1 to {2**63 - 1}"
         assert f"AffluxError: {said}\n" in done.stderr
+
+
+CPU_V1 = "31 23 0:29 {top} /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+OTHER_V1 = "32 23 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+V2 = "30 23 0:28 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "cpus"),
+    [
+        ("0::/\n", V2.format(top="/"), {"cpu.max": "200000 100000"}, 2),
+        ("0::/\n", V2.format(top="/"), {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", V2.format(top="/"), {"cpu.max": "10000 100000"}, 1),
+        ("0::/\n", V2.format(top="/"), {"cpu.max": "max 100000"}, 0),
+        ("0::/\n", V2.format(top="/"), {}, 0),
+        ("0::/a/b\n", V2.format(top="/"), {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3),
+        ("0::/a/b\n", V2.format(top="/"), {"a/b/cpu.max": "100000 100000", "a/cpu.max": "300000 100000"}, 1),
+        ("0::/docker/1\n", V2.format(top="/docker/1"), {"cpu.max": "400000 100000"}, 4),
+        ("0::/docker/12\n", V2.format(top="/docker/1"), {"cpu.max": "400000 100000"}, 4),
+        ("0::/../../other\n", V2.format(top="/"), {"cpu.max": "400000 100000"}, 4),
+        ("4:cpu,cpuacct:/\n0::/\n", CPU_V1.format(top="/"), {"cpu/cpu.cfs_quota_us": "-1"}, 0),
+        ("4:cpuset:/\n3:cpu:/x\n", OTHER_V1 + CPU_V1.format(top="/"), {"cpu/x/cpu.cfs_quota_us": "250000"}, 3),
+        ("3:cpu:/kube/1\n", CPU_V1.format(top="/kube/1"), {"cpu/cpu.cfs_quota_us": "100000"}, 1),
+        ("4:cpuset:/x\n", OTHER_V1, {"cpuset/x/cpu.cfs_quota_us": "100000"}, 0),
+        ("garbage\n::\n0::\n", "garbage\n- cgroup2\n", {}, 0),
+    ],
+)
+def test_quotas_of_control_groups(groups, mounts, files, cpus, tmp_path, monkeypatch):
+    """Versions 1 and 2, of a container or of a group above; the default number of threads follows."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    (tmp_path / "proc/self/mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/vda rw\n" + mounts)
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+        if name.endswith("quota_us"):
+            file.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert _engine.cpu_quota(str(tmp_path)) == cpus
+    monkeypatch.setattr(sys.modules["afflux.ops.backends"], "_cpu_quota", lambda: cpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    assert ops.default_threads() == (min(cpus, 3) or 3)

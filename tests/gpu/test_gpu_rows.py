@@ -39,7 +39,6 @@ def moved(request):
 @pytest.fixture
 def path(tmp_path):
     """Of a new store."""
-    pytest.importorskip("zarr", reason="zarr, which makes a store's metadata, is not installed")
     return tmp_path / "store"
 
 

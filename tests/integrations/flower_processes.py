@@ -17,6 +17,8 @@ from afflux import StoreError, store
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+#: For child processes: this afflux, and the flwr of this process, which may lie outside the environment.
+PYTHONPATH = os.pathsep.join([str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def free_port():
@@ -77,7 +79,7 @@ class SuperLink:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONPATH": PYTHONPATH,
         }
         try:
             self.link = self._start(

@@ -12,13 +12,13 @@ pytest.importorskip("ray", reason="needs ray: make test-integrations")
 pytest.importorskip("torch", reason="needs torch: make test-integrations")
 
 from afflux import Server
-from flower_processes import ROOT, kill_all, version_of, wait_for
+from flower_processes import PYTHONPATH, ROOT, kill_all, version_of, wait_for
 
 
 def start(log, *arguments):
     """The example's process."""
     command = [sys.executable, ROOT / "examples" / "flower" / "digits.py", *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "RAY_DISABLE_IMPORT_WARNING": "1"}
     with log.open("wb") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, env=env)
 

@@ -1,8 +1,9 @@
 """Options of AsyncStrategy and arguments of `start`: which are refused, and what docs/flower.md says of them."""
 
+import os
 import re
 from dataclasses import fields
-from pathlib import Path
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,18 @@ from afflux import AffluxError
 from afflux.integrations._settings import RunSettings
 from afflux.integrations.flower import AsyncStrategy
 from afflux.rules import ca2fl, fedbuff
+from conftest import ROOT
 from flower_grid import FakeGrid, adds, grid_of, initial, logged, strategy
 
 __all__ = ["logged"]
+
+
+def test_the_installed_version_is_one_that_the_page_names():
+    """`make test-integrations` has the newest one, and `make soak-integrations` also the oldest one."""
+    page = (ROOT / "docs" / "flower.md").read_text()
+    tested = re.findall(r"\d+\.\d+\.\d+", page.partition("Tested with flwr ")[2].partition(":")[0])
+    assert version("flwr") in tested
+    assert version("flwr").startswith(os.environ.get("AFFLUX_FLWR", tested[-1]))
 
 
 def test_options_that_are_none():
@@ -60,7 +70,7 @@ def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp
 
 
 def test_the_settings_of_the_page_are_those_of_the_class():
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "flower.md").read_text()
     table = page.split("## Go on after a crash")[1].split("## Rules")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert named == {field.name for field in fields(RunSettings)} | {"client_key", "num_rounds", "start"}
@@ -69,7 +79,7 @@ def test_the_settings_of_the_page_are_those_of_the_class():
 def test_the_page_runs():
     """Its blocks define apps; here they get a strategy that notes how it is used, and the training of a client."""
     pytest.importorskip("torch")
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "flower.md").read_text()
     server, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(compile(server, "flower.md", "exec"), names)

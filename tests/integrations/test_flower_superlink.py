@@ -50,4 +50,6 @@ def test_the_command_of_the_page_runs(tmp_path):
         )
     finally:
         made.close()
-    assert "Made 20 steps: {'joined': 60}" in done.stdout, done.stdout[-3000:] + done.stderr
+    # A node may reply twice within a buffer: its second reply replaces the first.
+    made_steps = r"Made 20 steps: \{'joined': 60(, 'replaced': \d+)?\}"
+    assert re.search(made_steps, done.stdout), done.stdout[-3000:] + done.stderr

@@ -72,10 +72,10 @@ def test_cancel_and_lease(clock):
         Closed(ids[3], "pushed"),
     ]
     opened = [entry for entry in server.log if isinstance(entry, Opened)]
-    assert [(entry.client_id, entry.version, entry.hold, entry.until is None) for entry in opened] == [
-        (1, 0, True, True),
-        (2, 0, True, False),
-        (3, 0, True, True),
+    assert [(entry.client_id, entry.version, entry.hold, entry.until is None, entry.lease) for entry in opened] == [
+        (1, 0, True, True, None),
+        (2, 0, True, False, 10.0),
+        (3, 0, True, True, None),
     ]
 
 
@@ -296,6 +296,21 @@ def test_a_store_keeps_open_tasks_and_their_bases(tmp_path):
         assert server.params[0] - before == 10.0
         assert server.push(task=newer.id, model=ones()).status == "expired"
         assert server.checkout("ann").id not in (kept.id, newer.id)
+
+
+@pytest.mark.parametrize(("change", "left"), [(-86_400.0, 20.0), (-5.0, 20.0), (12.0, 8.0)])
+def test_the_system_clock_changes_while_a_store_is_closed(change, left, clock, tmp_path, monkeypatch):
+    """A clock that was set back prolongs no lease; time that has passed shortens it."""
+    monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
+    with made(store=tmp_path / "s") as server:
+        server.checkout("ann", lease=20.0)
+        server.checkout("bob")
+    monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9 + change)
+    with Server.open(tmp_path / "s") as server:
+        clock[0] = left - 0.5
+        assert [task.client for task in server.tasks] == ["ann", "bob"]
+        clock[0] = left
+        assert [task.client for task in server.tasks] == ["bob"]
 
 
 def test_a_push_that_a_crash_forgets_leaves_its_task_open(tmp_path):

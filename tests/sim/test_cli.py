@@ -57,7 +57,8 @@ def test_the_help_of_every_command_has_examples_of_it():
 def test_backends_lists_what_the_engine_has():
     result = invoke("backends")
     assert result.exit_code == 0
-    *lines, policy = result.stdout.splitlines()
+    *lines, threads, policy = result.stdout.splitlines()
+    assert threads == f"threads   cpu   {ops.default_threads()} by default"
     assert [line.split()[0] for line in lines] == [backend.name for backend in ops.backends()]
     assert policy.split()[0] == "policy"
     assert sum("chosen" in line for line in lines) == 1

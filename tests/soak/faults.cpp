@@ -1,5 +1,6 @@
 // A disk that fails on demand. Preloaded, it stands before the C library: what the process, SQLite included, asks of
-// the disk that one folder is on is counted, and one of these calls fails, is cut short, or is the process' last.
+// the disk that one folder is on is counted, and one of these calls fails, is cut short, or is the process' last. Or
+// the folder's file system has no locks of one kind, or no memory maps.
 //
 // It also takes down what an honest disk would hold after a power cut, if asked to: each file as it was when it was
 // last flushed, each folder's names likewise.
@@ -7,6 +8,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -22,7 +24,7 @@
 
 namespace {
 
-enum How { kCount, kOnce, kFromHere, kStop, kTear, kShort };
+enum How { kCount, kOnce, kFromHere, kStop, kTear, kShort, kNoFlock, kNoFcntl, kNoMmap };
 
 std::string folder, flushed;
 How how = kCount;
@@ -51,7 +53,7 @@ enum class Fate { kGo, kFail, kHalf, kHalfAndStop };
 
 // What becomes of the next call of the folder's. One that only reads needs no space.
 Fate next(bool reads = false) {
-  if (reads && error == ENOSPC) return Fate::kGo;
+  if (how >= kNoFlock || (reads && error == ENOSPC)) return Fate::kGo;
   const long call = calls++;
   if (how == kCount || call < at || (call > at && how != kFromHere)) return Fate::kGo;
   if (how == kStop) kill(getpid(), SIGKILL);
@@ -59,6 +61,13 @@ Fate next(bool reads = false) {
   if (how == kShort) return Fate::kHalf;
   errno = error;
   return Fate::kFail;
+}
+
+// Of a call that the file system does not have.
+bool lacks(How what, int descriptor) {
+  if (how != what || descriptor < 0 || !ours(descriptor)) return false;
+  errno = error;
+  return true;
 }
 
 // Of what cannot be done by half.
@@ -213,11 +222,31 @@ PREAD(preadv64, const iovec*, int)
 #define MMAP(name)                                                                                     \
   void* name(void* where, size_t size, int rights, int flags, int descriptor, off_t offset) noexcept { \
     REAL(name);                                                                                        \
+    if (lacks(kNoMmap, descriptor)) return MAP_FAILED;                                                 \
     if (descriptor >= 0 && ours(descriptor) && fails(true)) return MAP_FAILED;                         \
     return real(where, size, rights, flags, descriptor, offset);                                       \
   }
 MMAP(mmap)
 MMAP(mmap64)
+
+int flock(int descriptor, int operation) noexcept {
+  REAL(flock);
+  return lacks(kNoFlock, descriptor) ? -1 : real(descriptor, operation);
+}
+
+#define FCNTL(name)                                               \
+  int name(int descriptor, int command, ...) {                    \
+    REAL(name);                                                   \
+    va_list rest;                                                 \
+    va_start(rest, command);                                      \
+    void* const argument = va_arg(rest, void*);                   \
+    va_end(rest);                                                 \
+    const bool locks = command == F_SETLK || command == F_SETLKW; \
+    if (locks && lacks(kNoFcntl, descriptor)) return -1;          \
+    return real(descriptor, command, argument);                   \
+  }
+FCNTL(fcntl)
+FCNTL(fcntl64)
 
 // MADV_POPULATE_READ and MADV_POPULATE_WRITE tell of what would be a SIGBUS.
 int madvise(void* where, size_t size, int advice) noexcept {

@@ -18,8 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import zarr  # noqa: F401  that no child has to
-
 import afflux.store.metadata
 import afflux.store.store
 from afflux import StoreError
@@ -161,7 +159,7 @@ class Life:
         return self.case.open(self.faults.path)
 
     def _made(self):
-        # zarr-python may still be writing to a folder that it could not make.
+        # A disk that fails may keep what an attempt has made.
         return self.case.server(self.faults.path if self.calls is None else self.faults.copy)
 
     def _push(self, server):

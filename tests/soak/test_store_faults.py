@@ -2,6 +2,7 @@
 prime, and `make soak` has all.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -61,3 +62,48 @@ def test_a_life_with_a_fault_at_each_call(rule, how, least, step, before_libc):
 @pytest.mark.parametrize("how", ["once", "full", "stop", "power"])
 def test_a_birth_with_a_fault_at_each_call(how, step, before_libc):
     assert faults(before_libc, "birth", "ca2fl", how, step)["calls"] > 200
+
+
+LACKING = """
+import ctypes, errno, os, sys, tempfile
+import numpy as np
+from afflux import Server, StoreError, store
+from afflux.rules import ca2fl
+
+folder = os.path.realpath(tempfile.mkdtemp())
+made = lambda name: Server(ca2fl(buffer_size=1), np.zeros(3), num_clients=2, store=f"{folder}/{name}")
+made("old").close()
+how, number = map(int, sys.argv[1:])
+ctypes.CDLL(None).faults_arm(folder.encode(), ctypes.c_long(0), how, number, b"")
+for call in (lambda: Server.open(f"{folder}/old"), lambda: made("new")):
+    try:
+        call()
+    except StoreError as error:
+        print(error)
+try:
+    print(store.info(f"{folder}/old").version)
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("how", "number", "lack"),
+    [
+        (6, errno.ENOLCK, "locks"),
+        (7, errno.ENOLCK, "locks"),
+        (8, errno.ENODEV, "memory maps that processes share"),
+    ],
+)
+def test_a_file_system_that_lacks_something(how, number, lack, before_libc):
+    """The words are those of SQLite and the C library. A closed index is read without shared memory."""
+    environment = {**os.environ, "LD_PRELOAD": str(before_libc)}
+    command = [sys.executable, "-c", LACKING, str(how), str(number)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    *said, info = done.stdout.splitlines()
+    assert len(said) == 2
+    for line in said if how == 8 else (*said, info):
+        assert f"has no {lack}: put the store on a local disk" in line
+    assert info == "0" or how != 8

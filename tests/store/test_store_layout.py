@@ -15,7 +15,7 @@ from afflux.arrays.devices import HOST
 from afflux.ops import codecs
 from afflux.rules import fedbuff
 from afflux.store.disk_cache import DiskCache
-from afflux.store.metadata import shape_of
+from afflux.store.metadata import make_arrays, shape_of, write_slots
 from afflux.store.segments import Segments
 from conftest import bits
 from stores import M, made, some_pushes
@@ -39,6 +39,28 @@ def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
     assert bits(group["sum"][places["sum"].slot, :size]) == bits(rows.sum)
     assert group["rows"].shape[0] >= len(rows)
     assert group.attrs["order_version"] == 1
+
+
+def test_the_metadata_are_those_that_zarr_writes(tmp_path):
+    """Byte for byte, for each type of element."""
+    dtypes = ["float64", "float32", "float16", "uint16", "uint8"]
+    for folder in ("ours", "zarr"):
+        (tmp_path / folder).mkdir()
+    make_arrays(tmp_path / "ours", {name: shape_of(name, 300, 5) for name in dtypes})
+    group = zarr.create_group(tmp_path / "zarr", attributes={"afflux": "store", "order_version": 1})
+    for name in dtypes:
+        _, width, slots = shape_of(name, 300, 5)
+        chunks = {"shape": (0, width), "chunks": (slots, width), "dtype": name, "fill_value": 0}
+        group.create_array(name, **chunks, compressors=None, filters=None)
+    ours, theirs = (
+        {file.relative_to(tmp_path / folder): file.read_bytes() for file in (tmp_path / folder).rglob("*.*")}
+        for folder in ("ours", "zarr")
+    )
+    assert len(ours) == 1 + len(dtypes)
+    assert ours == theirs
+    write_slots(tmp_path / "ours" / "uint8", 320)
+    group["uint8"].resize((320, group["uint8"].shape[1]))
+    assert (tmp_path / "ours/uint8/zarr.json").read_bytes() == (tmp_path / "zarr/uint8/zarr.json").read_bytes()
 
 
 def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def log_record(entry: Entry) -> list[Any]:
     if isinstance(entry, Join):
         return [*entry[:6], _without_nan(entry.loss), entry.lent, *_reported(entry)]
     if isinstance(entry, Opened):
-        return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until]
+        return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
     if isinstance(entry, Replaced):
@@ -388,8 +388,10 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Handed(name, sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
-        case ["open", str(task), client_id, version, bool(hold), until]:
-            return Opened(task, _id(client_id), _count(version), hold, None if until is None else _number(until))
+        case ["open", str(task), client_id, version, bool(hold), None, None]:
+            return Opened(task, _id(client_id), _count(version), hold, None, None)
+        case ["open", str(task), client_id, version, bool(hold), until, lease]:
+            return Opened(task, _id(client_id), _count(version), hold, _number(until), _number(lease))
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (

@@ -27,7 +27,8 @@ PAPERS_HELP = """Print the presets of the papers' experiments, for `afflux run -
 """
 BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
 
-The last line is the policy: how sweeps on the CPU use memory. It changes no bit of a result.
+The last two lines are the default number of threads (the CPUs that this process may use, by its affinity and its
+container's quota) and the policy: how sweeps on the CPU use memory. Neither changes a bit of a result.
 
 [bold]Examples[/bold]
 
@@ -62,9 +63,10 @@ def papers(
 
 
 def backends() -> None:
-    """Print instruction sets and the policy (see BACKENDS_HELP)."""
+    """Print instruction sets, the number of threads and the policy (see BACKENDS_HELP)."""
     with report_errors():
         for backend in ops.backends():
             state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
             typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
+        typer.echo(f"threads   cpu   {ops.default_threads()} by default")
         typer.echo(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")

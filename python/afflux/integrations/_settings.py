@@ -43,7 +43,7 @@ class RunSettings:
             as long after each further consecutive failure, up to 1024 times.
         poll_interval: seconds between two checks for replies while there are none.
         seed: seed of the choice of clients.
-        num_threads: threads of a step; None: all CPUs of this process.
+        num_threads: threads of a step; None: all CPUs that this process may use.
         client_lr: learning rate of the clients, for rules that take gradients; a value in a reply replaces it.
         local_steps: number of local steps of the clients, in the same way.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness. faults="raise" is not allowed, because

@@ -55,7 +55,7 @@ def algorithm(
             tolerance for latency.
         max_failures: consecutive unusable packages after which a client counts as failed. `run` raises an error when
             all clients that may be drawn have failed.
-        num_threads: threads of a step; None: all CPUs of this process.
+        num_threads: threads of a step; None: all CPUs that this process may use.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:

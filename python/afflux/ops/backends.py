@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 
 from afflux import _engine
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -21,10 +22,15 @@ class Backend:
 
 
 def default_threads() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPUs that this process may use, by its affinity and its container's quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, _cpu_quota() or cpus)
+
+
+@cache
+def _cpu_quota() -> int:
+    """Return the CPUs that the quotas of this process's control groups allow, rounded up; 0 without a quota."""
+    return _engine.cpu_quota()
 
 
 def threads(num_threads: int | None, op: str = "threads") -> int:

@@ -111,7 +111,7 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
 
     Args:
         vectors: K vectors (d,), each float32, float64 or bfloat16; fastest if vectors of one type are adjacent.
-        num_threads: the largest number of threads; by default all CPUs of this process.
+        num_threads: the largest number of threads; by default `default_threads()`.
 
     Returns:
         (K, K) float64, symmetric.
@@ -153,7 +153,7 @@ def inner(
         shift: the factor of `memory` that is added to every vector.
         memory_weight: the factor of `memory` that is added to e, in addition to the memory in the x_k. There must be at
             least one vector.
-        num_threads: the largest number of threads; by default all CPUs of this process.
+        num_threads: the largest number of threads; by default `default_threads()`.
 
     Returns:
         In float64: `squares` (K,) of the x_k; `products` (K,) of the x_k with e, and `square` of e. Without weights
@@ -207,7 +207,7 @@ def apply(
 
     Args:
         round: the round, as data.
-        num_threads: the largest number of threads; by default all CPUs of this process.
+        num_threads: the largest number of threads; by default `default_threads()`.
         done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
             vectors is finite and within round.most, and every element of the updates that have a weight within
             round.combine.most. A KeyboardInterrupt may be raised between the sweep and the return of this function;

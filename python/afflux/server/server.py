@@ -42,7 +42,7 @@ class Server:
         options: see `ServerOptions`.
         layout: the layout of a part of params, `Layout.of(params, select=...)`, if only this part is aggregated.
         store: a new folder for all of the server's state; see `open` and docs/store.md.
-        num_threads: threads of a server step, fewer for short vectors; all CPUs of this process by default.
+        num_threads: threads of a server step, fewer for short vectors; by default all CPUs that this process may use.
         push_threads: threads of the sweep that copies a pushed vector.
         on_step: a function that is called with the `Report` of each step, after the step's version can be pulled, by
             the call that made the step. No lock is held: on_step may call the server. Calls are in the order of the

@@ -102,7 +102,7 @@ class TaskBook:
         if self._start[0] != pid:  # ids are unique: a random start for each process, and a counter
             self._start = pid, token_hex(8)
         until = None if lease is None else time() + lease
-        opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until)
+        opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until, lease)
         return OpenTask(opened, inf if lease is None else monotonic() + lease)
 
     def add(self, task: OpenTask, base: Pulled | None) -> None:
@@ -121,10 +121,14 @@ class TaskBook:
                 self._bases.pop(min(self._bases))
 
     def restore(self, opened: Iterable[Opened], bases: Mapping[int, Pulled]) -> None:
-        """Open the tasks of a store, with the bases that the store has kept."""
+        """Open the tasks of a store, with the bases that the store has kept.
+
+        The system's clock may have been set back: at most the whole lease is left.
+        """
+        now = time()
         for entry in opened:
-            left = inf if entry.until is None else monotonic() + entry.until - time()
-            self.add(OpenTask(entry, left), bases.get(entry.version))
+            left = inf if entry.until is None or entry.lease is None else min(entry.until - now, entry.lease)
+            self.add(OpenTask(entry, monotonic() + left), bases.get(entry.version))
 
     def close(self, task: OpenTask) -> None:
         """Close the task. May be repeated."""

@@ -13,9 +13,13 @@ from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
+from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
+
+#: More files than a new store has open, and than its removal opens if it cannot be made.
+_OPEN_FILES = 16
 
 
 def create_store(
@@ -49,6 +53,7 @@ def create_store(
         "repairs": [],
     }
     try:
+        try_open_files(_OPEN_FILES)
         path.mkdir(parents=True, exist_ok=True)
         _refuse_contents(path)
         lock = Lock(path)
@@ -65,7 +70,7 @@ def create_store(
         finally:
             lock.release()
     except OSError as error:
-        raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
+        raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
 
 
 @contextmanager

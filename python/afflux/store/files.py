@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from afflux.ops.errors import StoreError
@@ -13,6 +13,10 @@ from afflux.ops.errors import StoreError
 _DEPTH = 3
 #: O_NONBLOCK: opening a FIFO returns at once.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC"))
+#: The errors after which a file counts as lost. All others are the system's, and the file may be sound.
+LOSS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG})
+#: The remedies for errors that users meet with sound files.
+_REMEDIES = dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`")
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -21,6 +25,27 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
+
+
+class UnreadableError(StoreError):
+    """The system does not open or read a file that may be sound."""
+
+
+def reason(error: OSError) -> str:
+    """Return the system's words for an error, and the remedy if there is one."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error.strerror}: {remedy}" if remedy else str(error.strerror)
+
+
+def try_open_files(count: int) -> None:
+    """Open this many files, and close them.
+
+    Raises:
+        OSError: the process has too many open files.
+    """
+    with ExitStack() as undo:
+        for _ in range(count):
+            undo.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -96,7 +121,7 @@ def irregular(folder: Path) -> list[str]:
     try:
         return [*_irregular(folder, 0)]
     except OSError as error:
-        raise StoreError(f"[store] cannot read {error.filename or folder}: {error.strerror}") from None
+        raise StoreError(f"[store] cannot read {error.filename or folder}: {reason(error)}") from None
 
 
 def _irregular(folder: Path, depth: int) -> Iterator[str]:

@@ -21,9 +21,10 @@ from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.commits import LISTS, Commits, Transaction
 from afflux.store.entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
+from afflux.store.files import LOSS, reason
 from afflux.store.metadata import BACKUP, DAMAGED
 from afflux.store.recent import RecentPlaces
-from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal
+from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal, sqlite_reason
 from afflux.store.segments import Place
 
 _MOST_FACTS = 32
@@ -228,7 +229,9 @@ class Index:
         try:
             same = os.stat(self._file).st_ino == self._inode
             os.stat(self._log)
-        except OSError:
+        except OSError as error:
+            if error.errno not in LOSS:
+                raise StoreError(f"[store] cannot read {self.path}: {reason(error)}") from None
             same = False
         if not same:
             raise StoreError(f"[store] {self.path} has vanished or was replaced")
@@ -286,7 +289,7 @@ class Index:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise StoreError(f"[store] cannot {what} {self.path}: {error}") from None
+            raise StoreError(f"[store] cannot {what} {self.path}: {sqlite_reason(error, self.path)}") from None
         except sqlite3.ProgrammingError:
             raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
         except (sqlite3.Error, *DAMAGED) as error:

@@ -17,7 +17,8 @@ from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
-from afflux.store.lock import Lock
+from afflux.store.files import reason
+from afflux.store.lock import InUseError, Lock
 from afflux.store.metadata import folder_of
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.records import layout_of
@@ -111,7 +112,7 @@ def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
         try:
             undo.callback(Lock(folder_of(path), shared=True).release)
             in_use = False
-        except StoreError:
+        except InUseError:
             in_use = True
         store = undo.enter_context(StoreReader(path, alone=not in_use))
         yield store, in_use
@@ -242,7 +243,7 @@ def _replaced(out: Path) -> Iterator[Path]:
         finally:
             new.unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"[export] cannot write {out}: {error.strerror}") from None
+        raise StoreError(f"[export] cannot write {out}: {reason(error)}") from None
 
 
 def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:

@@ -1,11 +1,11 @@
 """The arrays of a store: their shapes, and Zarr's metadata of them (`zarr.json`).
 
-zarr-python writes the metadata. This module writes the new length when an array grows.
+The metadata are written here, as zarr-python writes them. zarr-python itself starts a thread, and never returns if the
+system allows no more threads.
 """
 
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -20,7 +20,7 @@ from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.options import codec_of
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
-from afflux.store.files import new_file, read_bytes
+from afflux.store.files import LOSS, UnreadableError, new_file, read_bytes, reason
 
 #: The remedy in errors for damage to anything except rows, their sum, waiting arrivals and Zarr's metadata.
 BACKUP = "only a backup of the folder restores it"
@@ -58,7 +58,6 @@ SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS = 64 << 20, 256, 4096
 #: The most slots of arrivals that count for the size of a segment, so that a forged buffer_size cannot enlarge it.
 MOST_WAITING = 1 << 16
 _LIMITS = SEGMENT_BYTES, MOST_SEGMENTS, MOST_SLOTS
-_AGAIN = ".again"  #: a folder in the store's folder, which exists while metadata are written again
 #: The largest size of a `zarr.json`, in bytes.
 _MOST_METADATA = 1 << 20
 #: The exceptions that reading damaged or forged JSON raises.
@@ -74,9 +73,13 @@ def folder_of(path: "str | PathLike[str]") -> Path:
     Raises:
         StoreError: the path is no store's folder; nothing was written there.
     """
-    if not Path(path).is_dir():
+    try:
+        exists, has_index = Path(path).is_dir(), (Path(path) / INDEX).is_file()
+    except OSError as error:
+        raise StoreError(f"[store] cannot read {path}: {reason(error)}") from None
+    if not exists:
         raise StoreError(f"[store] there is no folder {path}")
-    if not (Path(path) / INDEX).is_file():
+    if not has_index:
         raise StoreError(
             f"[store] {path} holds no store: {INDEX} is missing. If a process was killed while it made the store, "
             "remove the folder and make it again"
@@ -139,27 +142,37 @@ def is_sound(shape: Shape, slots: int) -> bool:
 
 
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """Make the Zarr group and its arrays, which have no slots yet.
-
-    zarr-python writes only metadata, and never rows: it deletes a chunk when fill values are written, and it replaces a
-    file that may be mapped.
-    """
-    import zarr  # this takes half a second, and is not needed to open a store
-
-    group = zarr.create_group(folder, attributes={"afflux": "store", "order_version": ORDER_VERSION})
+    """Make the Zarr group and its arrays, which have no slots yet."""
     for name, shape in shapes.items():
-        group.create_array(
-            name,
-            shape=(0, shape.width),
-            chunks=(shape.per_segment, shape.width),
-            dtype=shape.dtype,
-            compressors=None,
-            filters=None,
-            fill_value=0,
-        )
-    for place in (*(folder / name for name in shapes), folder):
-        sync(place / METADATA)
-        sync(place)
+        (folder / name).mkdir()
+        _replace(folder / name / METADATA, _array_metadata(shape, 0))
+        sync(folder / name)
+    _replace(folder / METADATA, _GROUP)
+    sync(folder)
+
+
+_GROUP = {
+    "attributes": {"afflux": "store", "order_version": ORDER_VERSION},
+    "zarr_format": 3,
+    "node_type": "group",
+}
+
+
+def _array_metadata(shape: Shape, slots: int) -> dict[str, Any]:
+    dtype = np.dtype(shape.dtype)
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return {
+        "shape": [slots, shape.width],
+        "data_type": shape.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shape.per_segment, shape.width]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0.0 if dtype.kind == "f" else 0,
+        "codecs": [{"name": "bytes", **endian}],
+        "attributes": {},
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
 
 
 class LostMetadataError(StoreError):
@@ -174,17 +187,18 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
     """Return the number of slots of an array; `last` is the last slot that the index refers to.
 
     Raises:
-        LostMetadataError: `zarr.json` cannot be read, has another shape than `expected`, or fewer slots.
+        LostMetadataError: `zarr.json` is missing or damaged, has another shape than `expected`, or fewer slots.
+        UnreadableError: the system does not open the file.
     """
     path = folder / METADATA
     try:
-        meta = json.loads(read_bytes(path, _MOST_METADATA))
+        meta = json.loads(_read(path))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         ours = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
     except OSError as error:
-        what = f"cannot read {path}: {error.strerror}"
+        what = _lost_file(error, path)
     except DAMAGED as error:
         what = f"{path} is damaged: {type(error).__name__}: {error}"
     else:
@@ -212,54 +226,59 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 
 
 def check_group(store: Path) -> None:
-    """Raise LostMetadataError if the metadata of the group are damaged."""
+    """Raise LostMetadataError if the metadata of the group are damaged, UnreadableError if they cannot be read."""
     try:
-        if json.loads(read_bytes(store / METADATA, _MOST_METADATA))["node_type"] != "group":
+        if json.loads(_read(store / METADATA))["node_type"] != "group":
             raise ValueError("not a group")
     except OSError as error:
-        raise LostMetadataError(f"cannot read {store / METADATA}: {error.strerror}", store) from None
+        raise LostMetadataError(_lost_file(error, store / METADATA), store) from None
     except DAMAGED as error:
         raise LostMetadataError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
 
 
-def write_slots(folder: Path, slots: int) -> None:
-    """Write the new length of the array.
+def _read(path: Path) -> bytes:
+    return read_bytes(path, _MOST_METADATA)
 
-    This does not import zarr, because a push would have to wait for the import.
+
+def _lost_file(error: OSError, path: Path) -> str:
+    """Describe the loss of a file.
+
+    Raises:
+        UnreadableError: the error shows no loss.
     """
-    meta = json.loads(read_bytes(folder / METADATA, _MOST_METADATA))
+    what = f"cannot read {path}: {reason(error)}"
+    if error.errno not in LOSS:
+        raise UnreadableError(f"[store] {what}") from None
+    return what
+
+
+def write_slots(folder: Path, slots: int) -> None:
+    """Write the new length of the array."""
+    meta = json.loads(_read(folder / METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
-    _replace(folder / METADATA, json.dumps(meta, indent=2))
+    _replace(folder / METADATA, meta)
 
 
 def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """Write the metadata of these arrays, and of the group (""), as `make_arrays` does; change nothing else.
+    """Write the metadata of these arrays, and of the group (""); change nothing else.
 
     Raises:
         StoreError: a file cannot be written; each file is as before, or complete.
     """
-    again = store / _AGAIN
     try:
-        shutil.rmtree(again, ignore_errors=True)  # left by a process that was killed here
-        again.mkdir()
-        make_arrays(again, {name: shapes[name] for name in lost if name})
         for name in lost:
-            if name:
-                write_slots(again / name, slots[name])
             (store / name).mkdir(exist_ok=True)
-            _replace(store / name / METADATA, read_bytes(again / name / METADATA, _MOST_METADATA).decode())
+            _replace(store / name / METADATA, _array_metadata(shapes[name], slots[name]) if name else _GROUP)
             sync(store / name)
         sync(store)  # an array's folder may be new
     except OSError as error:
-        raise StoreError(f"[store] cannot write {METADATA} in {store} again: {error.strerror}") from None
-    finally:
-        shutil.rmtree(again, ignore_errors=True)
+        raise StoreError(f"[store] cannot write {METADATA} in {store} again: {reason(error)}") from None
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, metadata: Mapping[str, Any]) -> None:
     new = path.with_name(f"{path.name}.new")
     with open(new_file(new), "w") as file:
-        file.write(text)
+        json.dump(metadata, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)

@@ -12,7 +12,7 @@ from afflux.aggregation.cache.rows import decoded, row_crc
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.files import refuse_irregular
+from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
@@ -101,11 +101,17 @@ class StoreReader:
         return self.index.rows_by_slot()
 
     def sound_row(self, place: Place) -> Row | None:
-        """Return the encoded row in a slot; None if the row is missing, or does not match its checksum."""
+        """Return the encoded row in a slot; None if the row is missing, or does not match its checksum.
+
+        Raises:
+            UnreadableError: the system does not open the row's file.
+        """
         if self.codec is None or place.slot < 0:
             return None
         try:
             row = self.arrays["rows"].array(place.slot)
+        except UnreadableError:
+            raise
         except StoreError:
             return None
         return row if row_crc(row, self.codec) == place.crc else None

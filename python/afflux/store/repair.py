@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, sqrt
 from os import PathLike
@@ -16,7 +15,7 @@ from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId, client_order
 from afflux.store.commits import Transaction
 from afflux.store.entries import ListUpdate, StoredArrival
-from afflux.store.files import irregular, refuse_irregular
+from afflux.store.files import UnreadableError, irregular, refuse_irregular
 from afflux.store.index import CommittedState, Index
 from afflux.store.inspect import missing
 from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
@@ -103,6 +102,8 @@ class _Examination:
         self._read(segments.slot_bytes)
         try:
             return damage(segments, place, 1)
+        except UnreadableError:
+            raise
         except StoreError as error:  # the disk has failed
             return str(error).removeprefix("[store] ")
 
@@ -111,7 +112,7 @@ class _Examination:
         count, high, free = store.committed.meta["rows"]
         taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
         taken[free] = True
-        with suppress(StoreError):  # Index.damage has reported it
+        try:
             for client_id, place in store.rows():
                 self._read(store.row_bytes)
                 if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
@@ -119,6 +120,10 @@ class _Examination:
                     continue
                 taken[place.slot] = ranks[place.rank] = True
                 (self.good if self._added(place) else self.bad).append((client_id, place))
+        except UnreadableError:
+            raise
+        except StoreError:  # Index.damage has reported it
+            pass
         if (found := len(self.good) + len(self.bad)) != count:
             self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
 

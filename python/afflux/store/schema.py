@@ -1,12 +1,16 @@
 """The tables of a store's index, and functions that open an untrusted file with SQLite."""
 
+import mmap
+import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 from afflux.ops.errors import StoreError
-from afflux.store.files import PLAIN
+from afflux.store.files import PLAIN, opened, reason, try_open_files
+from afflux.store.lock import lacks
+from afflux.store.metadata import METADATA
 
 #: The format that commits write. Format 5 lacks facts of arrivals; the first commit to such a store raises its format.
 FORMAT = 6
@@ -27,6 +31,8 @@ CREATE TABLE passed (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE tasks (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 """
+#: The files that SQLite has open for an index: itself and its log for each of two connections, -shm, and a folder.
+_OPEN_FILES = 6
 _STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
 
 
@@ -48,8 +54,29 @@ def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
     except sqlite3.Error as error:
-        raise StoreError(f"[store] cannot make {path}: {error}") from None
+        raise StoreError(f"[store] cannot make {path}: {sqlite_reason(error, path)}") from None
     new.replace(path)
+
+
+def sqlite_reason(error: sqlite3.Error, path: Path) -> str:
+    """Return SQLite's words for an error of an index that was not opened, or the system's error behind them.
+
+    SQLite's words name neither too many open files ("unable to open database file") nor a file system without shared
+    memory ("disk I/O error").
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+        try:
+            try_open_files(_OPEN_FILES)
+        except OSError as cause:
+            return reason(cause)
+    if code == sqlite3.SQLITE_IOERR_SHMMAP:
+        try:
+            with opened(path.with_name(METADATA), os.O_RDWR) as descriptor:
+                mmap.mmap(descriptor, 1).close()
+        except OSError:
+            return lacks(path.parent, "memory maps that processes share")
+    return str(error)
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from pathlib import Path
 from stat import S_ISREG
 from sys import maxsize
@@ -18,10 +19,13 @@ import numpy.typing as npt
 from afflux._engine import PIECE, address, detach, first_changed, populate, prefetch
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
-from afflux.store.files import opened
+from afflux.store.files import LOSS, UnreadableError, opened, reason
 from afflux.store.metadata import METADATA, Shape, read_slots, remedy, sync, write_slots
 
 Row = npt.NDArray[Any]
+
+#: The errors of a full disk, an exhausted quota, and a limit of the size of files.
+_NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
 
 
 class Place(NamedTuple):
@@ -120,13 +124,15 @@ class Segments:
                     os.ftruncate(descriptor, self.shape.segment_bytes)
                     os.fsync(descriptor)
             except OSError as error:
-                raise StoreError(f"[store] cannot cut {path} to size: {error.strerror}") from None
+                raise StoreError(f"[store] cannot cut {path} to size: {reason(error)}") from None
 
     def _size(self, segment: int) -> int:
         """Return the bytes of a regular file; -1 if it is missing."""
         try:
             status = self._path(segment).lstat()
-        except OSError:
+        except OSError as error:
+            if error.errno not in LOSS:
+                raise UnreadableError(f"[store] cannot read {self._path(segment)}: {reason(error)}") from None
             return -1
         return status.st_size if S_ISREG(status.st_mode) else -1
 
@@ -156,8 +162,9 @@ class Segments:
                 for folder in (path.parent, path.parent.parent, self.folder):
                     sync(folder)
             except OSError as error:
+                lack = "no space for" if error.errno in _NO_SPACE else "cannot allocate"
                 raise StoreError(
-                    f"[store] no space for {self.shape.segment_bytes} bytes of {path}: {error.strerror}"
+                    f"[store] {lack} {self.shape.segment_bytes} bytes of {path}: {reason(error)}"
                 ) from None
             self._count += 1
 
@@ -175,7 +182,8 @@ class Segments:
                 while done < out.nbytes and (count := os.preadv(descriptor, [view[done:]], offset + done)):
                     done += count  # preadv reads 2 GiB at most
         except OSError as error:
-            raise StoreError(f"[store] cannot read {path}: {error.strerror}") from None
+            kind = StoreError if error.errno in (*LOSS, EIO) else UnreadableError  # a failing disk damages slots
+            raise kind(f"[store] cannot read {path}: {reason(error)}") from None
         if done != out.nbytes:
             raise StoreError(f"[store] {path} is truncated: {done} of {out.nbytes} bytes of slot {slot}; {self.remedy}")
         return out
@@ -201,7 +209,7 @@ class Segments:
                     done = os.pwrite(descriptor, view, offset)
                     view, offset = view[done:], offset + done
         except OSError as error:
-            raise StoreError(f"[store] cannot write {path}: {error.strerror}") from None
+            raise StoreError(f"[store] cannot write {path}: {reason(error)}") from None
 
     def prefetch(self, slot: int) -> None:
         """Ask the system to start reading a slot from disk."""
@@ -247,7 +255,7 @@ class Segments:
                 with opened(self._path(segment), os.O_RDWR) as descriptor:
                     os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
             except OSError as error:
-                raise StoreError(f"[store] cannot flush {self._path(segment)}: {error.strerror}") from None
+                raise StoreError(f"[store] cannot flush {self._path(segment)}: {reason(error)}") from None
 
     def detach(self, slots: Iterable[int]) -> None:
         """Make the memory of these slots private, so that other processes cannot change it through the file."""
@@ -278,7 +286,7 @@ class Segments:
                     # NumPy's views keep the map open.
                     whole = np.frombuffer(pages, self.shape.dtype)
             except OSError as error:
-                raise StoreError(f"[store] cannot map {path}: {error.strerror}") from None
+                raise StoreError(f"[store] cannot map {path}: {reason(error)}") from None
             rows = whole.reshape(self.shape.per_segment, self.shape.width)
             file = os.fsencode(path), inode, self.shape.segment_bytes
             self._maps[segment] = _Mapped(rows, str(path), inode, file)
