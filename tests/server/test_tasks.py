@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Closed, Opened, Server, replay
+from afflux.aggregation.checkpoint import log_record
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.tasks import TaskBook
 from checked_out import D, held, made, ones, step
@@ -310,6 +311,21 @@ def test_the_system_clock_changes_while_a_store_is_closed(change, left, clock, t
         clock[0] = left - 0.5
         assert [task.client for task in server.tasks] == ["ann", "bob"]
         clock[0] = left
+        assert [task.client for task in server.tasks] == ["bob"]
+
+
+def test_a_task_of_an_older_store_has_the_time_that_is_left(clock, tmp_path, monkeypatch):
+    """The length of its lease is not stored there."""
+    monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
+    with monkeypatch.context() as old:
+        old.setattr("afflux.store.records.log_record", lambda entry: log_record(entry)[:6])
+        with made(store=tmp_path / "s") as server:
+            server.checkout("ann", lease=20.0)
+            server.checkout("bob")
+    with Server.open(tmp_path / "s") as server:
+        clock[0] = 19.5
+        assert [task.client for task in server.tasks] == ["ann", "bob"]
+        clock[0] = 20.0
         assert [task.client for task in server.tasks] == ["bob"]
 
 

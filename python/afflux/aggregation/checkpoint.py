@@ -388,10 +388,9 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Handed(name, sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
-        case ["open", str(task), client_id, version, bool(hold), None, None]:
-            return Opened(task, _id(client_id), _count(version), hold, None, None)
-        case ["open", str(task), client_id, version, bool(hold), until, lease]:
-            return Opened(task, _id(client_id), _count(version), hold, _number(until), _number(lease))
+        case ["open", str(task), client_id, version, bool(hold), *times] if len(times) in (1, 2):
+            until, lease = (None if time is None else _number(time) for time in [*times, None][:2])
+            return Opened(task, _id(client_id), _count(version), hold, until, lease)
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (

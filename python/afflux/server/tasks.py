@@ -127,7 +127,7 @@ class TaskBook:
         """
         now = time()
         for entry in opened:
-            left = inf if entry.until is None or entry.lease is None else min(entry.until - now, entry.lease)
+            left = inf if entry.until is None else min(entry.until - now, inf if entry.lease is None else entry.lease)
             self.add(OpenTask(entry, monotonic() + left), bases.get(entry.version))
 
     def close(self, task: OpenTask) -> None:
