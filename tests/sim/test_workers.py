@@ -240,6 +240,8 @@ def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
 
 
 def test_impossible_workers():
+    refused = CliRunner().invoke(app, ["compare", "--workers=0"])
+    assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
     with pytest.raises(ConfigError, match="workers is 0, must be at least 1"):
         run_paired([RULE], 0, SMALL, workers=0)
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from afflux.sim.runs.resume import resume, run_in_store
     from afflux.sim.runs.run_checkpoint import InterruptedRun
     from afflux.sim.runs.simulation import run, run_paired
-    from afflux.sim.runs.vmap_groups import Vmap
     from afflux.sim.workload.client_training import fedprox, scaffold, sgd
     from afflux.sim.workload.config import SimConfig
     from afflux.sim.workload.evaluation import classification
@@ -46,7 +45,6 @@ __all__ = [
     "SimulationResults",
     "Task",
     "TuningResults",
-    "Vmap",
     "classification",
     "compare",
     "fedprox",
@@ -82,7 +80,6 @@ _MODULES = {
     "runs.resume": ("resume", "run_in_store"),
     "runs.run_checkpoint": ("InterruptedRun",),
     "runs.simulation": ("run", "run_paired"),
-    "runs.vmap_groups": ("Vmap",),
     "workload.client_training": ("fedprox", "scaffold", "sgd"),
     "workload.config": ("SimConfig",),
     "workload.evaluation": ("classification",),

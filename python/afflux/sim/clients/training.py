@@ -76,22 +76,22 @@ class Trainer:
             config: the settings.
         """
         self._model = model
-        self.data = data
-        self.config = config
+        self._data = data
+        self._config = config
         self._evaluate = task.evaluate
         self._validation = task.validation
-        self.loss = task.loss or cross_entropy
-        self.seeds_torch = task.seeds_torch
-        self.training = None if task.training is None else with_settings(task.training, config)
+        self._loss = task.loss or cross_entropy
+        self._seeds_torch = task.seeds_torch
+        self._training = None if task.training is None else with_settings(task.training, config)
         self._compiled = self._compiled_step() if config.compile else None
 
     def _compiled_step(self) -> CompiledStep:
-        config = self.config
-        if self.training is not None:
+        config = self._config
+        if self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
         return CompiledStep(
             self._model,
-            self.loss,
+            self._loss,
             rate=config.client_lr,
             weight_decay=config.weight_decay,
             mu=config.mu if config.client_optimizer in optimizers.PROXIMAL else None,
@@ -123,14 +123,14 @@ class Trainer:
         """
         model = self._model
         model.load(pulled, buffers)
-        if self.seeds_torch:
+        if self._seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
         try:
-            data = self.data[client]
-            if self.training is None:
+            data = self._data[client]
+            if self._training is None:
                 loss, steps, examples = self._local_steps(data, pulled, rng, shift)
             else:
-                loss, steps, examples = _checked(self.training(model.module, data, rng))
+                loss, steps, examples = _checked(self._training(model.module, data, rng))
                 model.check_bound()
         except Exception as error:
             error.add_note(f"while client {client} trained")
@@ -140,7 +140,7 @@ class Trainer:
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        plan = self.plan(data, rng)
+        plan = self._plan(data, rng)
         own_shift = None if shift is None else torch.from_numpy(shift)
         losses = seen = 0.0
         make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
@@ -153,7 +153,7 @@ class Trainer:
         self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps; yield the mean loss before each step, and the size of its batch."""
-        terms = self.gradient_terms(pulled, shift)
+        terms = self._gradient_terms(pulled, shift)
         for batch in plan.batches:
             yield self._step(*take(data, batch), terms), len(batch)
 
@@ -162,13 +162,13 @@ class Trainer:
     ) -> Iterator[tuple[float, int]]:
         """Make the steps, by compiled code if a batch is full."""
         assert self._compiled is not None
-        terms, start = self.gradient_terms(pulled, shift), torch.tensor(pulled)
+        terms, start = self._gradient_terms(pulled, shift), torch.tensor(pulled)
         while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
             step = self._compiled.steps_on(x, y, sizes, start, shift)
             for number, size in enumerate(sizes):
-                if size == self.config.batch_size:
+                if size == self._config.batch_size:
                     yield step(number), size
                 else:
                     end = sum(sizes[: number + 1])
@@ -182,16 +182,16 @@ class Trainer:
         loss = self._backward(x, y)
         for term in terms:
             term(model.gradient, model.flat)
-        model.flat.add_(model.gradient, alpha=-self.config.client_lr)
+        model.flat.add_(model.gradient, alpha=-self._config.client_lr)
         return loss
 
-    def plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
+    def _plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
         """Draw the number of local steps; then draw the batches of each step when the step needs them.
 
         Raises:
             ConfigError: the data have no examples that can be counted.
         """
-        config = self.config
+        config = self._config
         size = num_examples(data)
         if not size:
             raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
@@ -206,30 +206,19 @@ class Trainer:
         return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
-        config = self.config
+        config = self._config
         if config.local_epochs:
             return config.local_epochs * math.ceil(num_examples / config.batch_size)
         if config.steps_law == "uniform":
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def gradient_terms(
-        self, pulled: np.ndarray | torch.Tensor, shift: torch.Tensor | None
-    ) -> list[optimizers.GradientTerm]:
-        """Return the terms that the client optimizer adds to a gradient.
-
-        Args:
-            pulled: (d,) the params from which a client starts, or (clients, d) of several; unchanged while it trains.
-            shift: SCAFFOLD's c - c_i, of the same shape.
-
-        Returns:
-            Functions of gradients and local params of that shape.
-        """
-        config = self.config
+    def _gradient_terms(self, pulled: np.ndarray, shift: torch.Tensor | None) -> list[optimizers.GradientTerm]:
+        """Return the terms that the client optimizer adds to a gradient (d,)."""
+        config = self._config
         terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
         if config.client_optimizer in optimizers.PROXIMAL:
-            start = torch.tensor(pulled) if isinstance(pulled, np.ndarray) else pulled
-            terms.append(optimizers.proximal_term(config.mu, start))
+            terms.append(optimizers.proximal_term(config.mu, torch.tensor(pulled)))
         if shift is not None:
             terms.append(optimizers.shift_term(shift))
         return terms
@@ -237,7 +226,7 @@ class Trainer:
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        loss = self.loss(call(self._model.module, x), y)
+        loss = self._loss(call(self._model.module, x), y)
         loss.backward()
         return float(loss.item())
 

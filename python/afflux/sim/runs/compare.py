@@ -18,7 +18,6 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.process_start import pickled, sigint_blocked
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.worker_pool import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_files import expect_digests, loaded_digests
@@ -64,12 +63,9 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_processes(workers: int | Vmap) -> int:
-    """Return the number of simultaneous runs.
-
-    All workers of these runs have a CPU; on a device there is one run at a time.
-    """
-    return max(1, available_cpus() // workers) if isinstance(workers, int) else 1
+def default_processes(workers: int) -> int:
+    """Return the number of simultaneous runs; all workers of these runs have a CPU."""
+    return max(1, available_cpus() // workers)
 
 
 def compare(
@@ -81,7 +77,7 @@ def compare(
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
-    workers: int | Vmap = 1,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -147,7 +143,7 @@ def _run_in_processes(
     watch: JobProgress | None,
     finished: dict[int, list[RunResult]],
     task: Task | None,
-    workers: int | Vmap,
+    workers: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
@@ -183,7 +179,7 @@ _pool = WorkerPool(1)
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes, workers: int | Vmap, digests: Mapping[str, str]) -> None:
+def _start_worker(shared: Any, task: bytes, workers: int, digests: Mapping[str, str]) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared, _task, _pool

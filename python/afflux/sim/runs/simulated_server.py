@@ -21,7 +21,6 @@ from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.evaluations import Evaluations
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.inputs import package_versions
@@ -137,9 +136,9 @@ class SimulatedServer:
         """
         self._models, self._pulled = models, pulled
 
-    def evaluate_in(self, workers: Workers | VmapGroups | None) -> None:
+    def evaluate_in(self, workers: Workers | None) -> None:
         """Let worker processes, if there are any, make the later evaluations, in parallel with training."""
-        self._evaluations.workers = workers if isinstance(workers, Workers) else None
+        self._evaluations.workers = workers
 
     def progress(self) -> RunProgress:
         """Return the progress of the run; the accuracy is that of the last evaluation that has ended."""
