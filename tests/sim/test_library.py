@@ -446,7 +446,7 @@ def test_a_parameter_that_is_replaced_is_named():
         model.weight.data = torch.zeros(3, 6)
         return 1.0, 1, 1
 
-    with pytest.raises(ConfigError, match="the training function replaced parameter weight") as caught:
+    with pytest.raises(ConfigError, match="the training replaced parameter weight") as caught:
         simulation(own_tasks.linear, training=replaces).run()
     assert caught.value.__notes__[0].startswith("while client ")
 

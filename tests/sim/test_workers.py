@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import own_tasks
+import stateful_models
 from afflux.cli import app
 from afflux.sim import (
     AuditOutput,
@@ -38,6 +39,7 @@ from pairwise import soak
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 SCAFFOLD = replace(SMALL, client_optimizer="scaffold", protocol="rounds", stale_models=3, steps_law="uniform")
 RULE = parse_rule("ca2fl:buffer_size=3")
+EVERYTHING = stateful_models.Root(*stateful_models.KINDS["everything"])
 
 
 def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
@@ -81,7 +83,7 @@ def test_workers_give_the_bits_of_one_process(config, count, tmp_path):
     assert made(tmp_path / "workers", config, count, rules) == made(tmp_path / "one", config, 1, rules)
 
 
-@pytest.mark.parametrize("model", [own_tasks.Net(), *soak(own_tasks.Net)])
+@pytest.mark.parametrize("model", [EVERYTHING, *soak(own_tasks.Net()), *soak(own_tasks.Net)])
 def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
     settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 30, "concurrency": 6, "delays": "fadas-mild"}

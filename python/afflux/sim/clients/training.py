@@ -131,11 +131,13 @@ class Trainer:
                 loss, steps, examples = self._local_steps(data, pulled, rng, shift)
             else:
                 loss, steps, examples = _checked(self._training(model.module, data, rng))
-                model.check_bound()
+            model.check_trained()
+            model.check_frozen()
+            trained = model.buffers()
         except Exception as error:
             error.add_note(f"while client {client} trained")
             raise
-        return TrainingResult(model.params - pulled, examples, loss, steps, model.buffers())
+        return TrainingResult(model.params - pulled, examples, loss, steps, trained)
 
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
@@ -239,6 +241,7 @@ class Trainer:
         self._model.load(params, buffers)
         with note_on_errors("while the model was evaluated"), self._model.evaluated() as module:
             found = self._evaluate(module)
+            self._model.check_frozen()
         try:
             accuracy, loss = found
             return float(accuracy), float(loss)
