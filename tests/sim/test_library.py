@@ -473,7 +473,7 @@ def law_that_raises_later(num_clients, rng):
 def test_an_error_of_a_users_function_says_what_called_it(change, note):
     settings = {"model": own_tasks.linear, "clients": CLIENTS, "training": sgd(), "evaluate": own_tasks.TEST}
     with pytest.raises(OSError, match="mine") as caught:
-        Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3} | settings | change).run()
+        Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3, "faults": "raise"} | settings | change).run()
     (text,) = caught.value.__notes__
     assert re.fullmatch(note, text)
 

@@ -78,7 +78,8 @@ def test_params_and_statistics_are_those_of_a_plain_loop(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_ends_with_the_same_bits(kind, tmp_path):
-    made = simulation(stateful_models.MODELS[kind], rules="fedbuff:buffer_size=2", concurrency=5, arrivals=20)
+    settings = {"rules": "fedbuff:buffer_size=2", "concurrency": 5, "arrivals": 20}
+    made = simulation(stateful_models.MODELS[kind], own_tasks.fails_sometimes, **settings)
     rule = made.jobs[0].spec
     audit = [tmp_path / name / "audit" for name in ("whole", "run")]
     for folder in audit:

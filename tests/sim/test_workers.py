@@ -87,9 +87,10 @@ def test_workers_give_the_bits_of_one_process(config, count, tmp_path):
 def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
     settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 30, "concurrency": 6, "delays": "fadas-mild"}
-    simulation = Simulation(model, clients, own_tasks.momentum, own_tasks.TEST, **settings)
+    simulation = Simulation(model, clients, own_tasks.fails_sometimes, own_tasks.TEST, **settings)
     one, two = (simulation.run(workers=count)[0] for count in (1, 2))
     assert reproducible(one) == reproducible(two)
+    assert two.decisions["faulty"] + two.decisions["joined"] == 30
 
 
 def test_results_without_room_are_trained_here(monkeypatch, tmp_path):
@@ -221,7 +222,7 @@ RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
 )
 def test_what_fails_in_a_worker_is_raised_here(training, kind, message):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6}
+    settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6, "faults": "raise"}
     with pytest.raises(kind, match=message):
         Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
     from afflux.sim.papers.grid import TuningResults
     from afflux.sim.papers.tuning import tune
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
@@ -44,6 +44,7 @@ __all__ = [
     "Simulation",
     "SimulationResults",
     "Task",
+    "TrainingError",
     "TuningResults",
     "classification",
     "compare",
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "errors": ("ConfigError", "DivergedError", "MissingExtraError"),
+    "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
     "papers.grid": ("TuningResults",),
     "papers.tuning": ("tune",),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from re import sub
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +16,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
-from afflux.ops.validation import brief
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, raise_if_from_signal
 from afflux.sim.clients import optimizers
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
@@ -23,6 +27,8 @@ from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
 BATCHES_AT_ONCE = 32
+#: The most characters of an exception's message that a log holds.
+MOST_CHARACTERS = 500
 
 
 def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -53,6 +59,18 @@ class TrainingResult(NamedTuple):
     """Number of local steps, K."""
     buffers: np.ndarray | None = None
     """The client's buffers, float64; None if the model has none."""
+    fault: str = ""
+    """The exception that has ended the training; the loss is then nan, and so is the update."""
+
+    @classmethod
+    def failed(cls, error: Exception, d: int) -> "TrainingResult":
+        """Return the result of a training that has raised."""
+        place = extract_tb(error.__traceback__)[-1]
+        # An address is another one in each process.
+        text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {error}")
+        text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
+        fault = f"{text} ({Path(place.filename).name}, line {place.lineno})"
+        return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
 
 
 class LocalPlan(NamedTuple):
@@ -116,7 +134,7 @@ class Trainer:
             buffers: the pulled buffers, if the model has any.
 
         Returns:
-            The result.
+            The result. With the setting faults="record", it may be that of a training that has raised.
 
         Raises:
             ConfigError: the training function returns an invalid result, or the optimizer does not support the data.
@@ -135,6 +153,9 @@ class Trainer:
             model.check_frozen()
             trained = model.buffers()
         except Exception as error:
+            raise_if_from_signal(error)
+            if self._config.faults == "record" and not isinstance(error, AffluxError):
+                return TrainingResult.failed(error, len(pulled))
             error.add_note(f"while client {client} trained")
             raise
         return TrainingResult(model.params - pulled, examples, loss, steps, trained)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection
 from typing import Any, NamedTuple
@@ -125,10 +126,12 @@ def _run_job(
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
-    specs = (job.spec, *job.followers)
+    specs, config = (job.spec, *job.followers), job.config or config
+    if job.may_diverge:  # a setting with which clients diverge has no results
+        config = replace(config, faults="raise")
     try:
         progress = None if watch is None else partial(watch, index)
-        return run_paired(specs, job.seed, job.config or config, progress, output, task, workers)
+        return run_paired(specs, job.seed, config, progress, output, task, workers)
     except DivergedError:
         if job.may_diverge:
             return []

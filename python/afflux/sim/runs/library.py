@@ -184,7 +184,7 @@ class Simulation:
 
         Raises:
             ConfigError: the settings do not go together, data are missing, or `out` is not empty.
-            DivergedError: a client's loss or model is no longer finite.
+            TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
         if tensorboard:

@@ -48,7 +48,7 @@ def run(
 
     Raises:
         ConfigError: the settings are impossible for this rule and seed, or data are missing.
-        DivergedError: a client's loss or model is no longer finite.
+        TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
     """
     return run_paired([spec], seed, config, progress, output, task, workers)[0]
 

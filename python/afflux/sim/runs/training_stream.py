@@ -59,7 +59,9 @@ class TrainingStream:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts, trained.buffers)
+                yield UpdateEvent(
+                    number, sequence, sent.after, client, event.time, *facts, trained.buffers, trained.fault
+                )
                 self._broadcast.record_result(sent, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)
