@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -13,39 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, raise_if_from_signal
 from afflux.sim.clients import optimizers
+from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError, known, note_on_errors
+from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.evaluation import class_loss, note_on_examples
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
 BATCHES_AT_ONCE = 32
 #: The most characters of an exception's message that a log holds.
 MOST_CHARACTERS = 500
-
-
-def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` mini-batches of indices: shuffled epochs, one after the other.
-
-    The last batch of an epoch may be smaller, so that each sample is seen once an epoch.
-    """
-    if num_examples < 1:
-        raise ValueError("[batch_indices] there are no examples to draw from")
-    done = 0
-    while done < steps:
-        order = rng.permutation(num_examples)
-        for start in range(0, num_examples, batch_size):
-            if done == steps:
-                return
-            yield order[start : start + batch_size]
-            done += 1
 
 
 class TrainingResult(NamedTuple):
@@ -67,7 +51,7 @@ class TrainingResult(NamedTuple):
         """Return the result of a training that has raised."""
         place = extract_tb(error.__traceback__)[-1]
         # An address is another one in each process.
-        text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {error}")
+        text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {text_with_notes(error)}")
         text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
         fault = f"{text} ({Path(place.filename).name}, line {place.lineno})"
         return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
@@ -98,7 +82,7 @@ class Trainer:
         self._config = config
         self._evaluate = task.evaluate
         self._validation = task.validation
-        self._loss = task.loss or cross_entropy
+        self._loss = task.loss or class_loss
         self._seeds_torch = task.seeds_torch
         self._training = None if task.training is None else with_settings(task.training, config)
         self._compiled = self._compiled_step() if config.compile else None
@@ -216,11 +200,13 @@ class Trainer:
         """
         config = self._config
         size = num_examples(data)
+        if isinstance(data, torch.utils.data.DataLoader):
+            raise ConfigError("a client's data set is a DataLoader: give its dataset; the training draws the batches")
         if not size:
             raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
         steps = self._steps(size, rng)
         examples = min(size, config.batch_size) if config.examples == "batch" else size
-        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng), examples)
+        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng, config.drop_last), examples)
 
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
@@ -231,7 +217,8 @@ class Trainer:
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
         config = self._config
         if config.local_epochs:
-            return config.local_epochs * math.ceil(num_examples / config.batch_size)
+            batches = num_examples / config.batch_size
+            return config.local_epochs * (max(1, int(batches)) if config.drop_last else math.ceil(batches))
         if config.steps_law == "uniform":
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
@@ -249,7 +236,8 @@ class Trainer:
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        loss = self._loss(call(self._model.module, x), y)
+        with note_on_examples(x):
+            loss = self._loss(call(self._model.module, x), y)
         loss.backward()
         return float(loss.item())
 
@@ -298,40 +286,3 @@ def _checked(found: Any) -> tuple[float, int, int]:
     if steps < 1 or examples < 1:
         raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
     return loss, steps, examples
-
-
-def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
-    """Return (x, y) of these examples of a data set: a pair of arrays or trees of arrays, or a torch Dataset."""
-    if isinstance(data, tuple) and len(data) == 2:
-        index = torch.from_numpy(batch)
-        x, y = data
-        return single_precision(_rows(x, index)), _rows(y, index)
-    x, y = torch.utils.data.default_collate([data[place] for place in batch.tolist()])
-    return single_precision(x), y
-
-
-def _rows(tree: Any, index: torch.Tensor) -> Any:
-    if isinstance(tree, torch.Tensor):
-        # index_select takes a third of the time, but it does not keep another memory format.
-        return tree.index_select(0, index) if tree.is_contiguous() else tree[index]
-    if isinstance(tree, Mapping):
-        return {name: _rows(array, index) for name, array in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rows(array, index) for array in tree)
-    return torch.as_tensor(np.asarray(tree)[index.numpy()])
-
-
-def single_precision(tree: Any) -> Any:
-    """Return examples of float64, as NumPy and scikit-learn give them, in float32, the precision of the params."""
-    if isinstance(tree, torch.Tensor):
-        return tree.float() if tree.dtype == torch.float64 else tree
-    if isinstance(tree, Mapping):
-        return {name: single_precision(array) for name, array in tree.items()}
-    return tuple(map(single_precision, tree)) if isinstance(tree, tuple) else tree
-
-
-def call(module: Callable[..., Any], x: Any) -> Any:
-    """Call a module with a batch: a tensor, or a tuple or mapping of arguments."""
-    if isinstance(x, Mapping):
-        return module(**x)
-    return module(*x) if isinstance(x, tuple) else module(x)

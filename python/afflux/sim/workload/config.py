@@ -44,6 +44,8 @@ STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
 FAULTS = ("record", "raise")
+#: Settings that logs of format 1 first did not have.
+SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last")
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -122,6 +124,10 @@ class SimConfig:
     steps_law: str = _setting("constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.")
     local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
     batch_size: int = _setting(16, "Mini-batch size of a client.")
+    drop_last: bool = _setting(
+        False,
+        "Leave out the last batch of an epoch if it is smaller, except if it is the only one.",
+    )
     weight_decay: float = _setting(0.0, "The clients' weight decay.")
     compile: bool = _setting(
         False,
@@ -207,9 +213,7 @@ class SimConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
         content = asdict(self)
-        unused = {
-            name for name in ("task", "part", "compile", "clip_norms", "faults", *ENDS) if not self._differs(name)
-        }
+        unused = {name for name in (*SINCE_FORMAT_1, *ENDS) if not self._differs(name)}
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}
