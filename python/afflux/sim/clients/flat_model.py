@@ -104,7 +104,8 @@ class FlatModel:
         self._state.restore()
         for named, _ in self._trained:
             named.restored()
-            named.tensor.requires_grad, named.tensor.grad = True, None
+            if not named.tensor.requires_grad:
+                named.tensor.requires_grad = True
         np.copyto(self.params, params)
         for named, first in self._fixed:
             named.restored().copy_(first)
@@ -134,11 +135,18 @@ class FlatModel:
                 named.tensor.grad = slope
         self.gradient.zero_()
 
+    def clear_gradients(self) -> None:
+        """Leave no gradient, as in a new module."""
+        for named, _ in self._trained:
+            named.tensor.grad = None
+
     def check_trained(self) -> None:
         """Raise ConfigError if a parameter is another tensor, or a trained one in other memory, than at the start."""
         name = self._state.replaced_parameter()
         if name is None:
-            name = next((named.name for named, _ in self._trained if not named.is_in_place()), None)
+            for named, _ in self._trained:
+                if not named.is_in_place():
+                    name = named.name
         if name is not None:
             raise ConfigError(f"the training replaced parameter {name}: it must change it in place")
 

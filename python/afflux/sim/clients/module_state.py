@@ -7,9 +7,6 @@ import torch
 
 from afflux.sim.errors import ConfigError
 
-#: The dicts of a module that hold its parameters, buffers and submodules.
-_MEMBERS = ("_parameters", "_buffers", "_modules")
-
 
 class NamedTensor:
     """A parameter or buffer by name, and the places that hold it: modules, each with a name. Most have one place."""
@@ -19,20 +16,22 @@ class NamedTensor:
         self.name, self.tensor = name, tensor
         self.places: list[tuple[torch.nn.Module, str]] = []
         self._memory = tensor.detach()
+        self._place = tensor.data_ptr()
 
     def move(self, memory: torch.Tensor) -> None:
         """Put the tensor into other memory, from now on."""
         self.tensor.data = self._memory = memory
+        self._place = memory.data_ptr()
 
     def restored(self) -> torch.Tensor:
         """Return the tensor's elements, in its own memory; a tensor that was put into other memory gets it back."""
-        if not self.is_in_place():
+        if not self.is_in_place() or self.tensor.shape != self._memory.shape:
             self.tensor.data = self._memory
         return self._memory
 
     def is_in_place(self) -> bool:
         """Return whether the tensor is in the memory that it had at the start."""
-        return self.tensor.data_ptr() == self._memory.data_ptr() and self.tensor.shape == self._memory.shape
+        return self.tensor.data_ptr() == self._place
 
     def current(self) -> torch.Tensor:
         """Return the tensor that has this name now.
@@ -64,6 +63,28 @@ class NamedTensor:
         return int((content.view(torch.int32) if content.numel() % 4 == 0 else content).sum(dtype=torch.int64))
 
 
+class _Names:
+    """A dict of a module, and its content at the start."""
+
+    __slots__ = ("_content", "_names", "_values")
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content, self._names, self._values = content, list(content), list(content.values())
+
+    def differ(self) -> bool:
+        """Return whether a name, its place or its object is another one. Objects are compared by identity."""
+        content, values = self._content, self._values
+        if not content:
+            return bool(values)
+        return (
+            len(content) != len(values) or not all(map(is_, content.values(), values)) or list(content) != self._names
+        )
+
+    def restore(self) -> None:
+        self._content.clear()
+        self._content.update(zip(self._names, self._values, strict=True))
+
+
 class ModuleState:
     """The submodules, arrays and plain attributes of a module, by name.
 
@@ -76,14 +97,17 @@ class ModuleState:
         self._module = module
         self.parameters: dict[str, NamedTensor] = {}  #: by their first dotted names
         self.buffers: dict[str, NamedTensor] = {}
-        self._dicts: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of a module, with a copy
+        self._dicts: list[_Names] = []
+        self._parameter_dicts: list[_Names] = []  # those in which parameters are found
         self._scripted: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         seen: dict[int, NamedTensor] = {}
         for prefix, part in module.named_modules():
             scripted = isinstance(part, torch.jit.ScriptModule)  # its members are not in dicts
             if not scripted:
                 own = part.__dict__
-                self._dicts += [(content, dict(content)) for content in (own, *(own[name] for name in _MEMBERS))]
+                parameters, buffers, modules = (_Names(own[name]) for name in ("_parameters", "_buffers", "_modules"))
+                self._dicts += [_Names(own), parameters, buffers, modules]
+                self._parameter_dicts += [parameters, modules]
             for tensors, members in (
                 (self.parameters, part.named_parameters(recurse=False, remove_duplicate=False)),
                 (self.buffers, part.named_buffers(recurse=False, remove_duplicate=False)),
@@ -98,7 +122,10 @@ class ModuleState:
 
     def replaced_parameter(self) -> str | None:
         """Return the name of a parameter that has come, gone or been replaced since the start; None: there is none."""
-        if all(_is_same(content, first) for content, first in self._dicts):
+        for members in self._parameter_dicts:
+            if members.differ():
+                break
+        else:
             return None
         now = dict(self._module.named_parameters())
         names = [name for name, named in self.parameters.items() if now.get(name) is not named.tensor]
@@ -106,16 +133,9 @@ class ModuleState:
 
     def restore(self) -> None:
         """Set every name back to the object that it had at the start."""
-        for content, first in self._dicts:
-            if not _is_same(content, first):
-                content.clear()
-                content.update(first)
+        for names in self._dicts:
+            if names.differ():
+                names.restore()
         for module, name, tensor in self._scripted:
             if getattr(module, name) is not tensor:
                 setattr(module, name, tensor)
-
-
-def _is_same(content: dict[str, Any], first: dict[str, Any]) -> bool:
-    """Return whether a dict has the names of `first`, in the same order, and for each the same object."""
-    same = len(content) == len(first) and all(map(is_, content.values(), first.values()))
-    return same and content.keys() == first.keys()

@@ -22,8 +22,8 @@ from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
+from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.evaluation import class_loss, note_on_examples
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
@@ -132,13 +132,14 @@ class Trainer:
             if self._training is None:
                 loss, steps, examples = self._local_steps(data, pulled, rng, shift)
             else:
+                model.clear_gradients()
                 loss, steps, examples = _checked(self._training(model.module, data, rng))
             model.check_trained()
             model.check_frozen()
             trained = model.buffers()
         except Exception as error:
             raise_if_from_signal(error)
-            if self._config.faults == "record" and not isinstance(error, AffluxError):
+            if self._config.faults == "record" and not isinstance(error, AffluxError | MemoryError):
                 return TrainingResult.failed(error, len(pulled))
             error.add_note(f"while client {client} trained")
             raise
@@ -236,8 +237,11 @@ class Trainer:
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        with note_on_examples(x):
+        try:
             loss = self._loss(call(self._model.module, x), y)
+        except Exception as error:
+            add_note_on_examples(error, x)
+            raise
         loss.backward()
         return float(loss.item())
 

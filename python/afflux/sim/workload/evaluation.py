@@ -1,7 +1,5 @@
 """Evaluation of a classifier on a test set."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,55 +25,20 @@ class Classification:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         import torch
 
+        from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
+
         starts = range(0, len(self.y), EVALUATION_BATCH)
-        with note_on_examples(self.x):
+        try:
             logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
+        except Exception as error:
+            add_note_on_examples(error, self.x)
+            raise
         try:
             loss = class_loss(logits, self.y).item()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         correct = int((logits.argmax(dim=1) == self.y).sum())
         return correct / len(self.y), loss
-
-
-def class_labels(y: Any) -> Any:
-    """Return labels as torch's cross entropy takes them: whole numbers of any dtype, (n,) or (n, 1), as (n,) int64."""
-    if y.is_floating_point() or y.is_complex():
-        return y
-    return (y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y).long()
-
-
-def class_loss(output: Any, y: Any) -> Any:
-    """Return the mean cross entropy of outputs (n, classes) and labels; raise ValueError if these do not fit."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    try:
-        return cross_entropy(output, class_labels(y))
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        if not isinstance(output, torch.Tensor):
-            raise ValueError(
-                f"the model returns a {type(output).__name__}, not a tensor of outputs: give loss="
-            ) from error
-        kind = f" of dtype {str(y.dtype).removeprefix('torch.')}" if y.is_floating_point() else ""
-        raise ValueError(
-            f"the model's outputs are of shape {tuple(output.shape)} for labels from {y.min()} to {y.max()}{kind}: "
-            "a classification needs outputs (examples, classes), and labels from 0 to classes - 1"
-        ) from error
-
-
-@contextmanager
-def note_on_examples(x: Any) -> Iterator[None]:
-    """Add a note to exceptions of the block, in which a model is called on x, if x is a usual cause of them."""
-    try:
-        yield
-    except Exception as error:
-        leaves = list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else [x]
-        if any(str(getattr(leaf, "dtype", "")) == "torch.uint8" for leaf in leaves):
-            error.add_note("x holds uint8, as images do: give x.float() / 255, or the like")
-        elif any(getattr(leaf, "shape", ())[:1] == (1,) for leaf in leaves):
-            error.add_note("the batch has one example; drop_last=True leaves out an epoch's smaller last batch")
-        raise
 
 
 def refuse_nonfinite(what: str, x: Any) -> None:
@@ -109,6 +72,8 @@ def classification(x: Any, y: Any) -> Classification:
         ConfigError: an example has a value that is not finite.
     """
     import torch
+
+    from afflux.sim.workload.class_loss import class_labels
 
     refuse_nonfinite("classification", x)
 
