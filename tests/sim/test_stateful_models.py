@@ -205,3 +205,12 @@ def test_an_expanded_buffer_gets_memory_of_its_own():
     model = FlatModel(Holding(n=torch.ones(1).expand(3)))
     model.load(model.initial_params, np.array([1.0, 2.0, 3.0]))
     assert model.module.n.tolist() == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_scripted_module_is_followed_by_name():
+    model = FlatModel(torch.jit.script(nn.Sequential(stateful_models.Counter(), nn.Linear(6, 3))))
+    for _ in range(2):
+        model.load(model.initial_params, model.initial_buffers)
+        model.module(own_tasks.X)
+        assert model.buffers().tolist() == [1]
