@@ -120,7 +120,7 @@ cuda: setup  ## compiles the CUDA code, where nvcc is installed, and checks its 
 	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && cmake --build build/cuda && $(BIN)/python -m pytest -m nvcc tests/gpu/test_nvcc.py
 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
-	$(BIN)/python -m pytest -rs $(GPU_TESTS) $(call files,vmap)
+	$(BIN)/python -m pytest -rs $(GPU_TESTS)
 	AFFLUX_ARRAYS=torch PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers \
 	  $(call files,server rules store store_errors)
 	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers $(call files,log)

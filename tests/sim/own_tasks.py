@@ -86,6 +86,15 @@ def fails(model, data, rng):
     return 1 / 0
 
 
+def fails_sometimes(model, data, rng):
+    """A fifth of the trainings raises, after a change of the model, and a fifth has a loss of nan."""
+    chance = rng.random()
+    loss, *counts = momentum(model, data, rng, client_lr=0.1, local_steps=3)
+    if chance < 0.2:
+        raise ArithmeticError(f"no luck with {model.head.weight.flatten()[0]:.6f}\x1b at {object()}")
+    return (loss if chance < 0.8 else float("nan"), *counts)
+
+
 def returns_nothing(model, data, rng):
     return None
 

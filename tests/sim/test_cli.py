@@ -100,7 +100,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
         (["--rules", "ca2fl,ca2fl"], "given twice"),
         (["--concurrency", "101"], "concurrency is 101, but there are 100 clients"),
         (["--data", "mnist", "--data-dir", "nowhere"], "nowhere/mnist.npz"),
-        (["--model", "logreg", "--client-lr", "1e38"], "diverged"),
+        (["--model", "logreg", "--client-lr", "1e38", "--faults", "raise"], "diverged"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
@@ -336,7 +336,7 @@ def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
 
 
 #: A run that diverges after its first arrivals.
-DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL, "--model", "cnn"]
+DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL, "--model", "cnn", "--faults", "raise"]
 
 
 def test_a_folder_in_which_no_run_was_finished_is_replaced(tmp_path):

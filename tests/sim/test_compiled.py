@@ -19,7 +19,6 @@ from afflux.sim import (
     SimConfig,
     Simulation,
     Task,
-    Vmap,
     classification,
     fedprox,
     parse_rule,
@@ -352,9 +351,7 @@ def test_what_cannot_be_compiled(make, message):
 
 
 @needs_compiler
-def test_vmap_and_data_of_other_types_are_errors():
-    with pytest.raises(ConfigError, match="not for vmap"):
-        simulation(nn.Linear(FEATURES, CLASSES), sgd()).run(workers=Vmap(2))
+def test_data_of_other_types_are_errors():
     words = [({"word": "a"}, 0)] * BATCH
     with pytest.raises(ConfigError, match="compile needs data of tensors, not of str"):
         trained(nn.Linear(2, 2), [words], compile=True)

@@ -15,6 +15,7 @@ from afflux.sim.data.registry import SOURCES, read_data_set
 from afflux.sim.data.shakespeare import read_shakespeare
 from afflux.sim.data.text_set import ALPHABET, decode, encode
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.data_sets import _load, load_data_set
 
 
 def random_images(count, num_classes, shape, seed=0):
@@ -65,6 +66,20 @@ def test_mnist_and_fashion_mnist_from_idx_files(tmp_path, name, folder, suffix):
     assert data.shape == (1, 28, 28)
     assert data.num_classes == 10
     assert_parts(data, (train[0][:, None], train[1]), (test[0][:, None], test[1]))
+    if name == "mnist":
+        by_files = load_data_set("mnist", tmp_path)
+        arrays = {
+            "x_train": train[0],
+            "y_train": train[1].astype("u1"),
+            "x_test": test[0],
+            "y_test": test[1].astype("u1"),
+        }
+        np.savez(tmp_path / "mnist.npz", **arrays)
+        _load.cache_clear()
+        by_archive = load_data_set("mnist", tmp_path)
+        assert by_files.digest == by_archive.digest
+        assert np.array_equal(by_files.x_test, by_archive.x_test)
+        assert by_files.y_train.dtype == by_archive.y_train.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -248,7 +263,8 @@ def write_leaf(folder, files):
         path.write_text(json.dumps(content))
 
 
-def test_femnist_by_writer(tmp_path):
+@pytest.mark.parametrize("folder", ["femnist", "femnist/data", "data/femnist/data"])
+def test_femnist_by_writer(tmp_path, folder):
     rng = np.random.default_rng(0)
 
     def images(count):
@@ -256,7 +272,7 @@ def test_femnist_by_writer(tmp_path):
 
     first, second, third = images(3), images(1), images(2)
     write_leaf(
-        tmp_path / "femnist",
+        tmp_path / folder,
         {
             "train/a.json": {"f1": (first, [0, 61, 5]), "f2": (second, [7])},
             "test/a.json": {"f3": (third, [1, 2]), "f1": (second, [9])},
@@ -342,7 +358,7 @@ def test_roles_with_too_few_characters(tmp_path):
 def test_leafs_shakespeare(tmp_path):
     window = "ab" * 40
     write_leaf(
-        tmp_path / "shakespeare",
+        tmp_path / "data" / "shakespeare" / "data",  # in LEAF's repository
         {
             "train/a.json": {"ROLE": ([window, window[1:] + "c"], ["c", "d"])},
             "train/b.json": {"OTHER": ([window], ["\n"])},

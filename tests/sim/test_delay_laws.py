@@ -194,10 +194,27 @@ def test_running_times_of_devices(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "encoding"),
+    [
+        ("time,deviation\n7,0\n", "utf-16"),
+        ("\ufefftime,deviation\n7,0\n", "utf-16-be"),
+        ("time;deviation\n7;0\n", "utf-8-sig"),
+        ("device\ttime\tdeviation\na\t7\t0\n", "utf-8"),
+        ('"device", time , deviation\r\n"a, b", 7 , 0\r\n', "utf-8"),
+    ],
+)
+def test_tables_as_spreadsheets_write_them(tmp_path, content, encoding):
+    path = tmp_path / "times.csv"
+    path.write_bytes(content.encode(encoding))
+    assert draws(DeviceTimes(str(path)), 1, 1).tolist() == [[7.0]]
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has no column time, deviation"),
-        ("time\n1\n", "has no column deviation"),
+        ("", "has no column time, deviation, it is empty"),
+        ("time;x\n1;2\n", "has no column deviation, only 'time, x'"),
+        ("time;deviation\n1,5;0\n", "has time '1,5' in line 2; expected: a finite number"),
         ("time,deviation\n", "has no line of values"),
         ("time,deviation\n0,1\n,\n", "has no device with a time"),
         ("time,deviation\n1,2\n3,x\n", "has deviation 'x' in line 3; expected: a finite number"),

@@ -472,7 +472,7 @@ def test_a_parameter_that_is_replaced_is_named():
         model.weight.data = torch.zeros(3, 6)
         return 1.0, 1, 1
 
-    with pytest.raises(ConfigError, match="the training function replaced parameter weight") as caught:
+    with pytest.raises(ConfigError, match="the training replaced parameter weight") as caught:
         simulation(own_tasks.linear, training=replaces).run()
     assert caught.value.__notes__[0].startswith("while client ")
 
@@ -499,7 +499,7 @@ def law_that_raises_later(num_clients, rng):
 def test_an_error_of_a_users_function_says_what_called_it(change, note):
     settings = {"model": own_tasks.linear, "clients": CLIENTS, "training": sgd(), "evaluate": own_tasks.TEST}
     with pytest.raises(OSError, match="mine") as caught:
-        Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3} | settings | change).run()
+        Simulation(**{"rules": RULE, "arrivals": 6, "concurrency": 3, "faults": "raise"} | settings | change).run()
     (text,) = caught.value.__notes__
     assert re.fullmatch(note, text)
 

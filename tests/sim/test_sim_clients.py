@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from afflux.sim.clients.batches import batch_indices
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
-from afflux.sim.clients.training import Trainer, batch_indices
+from afflux.sim.clients.training import Trainer
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification

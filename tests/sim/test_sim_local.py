@@ -9,11 +9,12 @@ import torch
 import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
+from afflux.sim.clients.batches import batch_indices, take
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.model_broadcast import ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
-from afflux.sim.clients.training import Trainer, batch_indices, take
+from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models

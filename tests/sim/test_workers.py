@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import own_tasks
+import stateful_models
 from afflux.cli import app
 from afflux.sim import (
     AuditOutput,
@@ -39,6 +40,7 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, ev
 ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
 SCAFFOLD = replace(SMALL, client_optimizer="scaffold", steps_law="uniform", **ROUNDS)
 RULE = parse_rule("ca2fl:buffer_size=3")
+EVERYTHING = stateful_models.Root(*stateful_models.KINDS["everything"])
 
 
 def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
@@ -82,13 +84,14 @@ def test_workers_give_the_bits_of_one_process(config, count, tmp_path):
     assert made(tmp_path / "workers", config, count, rules) == made(tmp_path / "one", config, 1, rules)
 
 
-@pytest.mark.parametrize("model", [own_tasks.Net(), *soak(own_tasks.Net)])
+@pytest.mark.parametrize("model", [EVERYTHING, *soak(own_tasks.Net()), *soak(own_tasks.Net)])
 def test_a_model_with_buffers_and_a_training_function_of_ones_own(model):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
     settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 30, "concurrency": 6, "delays": "fadas-mild"}
-    simulation = Simulation(model, clients, own_tasks.momentum, own_tasks.TEST, **settings)
+    simulation = Simulation(model, clients, own_tasks.fails_sometimes, own_tasks.TEST, **settings)
     one, two = (simulation.run(workers=count)[0] for count in (1, 2))
     assert reproducible(one) == reproducible(two)
+    assert two.decisions["faulty"] + two.decisions["joined"] == 30
 
 
 def test_results_without_room_are_trained_here(monkeypatch, tmp_path):
@@ -220,7 +223,7 @@ RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
 )
 def test_what_fails_in_a_worker_is_raised_here(training, kind, message):
     clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6}
+    settings = {"rules": "fedasync", "arrivals": 30, "concurrency": 6, "faults": "raise"}
     with pytest.raises(kind, match=message):
         Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
 
@@ -241,6 +244,8 @@ def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
 
 
 def test_impossible_workers():
+    refused = CliRunner().invoke(app, ["compare", "--workers=0"])
+    assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
     with pytest.raises(ConfigError, match="workers is 0, must be at least 1"):
         run_paired([RULE], 0, SMALL, workers=0)
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)

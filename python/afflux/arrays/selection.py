@@ -42,10 +42,13 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
 
 
 def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
-    """Return torch's tensors that require grad, the buffers in the same modules, and all arrays of other libraries."""
+    """Return torch's tensors that require grad, all arrays of other libraries, and the buffers.
+
+    Without the buffers of modules all of whose own parameters are frozen.
+    """
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
-    owners = {_owner(name) for name in trained}
-    return frozenset(trained | {name for name in buffers if _owner(name) in owners})
+    frozen = {_owner(name) for name in arrays.keys() - buffers} - {_owner(name) for name in trained - set(buffers)}
+    return frozenset(trained | {name for name in buffers if _owner(name) not in frozen})
 
 
 def _owner(name: str) -> str:

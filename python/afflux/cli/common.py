@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig, unread_settings
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
-
-if TYPE_CHECKING:
-    from afflux.sim.runs.vmap_groups import Vmap
 
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 Paper = Annotated[
@@ -231,22 +228,3 @@ def rules_of_preset(
         if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
             buffer_size = preset.buffer_size.value
     return rules, buffer_size
-
-
-def parse_workers(text: Any) -> "int | Vmap":
-    """Read --workers: a number of processes, or vmap:clients=32:device=cuda.
-
-    Raises:
-        BadParameter: another text, or a value that is out of range.
-    """
-    words = re.fullmatch(r"(\d+)|vmap(?::clients=(\d+))?(?::device=(\S+))?", str(text))
-    if words is None or words[1] == "0":
-        raise typer.BadParameter(f"{text!r} is no number from 1 on, and not vmap:clients=32:device=cuda")
-    if words[1] is not None:
-        return int(words[1])
-    from afflux.sim.runs.vmap_groups import Vmap
-
-    try:
-        return Vmap(int(words[2] or Vmap.clients), words[3] or Vmap.device)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from None

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from afflux.sim.results.simulation_results import SimulationResults
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.library import Simulation
-    from afflux.sim.runs.vmap_groups import Vmap
 
 
 def make_runs(
@@ -36,7 +35,7 @@ def make_runs(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
-    workers: "int | Vmap",
+    workers: int,
     *,
     paired: bool = False,
 ) -> "tuple[Path, SimulationResults]":
@@ -79,7 +78,7 @@ def tune_rules(
     seeds: list[int],
     config: SimConfig,
     jobs: int | None,
-    workers: "int | Vmap",
+    workers: int,
     out: Path | None,
 ) -> None:
     """Run a grid of settings into `out`, and print its page."""
@@ -125,7 +124,7 @@ def run_in_new_store(
     out: Path | None,
     keep_updates: bool,
     tensorboard: bool,
-    workers: "int | Vmap",
+    workers: int,
 ) -> None:
     """Make one run whose server is kept in a new store, write its results into `out`, and print them."""
     _require_packages(tensorboard)
@@ -149,7 +148,7 @@ def resume_run(
     typed: RuleSpec | None,
     task: str | None,
     tensorboard: bool,
-    workers: "int | Vmap",
+    workers: int,
 ) -> None:
     """Continue the run in `store` in its run folder, or in `out` if the folder has moved, and print its results."""
     _require_packages(tensorboard)

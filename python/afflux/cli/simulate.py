@@ -1,7 +1,7 @@
 """`afflux compare`, `run` and `replay`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from afflux.cli.common import (
     is_on_command_line,
     parse_rules,
     parse_seeds,
-    parse_workers,
     refuse_other_options,
     report_errors,
     rule_of_preset,
@@ -113,10 +112,9 @@ GRID = (
 )
 WORKERS = (
     "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "
-    "needed later run in parallel with the server's work. Or vmap:clients=32:device=cuda: 32 clients train in one "
-    "call of torch.func.vmap on this device; then the last bits differ."
+    "needed later run in parallel with the server's work."
 )
-TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=parse_workers, metavar="WORKERS", help=WORKERS)]
+TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
@@ -129,7 +127,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
     paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
     jobs: Processes = None,
-    workers: TrainingWorkers = "1",
+    workers: TrainingWorkers = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
@@ -163,7 +161,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
-    workers: TrainingWorkers = "1",
+    workers: TrainingWorkers = 1,
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
     from afflux.sim.papers.grid import TuningResults
     from afflux.sim.papers.tuning import tune
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from afflux.sim.runs.resume import resume, run_in_store
     from afflux.sim.runs.run_checkpoint import InterruptedRun
     from afflux.sim.runs.simulation import run, run_paired
-    from afflux.sim.runs.vmap_groups import Vmap
     from afflux.sim.workload.client_training import fedprox, scaffold, sgd
     from afflux.sim.workload.config import SimConfig
     from afflux.sim.workload.evaluation import classification
@@ -45,8 +44,8 @@ __all__ = [
     "Simulation",
     "SimulationResults",
     "Task",
+    "TrainingError",
     "TuningResults",
-    "Vmap",
     "classification",
     "compare",
     "fedprox",
@@ -68,7 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "errors": ("ConfigError", "DivergedError", "MissingExtraError"),
+    "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
     "papers.grid": ("TuningResults",),
     "papers.tuning": ("tune",),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
@@ -82,7 +81,6 @@ _MODULES = {
     "runs.resume": ("resume", "run_in_store"),
     "runs.run_checkpoint": ("InterruptedRun",),
     "runs.simulation": ("run", "run_paired"),
-    "runs.vmap_groups": ("Vmap",),
     "workload.client_training": ("fedprox", "scaffold", "sgd"),
     "workload.config": ("SimConfig",),
     "workload.evaluation": ("classification",),

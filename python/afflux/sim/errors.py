@@ -20,7 +20,11 @@ class ConfigError(AffluxError):
     """A setting of the simulation is unknown or impossible."""
 
 
-class DivergedError(AffluxError):
+class TrainingError(AffluxError):
+    """The trainings of clients fail, so that a run cannot go on."""
+
+
+class DivergedError(TrainingError):
     """A client's loss or model stopped being finite."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from afflux.arrays.layout import Layout
+from afflux.sim.clients.module_state import ModuleState
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import positional_parameters
@@ -30,9 +31,18 @@ def reproducible_torch() -> Iterator[None]:
 
 
 def make_module(model: torch.nn.Module | Callable[..., torch.nn.Module], seed: int) -> torch.nn.Module:
-    """Return a new module with the initial params of `seed`: a copy, or what the function `model` returns."""
+    """Return a new module with the initial params of `seed`: a copy, or what the function `model` returns.
+
+    Raises:
+        ConfigError: the module cannot be copied, or the function returns something else.
+    """
     if isinstance(model, torch.nn.Module):
-        return copy.deepcopy(model)
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:  # of torch, or of any object that the module holds
+            name = _computed(model)
+            why = str(error) if name is None else f"{name} is a result of a forward, with its gradients"
+            raise ConfigError(f"the model cannot be copied: {why}; pass a function that makes the model") from error
     stream = random_stream(seed, StreamPurpose.MODEL)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(int(random_stream(seed, StreamPurpose.TORCH).integers(2**63)))
@@ -43,72 +53,111 @@ def make_module(model: torch.nn.Module | Callable[..., torch.nn.Module], seed: i
     return module
 
 
+def _computed(module: torch.nn.Module) -> str | None:
+    """Return the name of a tensor in the module that a forward has computed; None if there is none."""
+    for prefix, part in module.named_modules():
+        for name, value in {**part.__dict__, **part._buffers}.items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                return f"{prefix}.{name}" if prefix else name
+    return None
+
+
 class FlatModel:
     """A module on the CPU; its trained parameters and their gradients are views into two flat float32 vectors.
 
-    Parameters that require no gradient do not change. Buffers of modules with trained parameters are part of the
-    model; every `load` restores all other buffers.
+    Parameters that require no gradient do not change. Buffers of the layout are part of the model; they are read by
+    name, so that a buffer in whose place the module puts another tensor is followed. Every `load` sets all else back to
+    its state at the start: other buffers, plain attributes, modes, gradients.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        """Bind the module's parameters; raise ConfigError if one is not float32 on the CPU."""
+        """Bind the module's parameters and buffers.
+
+        Raises:
+            ConfigError: an array is not initialised or not on the CPU, or a trained parameter is not float32.
+        """
         self.module = module
-        named = dict(module.named_parameters())
-        for name, parameter in named.items():
-            if parameter.requires_grad and (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
-                kind = f"{parameter.dtype} on {parameter.device.type}"
-                raise ConfigError(f"parameter {name} is {kind}, must be float32 on the CPU")
+        _check_arrays(module)
+        self._state = state = ModuleState(module)
         self.layout = layout = Layout.of(module, "trainable")
         self.params = np.zeros(layout.size, dtype=np.float32)
         """(d,) the trained parameters, which the module reads and writes."""
         self.initial_params = np.asarray(layout.flatten(module))
         gradient = np.zeros(layout.size, dtype=np.float32)
         self.flat, self.gradient = torch.from_numpy(self.params), torch.from_numpy(gradient)
-        self._bound = []
+        parameters, buffers = dict(state.parameters), dict(state.buffers)
+        self._trained = []
         for field in layout.fields:
-            own, slope = (flat[field.start : field.stop].reshape(field.shape) for flat in (self.params, gradient))
-            parameter = named[field.name]
-            parameter.data, parameter.grad = torch.from_numpy(own), torch.from_numpy(slope)
-            self._bound.append((field.name, parameter, parameter.data.data_ptr(), parameter.grad))
-        tensors = dict(module.named_buffers())
-        self._buffers = [(field, tensors.pop(field.name)) for field in layout.buffers]
-        self._fixed = [(tensor, tensor.clone()) for tensor in tensors.values()]
+            values, slope = (flat[field.start : field.stop].view(field.shape) for flat in (self.flat, self.gradient))
+            named = parameters.pop(field.name)
+            named.move(values)
+            self._trained.append((named, slope))
+        self._frozen = [(named, named.checksum()) for named in parameters.values()]
+        self._buffers = [(field, buffers.pop(field.name)) for field in layout.buffers]
+        self._fixed = [(named, named.tensor.clone()) for named in buffers.values()]
         self._modes = [(part, part.training) for part in module.modules()]
         self.initial_buffers = self.buffers()
         np.copyto(self.params, self.initial_params)
 
     def load(self, params: np.ndarray, buffers: np.ndarray | None = None) -> None:
-        """Set the parameters (d,) and buffers of the module."""
+        """Set the parameters (d,) and buffers of the module, and all else as at the start."""
+        self._state.restore()
+        for named, _ in self._trained:
+            named.restored()
+            if not named.tensor.requires_grad:
+                named.tensor.requires_grad = True
         np.copyto(self.params, params)
-        for tensor, value in self._fixed:
-            tensor.copy_(value)
+        for named, first in self._fixed:
+            named.restored().copy_(first)
         if buffers is not None:
-            values = torch.from_numpy(np.array(buffers))
-            for field, tensor in self._buffers:
-                own = values[field.start : field.stop].view(field.shape)
-                tensor.copy_(own if tensor.is_floating_point() else own.round())
+            loaded = torch.from_numpy(np.array(buffers))
+            for field, named in self._buffers:
+                values = loaded[field.start : field.stop].view(field.shape)
+                named.restored().copy_(values if named.tensor.is_floating_point() else values.round())
 
     def buffers(self) -> np.ndarray | None:
-        """Return a copy of the buffers, float64; None if the model has none."""
+        """Return a copy of the buffers, float64; None if the model has none.
+
+        Raises:
+            ConfigError: the module has put something of another shape or dtype in the place of a buffer.
+        """
         if not self._buffers:
             return None
         values = torch.empty(self.layout.buffers_size, dtype=torch.float64)
-        for field, tensor in self._buffers:
-            values[field.start : field.stop].view(field.shape).copy_(tensor)
+        for field, named in self._buffers:
+            values[field.start : field.stop].view(field.shape).copy_(named.current())
         return np.asarray(values.numpy())
 
     def zero_gradient(self) -> None:
         """Set the gradients to zero, after code that may have put others in their place."""
-        for _, parameter, _, slope in self._bound:
-            if parameter.grad is not slope:
-                parameter.grad = slope
+        for named, slope in self._trained:
+            if named.tensor.grad is not slope:
+                named.tensor.grad = slope
         self.gradient.zero_()
 
-    def check_bound(self) -> None:
-        """Raise ConfigError if a training function has replaced a parameter by another tensor."""
-        for name, parameter, place, _ in self._bound:
-            if parameter.data_ptr() != place:
-                raise ConfigError(f"the training function replaced parameter {name}: it must change it in place")
+    def clear_gradients(self) -> None:
+        """Leave no gradient, as in a new module."""
+        for named, _ in self._trained:
+            named.tensor.grad = None
+
+    def check_trained(self) -> None:
+        """Raise ConfigError if a parameter is another tensor, or a trained one in other memory, than at the start."""
+        name = self._state.replaced_parameter()
+        if name is None:
+            for named, _ in self._trained:
+                if not named.is_in_place():
+                    name = named.name
+        if name is not None:
+            raise ConfigError(f"the training replaced parameter {name}: it must change it in place")
+
+    def check_frozen(self) -> None:
+        """Raise ConfigError if a parameter that requires no gradient has other values than at the start."""
+        for named, checksum in self._frozen:
+            if named.checksum() != checksum:
+                raise ConfigError(
+                    f"parameter {named.name} requires no gradient, but has changed: the server would not get it; "
+                    "register it as a buffer, which the server averages, or let it require gradients"
+                )
 
     @contextmanager
     def evaluated(self) -> Iterator[torch.nn.Module]:
@@ -116,11 +165,27 @@ class FlatModel:
         for part, _ in self._modes:
             part.training = False
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 yield self.module
         finally:
             for part, training in self._modes:
                 part.training = training
+
+
+def _check_arrays(module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ConfigError(f"{name} is not initialised: run one forward first, in a function that makes the model")
+        if parameter.requires_grad and (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
+            kind = f"{parameter.dtype} on {parameter.device.type}"
+            raise ConfigError(f"parameter {name} is {kind}, must be float32 on the CPU")
+    for name, tensor in module.named_buffers():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ConfigError(f"{name} is not initialised: run one forward first, in a function that makes the model")
+        if tensor.device.type != "cpu":
+            raise ConfigError(f"buffer {name} is on {tensor.device.type}, must be on the CPU")
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            tensor.data = tensor.contiguous()  # made by expand: its elements share memory, and could not be written
 
 
 def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:

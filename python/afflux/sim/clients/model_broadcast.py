@@ -67,8 +67,11 @@ class ModelBroadcast:
         return SentModel(client, model, self._controls.shift(client, control), after)
 
     def record_result(self, sent: SentModel, trained: TrainingResult) -> None:
-        """Update the client's control variate after its push; update the server's if the server has stepped."""
-        if self._controls is None or sent.shift is None:
+        """Update the client's control variate after its push; update the server's if the server has stepped.
+
+        A faulty result changes none.
+        """
+        if self._controls is None or sent.shift is None or not np.isfinite(trained.update).all():
             return
         gradient = trained.update / np.float32(-self._client_lr * trained.steps)
         self._controls.record_gradient(sent.client, gradient, sent.shift)

@@ -2,44 +2,34 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from re import sub
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from afflux.ops.validation import brief
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, raise_if_from_signal
 from afflux.sim.clients import optimizers
+from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError, known, note_on_errors
+from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
+from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
 BATCHES_AT_ONCE = 32
-
-
-def batch_indices(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` mini-batches of indices: shuffled epochs, one after the other.
-
-    The last batch of an epoch may be smaller, so that each sample is seen once an epoch.
-    """
-    if num_examples < 1:
-        raise ValueError("[batch_indices] there are no examples to draw from")
-    done = 0
-    while done < steps:
-        order = rng.permutation(num_examples)
-        for start in range(0, num_examples, batch_size):
-            if done == steps:
-                return
-            yield order[start : start + batch_size]
-            done += 1
+#: The most characters of an exception's message that a log holds.
+MOST_CHARACTERS = 500
 
 
 class TrainingResult(NamedTuple):
@@ -53,6 +43,18 @@ class TrainingResult(NamedTuple):
     """Number of local steps, K."""
     buffers: np.ndarray | None = None
     """The client's buffers, float64; None if the model has none."""
+    fault: str = ""
+    """The exception that has ended the training; the loss is then nan, and so is the update."""
+
+    @classmethod
+    def failed(cls, error: Exception, d: int) -> "TrainingResult":
+        """Return the result of a training that has raised."""
+        place = extract_tb(error.__traceback__)[-1]
+        # An address is another one in each process.
+        text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {text_with_notes(error)}")
+        text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
+        fault = f"{text} ({Path(place.filename).name}, line {place.lineno})"
+        return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
 
 
 class LocalPlan(NamedTuple):
@@ -76,22 +78,22 @@ class Trainer:
             config: the settings.
         """
         self._model = model
-        self.data = data
-        self.config = config
+        self._data = data
+        self._config = config
         self._evaluate = task.evaluate
         self._validation = task.validation
-        self.loss = task.loss or cross_entropy
-        self.seeds_torch = task.seeds_torch
-        self.training = None if task.training is None else with_settings(task.training, config)
+        self._loss = task.loss or class_loss
+        self._seeds_torch = task.seeds_torch
+        self._training = None if task.training is None else with_settings(task.training, config)
         self._compiled = self._compiled_step() if config.compile else None
 
     def _compiled_step(self) -> CompiledStep:
-        config = self.config
-        if self.training is not None:
+        config = self._config
+        if self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
         return CompiledStep(
             self._model,
-            self.loss,
+            self._loss,
             rate=config.client_lr,
             weight_decay=config.weight_decay,
             mu=config.mu if config.client_optimizer in PROXIMAL else None,
@@ -116,31 +118,37 @@ class Trainer:
             buffers: the pulled buffers, if the model has any.
 
         Returns:
-            The result.
+            The result. With the setting faults="record", it may be that of a training that has raised.
 
         Raises:
             ConfigError: the training function returns an invalid result, or the optimizer does not support the data.
         """
         model = self._model
         model.load(pulled, buffers)
-        if self.seeds_torch:
+        if self._seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
         try:
-            data = self.data[client]
-            if self.training is None:
+            data = self._data[client]
+            if self._training is None:
                 loss, steps, examples = self._local_steps(data, pulled, rng, shift)
             else:
-                loss, steps, examples = _checked(self.training(model.module, data, rng))
-                model.check_bound()
+                model.clear_gradients()
+                loss, steps, examples = _checked(self._training(model.module, data, rng))
+            model.check_trained()
+            model.check_frozen()
+            trained = model.buffers()
         except Exception as error:
+            raise_if_from_signal(error)
+            if self._config.faults == "record" and not isinstance(error, AffluxError | MemoryError):
+                return TrainingResult.failed(error, len(pulled))
             error.add_note(f"while client {client} trained")
             raise
-        return TrainingResult(model.params - pulled, examples, loss, steps, model.buffers())
+        return TrainingResult(model.params - pulled, examples, loss, steps, trained)
 
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        plan = self.plan(data, rng)
+        plan = self._plan(data, rng)
         own_shift = None if shift is None else torch.from_numpy(shift)
         losses = seen = 0.0
         make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
@@ -153,7 +161,7 @@ class Trainer:
         self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps; yield the mean loss before each step, and the size of its batch."""
-        terms = self.gradient_terms(pulled, shift)
+        terms = self._gradient_terms(pulled, shift)
         for batch in plan.batches:
             yield self._step(*take(data, batch), terms), len(batch)
 
@@ -162,13 +170,13 @@ class Trainer:
     ) -> Iterator[tuple[float, int]]:
         """Make the steps, by compiled code if a batch is full."""
         assert self._compiled is not None
-        terms, start = self.gradient_terms(pulled, shift), torch.tensor(pulled)
+        terms, start = self._gradient_terms(pulled, shift), torch.tensor(pulled)
         while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
             step = self._compiled.steps_on(x, y, sizes, start, shift)
             for number, size in enumerate(sizes):
-                if size == self.config.batch_size:
+                if size == self._config.batch_size:
                     yield step(number), size
                 else:
                     end = sum(sizes[: number + 1])
@@ -182,17 +190,19 @@ class Trainer:
         loss = self._backward(x, y)
         for term in terms:
             term(model.gradient, model.flat)
-        model.flat.add_(model.gradient, alpha=-self.config.client_lr)
+        model.flat.add_(model.gradient, alpha=-self._config.client_lr)
         return loss
 
-    def plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
+    def _plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
         """Draw the number of local steps; then draw the batches of each step when the step needs them.
 
         Raises:
             ConfigError: the data have no examples that can be counted, or another number of labels.
         """
-        config = self.config
+        config = self._config
         size = num_examples(data)
+        if isinstance(data, torch.utils.data.DataLoader):
+            raise ConfigError("a client's data set is a DataLoader: give its dataset; the training draws the batches")
         if not size:
             raise ConfigError(f"a client's data set is {brief(data)}: it has no examples that can be counted")
         for leaf in tree_leaves(data[0]) if isinstance(data, tuple) and len(data) == 2 else ():
@@ -200,7 +210,7 @@ class Trainer:
                 raise ConfigError(f"a client's data set has {len(leaf)} examples, but {size} labels")
         steps = self._steps(size, rng)
         examples = min(size, config.batch_size) if config.examples == "batch" else size
-        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng), examples)
+        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng, config.drop_last), examples)
 
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
@@ -209,30 +219,20 @@ class Trainer:
         return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
-        config = self.config
+        config = self._config
         if config.local_epochs:
-            return config.local_epochs * math.ceil(num_examples / config.batch_size)
+            batches = num_examples / config.batch_size
+            return config.local_epochs * (max(1, int(batches)) if config.drop_last else math.ceil(batches))
         if config.steps_law == "uniform":
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def gradient_terms(
-        self, pulled: np.ndarray | torch.Tensor, shift: torch.Tensor | None
-    ) -> list[optimizers.GradientTerm]:
-        """Return the terms that the client optimizer adds to a gradient.
-
-        Args:
-            pulled: (d,) the params from which a client starts, or (clients, d) of several; unchanged while it trains.
-            shift: SCAFFOLD's c - c_i, of the same shape.
-
-        Returns:
-            Functions of gradients and local params of that shape.
-        """
-        config = self.config
+    def _gradient_terms(self, pulled: np.ndarray, shift: torch.Tensor | None) -> list[optimizers.GradientTerm]:
+        """Return the terms that the client optimizer adds to a gradient (d,)."""
+        config = self._config
         terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
         if config.client_optimizer in PROXIMAL:
-            start = torch.tensor(pulled) if isinstance(pulled, np.ndarray) else pulled
-            terms.append(optimizers.proximal_term(config.mu, start))
+            terms.append(optimizers.proximal_term(config.mu, torch.tensor(pulled)))
         if shift is not None:
             terms.append(optimizers.shift_term(shift))
         return terms
@@ -240,7 +240,11 @@ class Trainer:
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        loss = self.loss(call(self._model.module, x), y)
+        try:
+            loss = self._loss(call(self._model.module, x), y)
+        except Exception as error:
+            add_note_on_examples(error, x)
+            raise
         loss.backward()
         return float(loss.item())
 
@@ -253,6 +257,7 @@ class Trainer:
         self._model.load(params, buffers)
         with note_on_errors("while the model was evaluated"), self._model.evaluated() as module:
             found = self._evaluate(module)
+            self._model.check_frozen()
         try:
             accuracy, loss = found
             return float(accuracy), float(loss)
@@ -288,40 +293,3 @@ def _checked(found: Any) -> tuple[float, int, int]:
     if steps < 1 or examples < 1:
         raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
     return loss, steps, examples
-
-
-def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
-    """Return (x, y) of these examples of a data set: a pair of arrays or trees of arrays, or a torch Dataset."""
-    if isinstance(data, tuple) and len(data) == 2:
-        index = torch.from_numpy(batch)
-        x, y = data
-        return single_precision(_rows(x, index)), _rows(y, index)
-    x, y = torch.utils.data.default_collate([data[place] for place in batch.tolist()])
-    return single_precision(x), y
-
-
-def _rows(tree: Any, index: torch.Tensor) -> Any:
-    if isinstance(tree, torch.Tensor):
-        # index_select takes a third of the time, but it does not keep another memory format.
-        return tree.index_select(0, index) if tree.is_contiguous() else tree[index]
-    if isinstance(tree, Mapping):
-        return {name: _rows(array, index) for name, array in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rows(array, index) for array in tree)
-    return torch.as_tensor(np.asarray(tree)[index.numpy()])
-
-
-def single_precision(tree: Any) -> Any:
-    """Return examples of float64, as NumPy and scikit-learn give them, in float32, the precision of the params."""
-    if isinstance(tree, torch.Tensor):
-        return tree.float() if tree.dtype == torch.float64 else tree
-    if isinstance(tree, Mapping):
-        return {name: single_precision(array) for name, array in tree.items()}
-    return tuple(map(single_precision, tree)) if isinstance(tree, tuple) else tree
-
-
-def call(module: Callable[..., Any], x: Any) -> Any:
-    """Call a module with a batch: a tensor, or a tuple or mapping of arguments."""
-    if isinstance(x, Mapping):
-        return module(**x)
-    return module(*x) if isinstance(x, tuple) else module(x)

@@ -7,7 +7,7 @@ import numpy as np
 
 from afflux.sim.data.folder import Layout, read_first
 from afflux.sim.data.formats.errors import bad_file
-from afflux.sim.data.formats.leaf import read_pixels
+from afflux.sim.data.formats.leaf import leaf_folders, read_pixels
 from afflux.sim.data.image_set import ImageSet, checked_labels, make_image_set
 
 SIDE = 28
@@ -16,7 +16,7 @@ NUM_CLASSES = 62
 
 def read_femnist(data_dir: Path) -> ImageSet:
     """Read FEMNIST: 62 classes, images of 28x28 pixels (float32, 1 is white), owned by writers."""
-    return read_first("femnist", data_dir, [Layout(("femnist",), ("train", "test"), _read)])
+    return read_first("femnist", data_dir, [Layout(leaf_folders("femnist"), ("train", "test"), _read)])
 
 
 def _read(folders: list[Path]) -> ImageSet:

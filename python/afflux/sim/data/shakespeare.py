@@ -13,7 +13,7 @@ import numpy as np
 
 from afflux.sim.data.folder import Layout, read_first
 from afflux.sim.data.formats.errors import bad_file
-from afflux.sim.data.formats.leaf import read_text
+from afflux.sim.data.formats.leaf import leaf_folders, read_text
 from afflux.sim.data.formats.speeches import read_roles, read_table
 from afflux.sim.data.text_set import WINDOW, TextSet, encode
 from afflux.sim.errors import ConfigError
@@ -41,7 +41,7 @@ def read_shakespeare(
     own = partial(_from_speeches, least_characters=least_characters, train_share=train_share)
     layouts = [
         Layout((".", "shakespeare"), ("shakespeare_speeches.tsv",), lambda paths: own(paths[0], read_table(paths[0]))),
-        Layout(("shakespeare",), ("train", "test"), _from_leaf),
+        Layout(leaf_folders("shakespeare"), ("train", "test"), _from_leaf),
         Layout(("shakespeare",), ("roles",), lambda paths: own(paths[0], read_roles(paths[0]))),
     ]
     return read_first("shakespeare", data_dir, layouts)

@@ -14,7 +14,6 @@ from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, inputs_
 from afflux.sim.results import run_folder
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import Job, compare, default_processes
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task
 
@@ -43,7 +42,7 @@ def measure(
     folder: Path,
     processes: int | None = None,
     at_most: int | None = None,
-    workers: int | Vmap = 1,
+    workers: int = 1,
     task: Task | None = None,
     progress: bool = True,
 ) -> list[Outcome]:
@@ -104,7 +103,7 @@ def publish(
     command: Mapping[str, Any],
     processes: int | None = None,
     at_most: int | None = None,
-    workers: int | Vmap = 1,
+    workers: int = 1,
     task: Task | None = None,
     progress: bool = True,
 ) -> tuple[Page, Path]:

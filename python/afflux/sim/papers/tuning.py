@@ -11,7 +11,6 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.papers.grid import TuningResults, command, grid_page, parse_grid, run_grid
 from afflux.sim.papers.publishing import Measure, Page, measure, publish
 from afflux.sim.runs.library import Simulation
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.rule_specs import format_option
 
 
@@ -21,7 +20,7 @@ def tune(
     *,
     out: Path | str | None = None,
     processes: int = 1,
-    workers: int | Vmap = 1,
+    workers: int = 1,
 ) -> TuningResults:
     """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
 

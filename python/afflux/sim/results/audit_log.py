@@ -139,12 +139,13 @@ class ArrivalLine(_Line, frozen=True, tag="arrival"):
     dispatched_after: int  #: number of arrivals that the server had handled when the client pulled
     version: Count  #: version that the client pulled from this rule's server
     staleness: Count
-    examples: Positive
+    examples: Count  #: 0: the training has raised
     loss: float | None
-    steps: Positive
+    steps: Count  #: 0: the training has raised
     status: str
     time: float  #: virtual time of the arrival
     update: Annotated[int, Meta(ge=0)] | None  #: row of its update in the kept updates
+    reason: Label | msgspec.UnsetType = msgspec.UNSET  #: of a faulty arrival
 
 
 class RoundLine(_Line, frozen=True, tag="round"):
@@ -334,6 +335,8 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
                         )
                     if not 0 <= line.dispatched_after <= line.number:
                         raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
+                    if line.status != "faulty" and not (line.examples and line.steps):
+                        raise ValueError(f"examples is {line.examples} and steps is {line.steps}, must be 1 or more")
                     arrivals.append(line)
                 case RoundLine():
                     rounds.append(line)

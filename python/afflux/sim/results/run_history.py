@@ -26,6 +26,8 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     seconds: list[float] = field(default_factory=list)  #: of each round
     totals: RoundTotals = field(default_factory=RoundTotals)
     time: float = 0.0  #: virtual time of the last arrival
+    first_fault: str = ""  #: the message about the first faulty arrival
+    faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
 
     def add_arrival(self, client: int, receipt: Receipt) -> None:
         """Add one arrival and the rounds that it completed; `receipt.staleness` is not None."""
@@ -33,6 +35,7 @@ class RunHistory(Struct, forbid_unknown_fields=True):
         self.clients.append(client)
         self.staleness.append(receipt.staleness)
         self.decisions[receipt.status] = self.decisions.get(receipt.status, 0) + 1
+        self.faults_in_a_row = self.faults_in_a_row + 1 if receipt.status == "faulty" else 0
         if receipt.report is not None:
             for report in (receipt.report, *receipt.more):
                 self._add_round(report)

@@ -69,7 +69,8 @@ class RunResult:
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of each arrival, in the order of arrival; int64."""
     decisions: dict[str, int] = field(default_factory=dict)
-    """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred."""
+    """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
+    faulty: the training has failed."""
     totals: RoundTotals = field(default_factory=RoundTotals)
     """Sums over rounds: weights by staleness, rejections by reason."""
     settings: Mapping[str, Any] = field(default_factory=dict)

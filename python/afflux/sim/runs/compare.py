@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.process_start import pickled, sigint_blocked
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.worker_pool import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_files import expect_digests, loaded_digests
@@ -64,12 +64,9 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_processes(workers: int | Vmap) -> int:
-    """Return the number of simultaneous runs.
-
-    All workers of these runs have a CPU; on a device there is one run at a time.
-    """
-    return max(1, available_cpus() // workers) if isinstance(workers, int) else 1
+def default_processes(workers: int) -> int:
+    """Return the number of simultaneous runs; all workers of these runs have a CPU."""
+    return max(1, available_cpus() // workers)
 
 
 def compare(
@@ -81,7 +78,7 @@ def compare(
     output: AuditOutput | None = None,
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
-    workers: int | Vmap = 1,
+    workers: int = 1,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -129,10 +126,12 @@ def _run_job(
 ) -> list[RunResult]:
     from afflux.sim.runs.simulation import run_paired
 
-    specs = (job.spec, *job.followers)
+    specs, config = (job.spec, *job.followers), job.config or config
+    if job.may_diverge:  # a setting with which clients diverge has no results
+        config = replace(config, faults="raise")
     try:
         progress = None if watch is None else partial(watch, index)
-        return run_paired(specs, job.seed, job.config or config, progress, output, task, workers)
+        return run_paired(specs, job.seed, config, progress, output, task, workers)
     except DivergedError:
         if job.may_diverge:
             return []
@@ -147,7 +146,7 @@ def _run_in_processes(
     watch: JobProgress | None,
     finished: dict[int, list[RunResult]],
     task: Task | None,
-    workers: int | Vmap,
+    workers: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
@@ -183,7 +182,7 @@ _pool = WorkerPool(1)
 _outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes, workers: int | Vmap, digests: Mapping[str, str]) -> None:
+def _start_worker(shared: Any, task: bytes, workers: int, digests: Mapping[str, str]) -> None:
     # The parent stops workers through `shared`; this line is for systems without signal masks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     global _shared, _task, _pool

@@ -13,7 +13,6 @@ from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
@@ -163,7 +162,7 @@ class Simulation:
         self,
         *,
         processes: int = 1,
-        workers: int | Vmap = 1,
+        workers: int = 1,
         out: Path | str | None = None,
         keep_updates: bool = False,
         tensorboard: bool = False,
@@ -175,8 +174,7 @@ class Simulation:
             processes: number of runs at the same time, each in a separate process. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
-                one need a task that can be pickled. Or `Vmap(clients=32, device="cuda")`: many clients train in one
-                call, on a GPU for example; then the last bits of the results differ.
+                one need a task that can be pickled.
             out: a new folder for the results and audit logs, or the folder of a call that finished no run, or of the
                 same call that was killed; default: nothing is written.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
@@ -188,7 +186,7 @@ class Simulation:
 
         Raises:
             ConfigError: the settings do not go together, data are missing, or `out` is not empty.
-            DivergedError: a client's loss or model is no longer finite.
+            TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
         if tensorboard:
@@ -212,7 +210,7 @@ class Simulation:
         output: AuditOutput | None,
         *,
         processes: int = 1,
-        workers: int | Vmap = 1,
+        workers: int = 1,
         watch: JobProgress | None = None,
         finished: dict[int, list[RunResult]] | None = None,
     ) -> SimulationResults:

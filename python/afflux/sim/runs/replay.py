@@ -103,5 +103,6 @@ def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Ite
         loss = nan if line.loss is None else line.loss
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
-        yield UpdateEvent(line.number, line.number, line.dispatched_after, *facts)
+        reason = line.reason or ""
+        yield UpdateEvent(line.number, line.number, line.dispatched_after, *facts, fault=reason)
         interrupts.raise_if_pending()

@@ -15,7 +15,6 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import SimulatedServer, feed_servers
 from afflux.sim.runs.simulation import open_metrics, record_updates
 from afflux.sim.runs.training_stream import TrainingStream
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.worker_pool import WorkerPool, start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -33,7 +32,7 @@ def run_in_store(
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
     task: Task | None = None,
-    workers: int | Vmap | WorkerPool = 1,
+    workers: int | WorkerPool = 1,
 ) -> RunResult:
     """Simulate one rule as `run` does, with the server in a new store; the same bits.
 
@@ -63,7 +62,7 @@ def resume(
     progress: Progress | None = None,
     seconds: float = CHECKPOINT_SECONDS,
     task: Task | None = None,
-    workers: int | Vmap | WorkerPool = 1,
+    workers: int | WorkerPool = 1,
 ) -> RunResult:
     """Continue a run from its last checkpoint, to the bits of a run without an interruption.
 
@@ -95,7 +94,7 @@ def _run(
     seconds: float,
     interrupted: InterruptedRun | None,
     task: Task | None,
-    workers: int | Vmap | WorkerPool,
+    workers: int | WorkerPool,
 ) -> RunResult:
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=True)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from afflux.aggregation.reports import Pulled, Receipt
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.validation_gradient import ValidationGradient
-from afflux.sim.errors import ConfigError, DivergedError
+from afflux.sim.errors import ConfigError, DivergedError, TrainingError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_progress import Progress, RunProgress
@@ -21,7 +22,6 @@ from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.evaluations import Evaluations
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.ignored_settings import unread_by_rules
@@ -31,6 +31,8 @@ from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
+#: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.
+FIRST_FAULTS, FAULTS_IN_A_ROW = 10, 100
 
 
 class PullEvent(NamedTuple):
@@ -54,6 +56,7 @@ class UpdateEvent(NamedTuple):
     loss: float
     steps: int
     buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
+    fault: str = ""  #: see `TrainingResult.fault`
 
 
 def feed_servers(
@@ -77,6 +80,11 @@ def feed_servers(
     ended = servers[0].progress()
     if ended.arrivals and not ended.finished:
         progress(ended._replace(done=1.0))
+
+
+def _printable(text: str) -> str:
+    """Return a text of one line, as an audit log can hold it."""
+    return re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)
 
 
 class SimulatedServer:
@@ -127,6 +135,7 @@ class SimulatedServer:
             history = RunHistory(list(self._evaluations.ended(wait=True)))
         self.history = history
         self._staleness = sum(self.history.staleness)
+        self._fault_kind: type[TrainingError] = TrainingError
         self._models: dict[int, Pulled] = {}
         self._pulled: dict[int, Pulled] = {}
 
@@ -138,9 +147,9 @@ class SimulatedServer:
         """
         self._models, self._pulled = models, pulled
 
-    def evaluate_in(self, workers: Workers | VmapGroups | None) -> None:
+    def evaluate_in(self, workers: Workers | None) -> None:
         """Let worker processes, if there are any, make the later evaluations, in parallel with training."""
-        self._evaluations.workers = workers if isinstance(workers, Workers) else None
+        self._evaluations.workers = workers
 
     def progress(self) -> RunProgress:
         """Return the progress of the run; the accuracy is that of the last evaluation that has ended."""
@@ -164,31 +173,32 @@ class SimulatedServer:
         """Push one update, which the server converts to the kind of the rule.
 
         Raises:
-            DivergedError: the loss or the vector is not finite.
+            TrainingError: the training has failed, or the loss or the vector is not finite; and the setting `faults` is
+                raise, or too many arrivals are faulty for the run to go on.
         """
         start = self._pulled.pop(event.sequence)
-        if not math.isfinite(event.loss):
-            raise self._diverged(event)
         receipt = self.server.push(
             client=event.client,
             version=start,
             update=event.update,
-            num_examples=event.num_examples,
-            loss=event.loss,
+            num_examples=event.num_examples or 1,  # 0 is no fault
+            loss=event.loss if math.isfinite(event.loss) else math.nan,
             client_lr=self._setup.config.client_lr,
-            local_steps=event.steps,
+            local_steps=event.steps or 1,
             buffers=event.buffers,
         )
-        if receipt.staleness is None or receipt.status == "faulty":
-            raise self._diverged(event, receipt.reason)
+        assert receipt.staleness is not None
         if self._validation is not None:
             self._validation.refresh()
         history = self.history
         history.add_arrival(event.client, receipt)
+        fault = _printable(event.fault or receipt.reason) if receipt.status == "faulty" else ""
+        if fault:
+            self._add_fault(event, fault)
         self._staleness += receipt.staleness
         history.time = event.time
         if self.log is not None:
-            self._write(self.log, event, start.version, receipt, receipt.staleness)
+            self._write(self.log, event, start.version, receipt, fault)
         if self.metrics is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):
                 self.metrics.add_round(report)
@@ -196,17 +206,45 @@ class SimulatedServer:
         if arrivals % self._setup.config.eval_every == 0 or arrivals == self._total:
             self._evaluate(arrivals, event.time)
 
-    def _diverged(self, event: UpdateEvent, reason: str = "") -> DivergedError:
-        why = f": {reason}" if reason else ""
-        return DivergedError(
-            f"{self.spec.label}, seed {self._setup.seed}: client {event.client} diverged at arrival "
-            f"{event.number + 1} (loss {event.loss:g}){why}; lower client_lr or server_lr, or look for "
-            "values in its data that are not finite"
-        )
+    def _add_fault(self, event: UpdateEvent, reason: str) -> None:
+        """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
+        history, label = self.history, f"{self.spec.label}, seed {self._setup.seed}"
+        text = f"{label}: client {event.client} failed to train at arrival {event.number + 1}: {reason}"
+        if not event.fault:
+            text = (
+                f"{label}: client {event.client} diverged at arrival {event.number + 1} (loss {event.loss:g}): "
+                f"{reason}; lower client_lr or server_lr, or look for values in its data that are not finite"
+            )
+        if not history.first_fault:
+            history.first_fault = text
+            if self._setup.config.faults == "record":
+                _LOGGER.warning("%s; such arrivals are counted as faulty, and the run goes on", text)
+        self._fault_kind = TrainingError if event.fault else DivergedError
+        if self._setup.config.faults == "raise":
+            raise self._fault_kind(text)
+        row = history.faults_in_a_row
+        if row >= (FIRST_FAULTS if row == len(history.staleness) else FAULTS_IN_A_ROW):
+            self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        history = self.history
+        count = f"{history.decisions['faulty']} of {len(history.staleness)} arrivals are faulty"
+        raise self._fault_kind(f"{history.first_fault}; {count}, the last {history.faults_in_a_row} in a row")
 
     def result(self) -> RunResult:
-        """Return the result of the run, and write the end line of its log."""
+        """Return the result of the run, and write the end line of its log.
+
+        Raises:
+            TrainingError: all arrivals are faulty.
+        """
         history = self.history
+        if faulty := history.decisions.get("faulty", 0):
+            if faulty == len(history.staleness):
+                self._raise_fault()
+            _LOGGER.warning(
+                "%s, seed %d: %d of %d arrivals are faulty; the audit log and decisions count them",
+                *(self.spec.label, self._setup.seed, faulty, len(history.staleness)),
+            )
         self.add_evaluations()
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._evaluate(len(history.staleness), history.time)
@@ -267,7 +305,7 @@ class SimulatedServer:
         )
 
     def _write(
-        self, log: audit_log.AuditLogWriter, event: UpdateEvent, version: int, receipt: Receipt, staleness: int
+        self, log: audit_log.AuditLogWriter, event: UpdateEvent, version: int, receipt: Receipt, fault: str
     ) -> None:
         log.write(
             audit_log.ArrivalLine(
@@ -275,13 +313,14 @@ class SimulatedServer:
                 client=event.client,
                 dispatched_after=event.dispatched_after,
                 version=version,
-                staleness=staleness,
+                staleness=receipt.staleness or 0,
                 examples=event.num_examples,
                 loss=event.loss,
                 steps=event.steps,
                 status=receipt.status,
                 time=event.time,
                 update=event.number if log.header.updates is not None else None,
+                reason=fault or msgspec.UNSET,
             )
         )
         if receipt.report is not None:

@@ -13,7 +13,6 @@ from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
 from afflux.sim.runs.training_stream import TrainingStream
-from afflux.sim.runs.vmap_groups import Vmap
 from afflux.sim.runs.worker_pool import WorkerPool, start_workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -27,7 +26,7 @@ def run(
     progress: Progress | None = None,
     output: AuditOutput | None = None,
     task: Task | None = None,
-    workers: int | Vmap | WorkerPool = 1,
+    workers: int | WorkerPool = 1,
 ) -> RunResult:
     """Simulate one rule with one seed.
 
@@ -49,7 +48,7 @@ def run(
 
     Raises:
         ConfigError: the settings are impossible for this rule and seed, or data are missing.
-        DivergedError: a client's loss or model is no longer finite.
+        TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
     """
     return run_paired([spec], seed, config, progress, output, task, workers)[0]
 
@@ -61,7 +60,7 @@ def run_paired(
     progress: Progress | None = None,
     output: AuditOutput | None = None,
     task: Task | None = None,
-    workers: int | Vmap | WorkerPool = 1,
+    workers: int | WorkerPool = 1,
 ) -> list[RunResult]:
     """Simulate several rules over one stream of updates: clients train from the params of the first rule.
 

@@ -14,7 +14,6 @@ from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent
-from afflux.sim.runs.vmap_groups import VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.random_streams import StreamPurpose
 from afflux.sim.workload.stream_series import StreamSeries
@@ -23,15 +22,13 @@ from afflux.sim.workload.stream_series import StreamSeries
 class TrainingStream:
     """The events of clients that train from the params of `leader`, which must handle these events."""
 
-    def __init__(
-        self, setup: SimulationSetup, leader: SimulatedServer, workers: Workers | VmapGroups | None = None
-    ) -> None:
+    def __init__(self, setup: SimulationSetup, leader: SimulatedServer, workers: Workers | None = None) -> None:
         """Make the stream.
 
         Args:
             setup: of the run.
             leader: the server from whose params the clients train.
-            workers: processes that train, or groups on another device; None: this process, one by one.
+            workers: processes that train; None: this process, one by one.
         """
         self._setup = setup
         self._workers = workers
@@ -62,7 +59,9 @@ class TrainingStream:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
                 facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(number, sequence, sent.after, client, event.time, *facts, trained.buffers)
+                yield UpdateEvent(
+                    number, sequence, sent.after, client, event.time, *facts, trained.buffers, trained.fault
+                )
                 self._broadcast.record_result(sent, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)

@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.vmap_groups import Vmap, VmapGroups
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.task import Task
 
@@ -12,27 +11,23 @@ from afflux.sim.workload.task import Task
 class WorkerPool:
     """Workers for consecutive runs in one process. The next run reuses them if they accept it (`Workers.begin`)."""
 
-    def __init__(self, count: int | Vmap) -> None:
+    def __init__(self, count: int) -> None:
         """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
 
         Raises:
             ConfigError: the number is less than 1.
         """
-        if isinstance(count, int) and count < 1:
+        if count < 1:
             raise ConfigError(f"workers is {count}, must be at least 1")
         self._count = count
         self._workers: Workers | None = None
 
-    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | VmapGroups | None:
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
         """Return workers for this run, and for no other at the same time; None if the run has no workers.
 
         Raises:
-            ConfigError: the task cannot be sent to another process, or not trained by vmap.
+            ConfigError: the task cannot be sent to another process.
         """
-        if isinstance(self._count, Vmap):
-            if setup.config.compile:
-                raise ConfigError("compile is for clients that train one after the other, not for vmap")
-            return VmapGroups(self._count, setup)
         if self._count == 1:
             return None
         if self._workers is None or not self._workers.begin(setup, task):
@@ -48,8 +43,8 @@ class WorkerPool:
 
 
 def start_workers(
-    workers: int | Vmap | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
-) -> Workers | VmapGroups | None:
+    workers: int | WorkerPool, setup: SimulationSetup, task: Task | None, files: ExitStack
+) -> Workers | None:
     """Return the workers of a run: those of a pool, or new ones, which `files` ends."""
     if isinstance(workers, WorkerPool):
         return workers.for_run(setup, task)

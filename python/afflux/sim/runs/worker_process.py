@@ -84,8 +84,8 @@ class _Worker:
         job = WorkerJob(*told)
         return self._evaluate(job) if job.sequence < 0 else self._train(job)
 
-    def _train(self, job: WorkerJob) -> tuple[int, int, float, int]:
-        """Write the result of a job into its place; return the sequence, examples, loss and steps."""
+    def _train(self, job: WorkerJob) -> tuple[int, int, float, int, str]:
+        """Write the result of a job into its place; return the sequence, examples, loss, steps and fault."""
         memory = self._memory
         shift = memory.shifts[job.result] if job.shift and memory.shifts is not None else None
         pulled = memory.params[job.version], self._streams.stream(job.sequence), shift
@@ -93,7 +93,7 @@ class _Worker:
         memory.updates[job.result] = trained.update
         if memory.trained is not None and trained.buffers is not None:
             memory.trained[job.result] = trained.buffers
-        return job.sequence, trained.num_examples, trained.loss, trained.steps
+        return job.sequence, trained.num_examples, trained.loss, trained.steps, trained.fault
 
     def _evaluate(self, job: WorkerJob) -> tuple[int, float, float]:
         """Return the sequence of a job, and the accuracy and loss of its params."""

@@ -273,11 +273,11 @@ class Workers:
             accuracy, loss = facts
             self._found.pop(sequence).set_result((accuracy, loss))
             return
-        examples, loss, steps = facts
+        examples, loss, steps, fault = facts
         buffers = None if self._memory.trained is None else self._memory.trained[job.result]
         self._done[sequence] = (
             job.result,
-            TrainingResult(self._memory.updates[job.result], examples, loss, steps, buffers),
+            TrainingResult(self._memory.updates[job.result], examples, loss, steps, buffers, fault),
         )
 
     def _ended(self, worker: int) -> WorkerError:

@@ -21,11 +21,13 @@ def sgd(
     weight_decay: float = 0.0,
     steps_law: str = "constant",
     examples: str = "data",
+    drop_last: bool = False,
 ) -> ClientTraining:
     """Return training by mini-batch SGD on the mean loss.
 
     The data of a client are a pair (x, y) of arrays or torch tensors, or a torch Dataset of such pairs. x may also be a
-    tuple or a dict of arrays: the arguments of the model.
+    tuple or a dict of arrays: the arguments of the model. Items that are dicts, as in a Dataset of Hugging Face, have y
+    under the name label or labels, and x under the others.
 
     Args:
         lr: learning rate.
@@ -35,11 +37,13 @@ def sgd(
         weight_decay: added to the gradient, times the params.
         steps_law: constant: `steps` each; uniform: drawn from 1 to twice as many.
         examples: the number of examples that a client reports: of its data ("data"), or of a batch ("batch").
+        drop_last: whether the last batch of an epoch is left out if it is smaller; a batch of one example has no
+            statistics for BatchNorm.
 
     Returns:
         The training, for `Simulation`.
     """
-    return _training("sgd", lr, steps, epochs, batch_size, weight_decay, steps_law, examples)
+    return _training("sgd", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last)
 
 
 def fedprox(
@@ -52,12 +56,13 @@ def fedprox(
     weight_decay: float = 0.0,
     steps_law: str = "constant",
     examples: str = "data",
+    drop_last: bool = False,
 ) -> ClientTraining:
     """Return training by SGD with the proximal term mu |y - x|^2 / 2, x the pulled model (FedProx, FedAsync).
 
     Arguments as for `sgd`.
     """
-    return _training("fedprox", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, mu=mu)
+    return _training("fedprox", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last, mu=mu)
 
 
 def scaffold(
@@ -70,12 +75,13 @@ def scaffold(
     weight_decay: float = 0.0,
     steps_law: str = "constant",
     examples: str = "data",
+    drop_last: bool = False,
 ) -> ClientTraining:
     """Return training by SGD with SCAFFOLD's control variates, which the server stores in `control_codec`.
 
     Arguments as for `sgd`.
     """
-    shared = (lr, steps, epochs, batch_size, weight_decay, steps_law, examples)
+    shared = (lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last)
     return _training("scaffold", *shared, control_codec=control_codec)
 
 
@@ -88,8 +94,10 @@ def _training(
     weight_decay: float,
     steps_law: str,
     examples: str,
+    drop_last: bool,
     **own: Any,
 ) -> ClientTraining:
     shared: dict[str, Any] = {"client_lr": lr, "local_steps": steps, "local_epochs": epochs, "batch_size": batch_size}
     shared |= {"weight_decay": weight_decay, "steps_law": steps_law, "examples": examples}
+    shared |= {"drop_last": drop_last} if drop_last else {}
     return ClientTraining({"client_optimizer": optimizer} | shared | own)

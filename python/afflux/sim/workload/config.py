@@ -49,6 +49,9 @@ PROXIMAL = ("fedprox", "fedasync")
 STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 EXAMPLES = ("data", "batch")
+FAULTS = ("record", "raise")
+#: Settings that logs of format 1 first did not have.
+SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last")
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -151,11 +154,20 @@ class SimConfig:
     steps_law: str = _setting("constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.")
     local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
     batch_size: int = _setting(16, "Mini-batch size of a client.")
+    drop_last: bool = _setting(
+        False,
+        "Leave out the last batch of an epoch if it is smaller, except if it is the only one.",
+    )
     weight_decay: float = _setting(0.0, "The clients' weight decay.")
     compile: bool = _setting(
         False,
         "Compile the clients' steps on full batches to native code, which takes 8 s and more in each process; needs a "
         "C++ compiler. The last bits of the results differ from those without it.",
+    )
+    faults: str = _setting(
+        "record",
+        "A client's training that raises an exception, or whose loss or update is not finite: record it as a faulty "
+        "arrival, which the audit log holds with its reason; or raise, which ends the run.",
     )
     examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
     clip_norms: float = _setting(
@@ -185,6 +197,7 @@ class SimConfig:
         known("codec", self.control_codec, CONTROL_CODECS)
         known("steps law", self.steps_law, STEPS_LAWS)
         known("examples", self.examples, EXAMPLES)
+        known("faults", self.faults, FAULTS)
         known("part", self.part, PARTS)
         for name, least in AT_LEAST.items():
             if (value := getattr(self, name)) < least:
@@ -238,7 +251,7 @@ class SimConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
         content = asdict(self)
-        unused = {name for name in ("task", "part", "compile", "clip_norms", *ENDS) if not self._differs(name)}
+        unused = {name for name in (*SINCE_FORMAT_1, *ENDS) if not self._differs(name)}
         if self.task != IMAGES:
             unused |= {name for name in OF_IMAGES if not self._differs(name)}
         return {name: value for name, value in content.items() if name not in unused}

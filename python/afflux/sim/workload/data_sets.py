@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from afflux.sim.data.content_digest import content_digest
+from afflux.sim.data.mnist import read_mnist
 from afflux.sim.errors import ConfigError, known, require
 
 SPLIT_SEED = 20240
@@ -88,10 +89,14 @@ def digits(data_dir: Path | None) -> DataSet:
 
 
 def mnist(data_dir: Path | None) -> DataSet:
-    """Load mnist.npz: x_train (60000, 28, 28) uint8, y_train, x_test, y_test."""
+    """Load mnist.npz: x_train (60000, 28, 28) uint8, y_train, x_test, y_test; or IDX files in mnist or MNIST/raw."""
     if data_dir is None:
         raise ConfigError("data 'mnist' is read from mnist.npz: give its folder with --data-dir or AFFLUX_DATA")
     path = data_dir / "mnist.npz"
+    if not os.path.isfile(path) and any(os.path.isdir(data_dir / folder) for folder in ("mnist", "MNIST/raw")):
+        images = read_mnist(data_dir)
+        labels = [part.astype(np.uint8) for part in (images.y_train, images.y_test)]  # the digest of the archive
+        return _scaled(images.x_train[:, 0], labels[0], images.x_test[:, 0], labels[1])
     if not os.path.isfile(path):
         raise ConfigError(f"data 'mnist' needs the file {path}, which does not exist")
     keys = ("x_train", "y_train", "x_test", "y_test")
@@ -108,6 +113,10 @@ def mnist(data_dir: Path | None) -> DataSet:
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.dtype != np.uint8 or x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise ConfigError(f"{path} has {x.dtype} of shape {x.shape} and {y.dtype} of shape {y.shape}, no MNIST")
+    return _scaled(x_train, y_train, x_test, y_test)
+
+
+def _scaled(x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> DataSet:
     digest = content_digest([x_train, y_train, x_test, y_test]) or ""
     x_train, x_test = standardised(x_train, x_test)
     return DataSet("mnist", x_train, y_train.astype(np.int64), x_test, y_test.astype(np.int64), 10, digest)

@@ -24,17 +24,19 @@ class Classification:
     def __call__(self, model: "nn.Module") -> tuple[float, float]:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         import torch
-        from torch.nn.functional import cross_entropy
+
+        from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 
         starts = range(0, len(self.y), EVALUATION_BATCH)
-        logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
         try:
-            loss = cross_entropy(logits, self.y).item()
-        except (IndexError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"the model's outputs are of shape {tuple(logits.shape)} for labels from {self.y.min()} to "
-                f"{self.y.max()}: a classification needs outputs (examples, classes), and labels from 0 to classes - 1"
-            ) from error
+            logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
+        except Exception as error:
+            add_note_on_examples(error, self.x)
+            raise
+        try:
+            loss = class_loss(logits, self.y).item()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         correct = int((logits.argmax(dim=1) == self.y).sum())
         return correct / len(self.y), loss
 
@@ -61,7 +63,7 @@ def classification(x: Any, y: Any) -> Classification:
 
     Args:
         x: (n, ...) the examples, an array or a torch tensor; float64 is converted to float32.
-        y: (n,) their labels: whole numbers.
+        y: (n,) or (n, 1), their labels: whole numbers from 0.
 
     Returns:
         A function for `Simulation` and `Task`.
@@ -71,8 +73,10 @@ def classification(x: Any, y: Any) -> Classification:
     """
     import torch
 
+    from afflux.sim.workload.class_loss import class_labels
+
     refuse_nonfinite("classification", x)
 
     examples, labels = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
     # float64, which NumPy and scikit-learn give, in the precision of the params.
-    return Classification(examples.float() if examples.dtype == torch.float64 else examples, labels)
+    return Classification(examples.float() if examples.dtype == torch.float64 else examples, class_labels(labels))

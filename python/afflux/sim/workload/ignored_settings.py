@@ -23,6 +23,7 @@ OF_TRAINING = (
     "steps_law",
     "local_epochs",
     "batch_size",
+    "drop_last",
     "weight_decay",
     "examples",
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TrainingFunction: TypeAlias = Callable[..., tuple[float, int, int]]
 """(model, data, rng) -> mean loss, local steps, examples. The model holds the pulled params; it is trained in place."""
 Evaluate: TypeAlias = Callable[["nn.Module"], tuple[float, float]]
-"""(model) -> accuracy, loss. The model is in evaluation mode, and no gradient is recorded."""
+"""(model) -> accuracy, loss. The model is in evaluation mode, under `torch.no_grad()`."""
 Loss: TypeAlias = Callable[[Any, Any], Any]
 """(output of the model, labels) -> mean loss, a torch scalar."""
 
@@ -48,7 +48,7 @@ class Task:
     """A torch module, which is copied; or a function that makes one, without arguments or with a NumPy generator.
 
     torch's own random numbers are seeded before the function is called. Parameters that require no gradient stay as
-    they are; buffers, such as BatchNorm's statistics, are averaged by the server.
+    they are; buffers, such as BatchNorm's statistics, are averaged by the server, except those of frozen modules.
     """
     clients: "Sequence[Any] | SeededClients | Callable[..., Any]"
     """The data set of each client: a sequence, or `partitioned(...)`, or a function of the client's number.

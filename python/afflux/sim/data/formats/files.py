@@ -2,6 +2,7 @@
 
 import errno
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -44,6 +45,12 @@ def read_bytes(path: Path, expected: str) -> bytes:
 
 
 def read_text(path: Path, expected: str, encoding: str = "utf-8") -> str:
-    """Return the text of a file, with each end of a line as a line feed; see `open_file`."""
+    """Return the text of a file, with each end of a line as a line feed; see `open_file`.
+
+    A file that begins with UTF-16's byte order mark is read as UTF-16.
+    """
+    content = read_bytes(path, expected)
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        encoding = "utf-16"
     with readable(path, expected):
-        return StringIO(read_bytes(path, expected).decode(encoding), newline=None).read()
+        return StringIO(content.decode(encoding), newline=None).read()

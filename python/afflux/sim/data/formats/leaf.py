@@ -37,6 +37,11 @@ class _TextFile(msgspec.Struct, frozen=True):
 File = TypeVar("File", _PixelFile, _TextFile)
 
 
+def leaf_folders(name: str) -> tuple[str, ...]:
+    """Return the folders of train/ and test/: of the user, and of LEAF's repository and its folder data/."""
+    return name, f"{name}/data", f"data/{name}/data"
+
+
 def read_pixels(folder: Path) -> Iterator[tuple[Path, str, PixelExamples]]:
     """Yield file, user and examples of all *.json in a folder, in the order of file names and of users in a file.
 

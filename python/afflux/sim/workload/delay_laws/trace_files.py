@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from afflux.ops.validation import brief
 from afflux.sim.data.formats.errors import bad_file
 from afflux.sim.data.formats.files import read_text
 from afflux.sim.errors import ConfigError
@@ -30,7 +31,7 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
     """Read some columns of a CSV file.
 
     Args:
-        path: the file, in UTF-8, with commas; values may be in double quotes.
+        path: the file, in UTF-8 or UTF-16, with commas, semicolons or tabs; values may be in double quotes.
         names: columns of text, and
         numbers: columns of numbers, finite and not negative; an empty value is 0.
 
@@ -42,14 +43,18 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
     """
     expected = f"a CSV file with the columns {', '.join([*names, *numbers])}"
     text = read_text(path, expected, "utf-8-sig")
-    reader = csv.DictReader(text.splitlines(), strict=True)
+    lines_of_file = text.splitlines()
+    delimiter = max(",;\t", key="".join(lines_of_file[:1]).count)
+    reader = csv.DictReader(lines_of_file, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
-        absent = [column for column in (*names, *numbers) if column not in (reader.fieldnames or ())]
+        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        absent = [column for column in (*names, *numbers) if column not in columns]
         if absent:
-            raise bad_file(path, f"has no column {', '.join(absent)}", expected)
+            its = f"only {brief(', '.join(columns))}" if columns else "it is empty"
+            raise bad_file(path, f"has no column {', '.join(absent)}, {its}", expected)
         lines = []
         for line in reader:
-            values: dict[str, str | float] = {column: line[column] or "" for column in names}
+            values: dict[str, str | float] = {column: (line[column] or "").strip() for column in names}
             for column in numbers:
                 values[column] = _number(path, reader.line_num, column, line[column])
             lines.append(values)
