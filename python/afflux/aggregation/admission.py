@@ -59,6 +59,7 @@ class Admission:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.limits = limits
+        self.averaged: int | None = None  #: the number of the model's buffers that are averaged; None: all
         self.state = first
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
@@ -181,6 +182,7 @@ class Admission:
             slot_bytes,
             self.limits,
             state.norms,
+            self.averaged,
         )
 
     def record(

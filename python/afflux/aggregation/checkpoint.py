@@ -20,7 +20,10 @@ from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Jo
 from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
+from afflux.arrays.constants import Constants
+from afflux.arrays.fields import comparable
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
+from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import ClientId, Float64, Rule, Scalars
@@ -178,9 +181,21 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from error
 
 
-def _without_tied(fact: object) -> object:
-    """Return a layout without the names of tied arrays, which depend on the model's source; other facts as they are."""
-    return {name: value for name, value in fact.items() if name != "tied"} if isinstance(fact, dict) else fact
+def saved_constants(state: Mapping[str, Any]) -> Constants | None:
+    """Return the constants and local arrays of a state that `load` has checked; None if it has none.
+
+    Raises:
+        AffluxError: the array has another size or dtype than its layout says.
+    """
+    data, layout = state["arrays"].get("constants"), state["meta"]["layout"]
+    if data is None or layout is None:
+        return None
+    own = Layout.from_json(layout)
+    constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
+    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
+        _fail(f"constants is {values.dtype} of shape {values.shape}, expected uint8 of shape ({constants.nbytes},)")
+    constants.load(values)
+    return constants
 
 
 class _Loader:
@@ -189,7 +204,8 @@ class _Loader:
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
         for name, ours in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
-            if _without_tied(meta[name]) != _without_tied(ours):
+            theirs = meta[name]
+            if (comparable(theirs) != comparable(ours)) if name == "layout" else theirs != ours:
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
         self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]

@@ -52,20 +52,39 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return parameters, buffers
 
 
-def tied(module: Any) -> list[str]:
-    """Return further names under which a torch module's state_dict holds arrays of `members`. The list is empty for
-    modules that override a method in _METHODS or have hooks of their state_dict.
+def further(module: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return what a torch module's state_dict holds beside `members`: further names of its arrays, with the first name
+    of each, and the objects of `get_extra_state` by name.
+
+    Modules whose state_dict is another one than torch's, or fails, have none.
+
+    Cost: no array is read; `get_extra_state` is called.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is None or not isinstance(module, base):
-        return []
-    walk = _Walk(base)
-    if not walk.visit(module, ""):
-        return []
-    arrays = {id(array) for array in (walk.parameters | walk.buffers).values()}
-    held = base.state_dict(module, keep_vars=True)  # without hooks, as the walk has found
-    known = walk.parameters.keys() | walk.buffers.keys()
-    return [name for name, array in held.items() if name not in known and id(array) in arrays]
+        return {}, {}
+    if any(getattr(type(part), name, None) is not getattr(base, name) for part in module.modules() for name in _OWN):
+        return {}, {}
+    try:
+        held = module.state_dict(keep_vars=True)
+    except Exception as error:  # a hook, or get_extra_state
+        raise_if_from_signal(error)
+        return {}, {}
+    parameters, buffers = members(module)
+    first = {id(array): name for name, array in (parameters | buffers).items()}
+    known = parameters.keys() | buffers.keys()
+    others = {name: array for name, array in held.items() if isinstance(name, str) and name not in known}
+    aliases = {name: first[id(array)] for name, array in others.items() if id(array) in first}
+    return aliases, {name: state for name, state in others.items() if is_extra_state(name)}
+
+
+#: Methods of modules with which a state_dict may hold anything.
+_OWN = ("state_dict", "_save_to_state_dict")
+
+
+def is_extra_state(name: str) -> bool:
+    """Return whether a state_dict holds the result of a module's `get_extra_state` under this name."""
+    return name == "_extra_state" or name.endswith("._extra_state")
 
 
 class _Walk:

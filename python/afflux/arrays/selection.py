@@ -31,7 +31,9 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
     elif isinstance(select, Collection) and not isinstance(select, str | bytes):
         for name in select:
             if as_text(name) not in arrays:
-                raise AffluxError(f"[layout] select has {brief(name)}, which the tree does not{_meant(name, arrays)}")
+                raise AffluxError(
+                    f"[layout] select has {brief(name)}, which the tree does not{close_names(name, arrays)}"
+                )
         names = frozenset(map(str.__str__, select))
     else:
         raise AffluxError(f"[layout] select is {brief(select)}, expected 'trainable', names or a function")
@@ -42,10 +44,12 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
 
 
 def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozenset[str]:
-    """Return torch's tensors that require grad, the buffers in the same modules, and all arrays of other libraries."""
+    """Return torch's tensors that require grad, all arrays of other libraries, and the buffers, except those of modules
+    whose own parameters are all frozen.
+    """
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
-    owners = {_owner(name) for name in trained}
-    return frozenset(trained | {name for name in buffers if _owner(name) in owners})
+    frozen = {_owner(name) for name in arrays.keys() - buffers} - {_owner(name) for name in trained - set(buffers)}
+    return frozenset(trained | {name for name in buffers if _owner(name) not in frozen})
 
 
 def _owner(name: str) -> str:
@@ -53,7 +57,7 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _meant(name: Any, arrays: Collection[str]) -> str:
+def close_names(name: Any, arrays: Collection[str]) -> str:
     """Return a hint with the known names that are most similar to an unknown one."""
     close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
     if not close and isinstance(name, str):

@@ -4,8 +4,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from afflux.arrays.interop import label
-from afflux.arrays.modules import is_module, members, tied
+from afflux.arrays.interop import label, memory_of
+from afflux.arrays.modules import further, is_extra_state, is_module, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -28,23 +28,23 @@ Node = Branch | str | None
 class Walk:
     """The parts of a tree: its arrays by dotted name, in the order of the tree, and its nesting.
 
-    With `wanted`, values under other names are left out, even if they are not arrays.
+    With `wanted`, values under other names are left out, even if they are not arrays. A `whole` tree also has further
+    names of its arrays, and the extra states of torch modules.
     """
 
-    def __init__(self, tree: Any, wanted: Container[str] | None = None) -> None:
-        self._wanted = wanted
+    def __init__(self, tree: Any, wanted: Container[str] | None = None, *, whole: bool = False) -> None:
+        self._wanted, self._whole = wanted, whole
         self.leaves: dict[str, Any] = {}
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
-        self._modules: list[tuple[Any, tuple[str, ...]]] = []
+        self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
+        self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory
         self.node = self._visit(tree, ())
-
-    def tied(self) -> tuple[str, ...]:
-        """Return further names, in state_dicts, of arrays that torch modules hold twice."""
-        return tuple(".".join((*path, name)) for module, path in self._modules for name in tied(module))
 
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
             return None  # as in JAX: no array
+        if path and is_extra_state(path[-1]):
+            return self._leaf(tree, path)
         if is_module(tree):
             return self._module(tree, path)
         if hasattr(tree, "shape"):
@@ -75,11 +75,16 @@ class Walk:
         return Branch(kind, tuple(keys), tuple(nodes))
 
     def _module(self, module: Any, path: tuple[str, ...]) -> Branch:
-        self._modules.append((module, path))
         parameters, buffers = members(module)
+        arrays = parameters | buffers
+        if self._whole:
+            aliases, states = further(module)
+            arrays |= {name: arrays[first] for name, first in aliases.items()} | states
+            for name, first in aliases.items():
+                self.aliases[".".join((*path, name))] = ".".join((*path, first))
         for name in parameters | buffers:
             self.declared[".".join((*path, name))] = name in buffers
-        return self._branch("dict", (parameters | buffers).items(), path)
+        return self._branch("dict", arrays.items(), path)
 
     def _leaf(self, array: Any, path: tuple[str, ...]) -> str | None:
         name = ".".join(path)
@@ -88,10 +93,14 @@ class Walk:
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
+        if self._whole and name not in self.aliases and (memory := memory_of(array)) is not None:
+            first = self._first.setdefault(memory, name)
+            if first is not name:
+                self.aliases[name] = first
         return name
 
 
-def pruned(node: Node, kept: Container[str]) -> Node:
+def pruned(node: Node, kept: Container[Any]) -> Node:
     """Return the tree of the `kept` arrays. In the place of others, a dict has no key and a sequence holds None."""
     if not isinstance(node, Branch):
         return node if node in kept else None

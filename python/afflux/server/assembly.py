@@ -52,7 +52,7 @@ def assemble(
     bad = adapter.ingest("[Server] params", parts, draft.buffer).first_nonfinite
     if bad is not None:
         raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}")
-    buffers = adapter.buffers("[Server] params", params, params)
+    buffers = adapter.flat_buffers("[Server] params", params)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
@@ -81,6 +81,7 @@ def assemble(
         on_step is not None,
         options.max_deferred,
     )
+    admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
     slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
     streaming = Streaming(size, device) if options.accumulate else None

@@ -20,6 +20,7 @@ from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, ServerOptions, slots_of
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
+from afflux.arrays.constants import Constants
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
 from afflux.arrays.layout import Layout
@@ -30,7 +31,7 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
-from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
+from afflux.store.creation import create_store, read_constants, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import CommitEvery, Store
@@ -42,6 +43,7 @@ class Attached:
 
     options: ServerOptions
     layout: Layout | None
+    constants: Constants
     retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
 
 
@@ -105,12 +107,12 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
         return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
-def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
+def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
     """Make a store for a new server, and move the server's state there."""
-    facts = facts_of(aggregator, layout, options)
+    facts, constants = facts_of(aggregator, adapter.layout, options), adapter.constants.to_bytes()
     durability = options.durability or "process"
     with removed_if_it_fails(path):
-        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every, constants)
         store = Store(path, aggregator.num_threads, device=aggregator.device, new=True)
         try:
             _move_to(store, aggregator, options)
@@ -174,7 +176,12 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     admission.compact_task_events(aggregator.tasks.opened())
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
-    return Attached(options, store.layout, MappingProxyType(dict(aggregator.retained)))
+    layout = store.layout
+    constants = Constants() if layout is None else Constants((*layout.constants, *layout.locals))
+    if constants.nbytes:
+        constants.load(read_constants(store.path, constants.nbytes))
+    admission.averaged = None if layout is None else layout.averaged_size
+    return Attached(options, layout, constants, MappingProxyType(dict(aggregator.retained)))
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
@@ -186,9 +193,9 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     return replace(version, params=draft.publish(version.version))
 
 
-def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout | None, options: ServerOptions) -> None:
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
     """Load a state_dict. All new objects are made before any old one is replaced."""
-    facts = facts_of(aggregator, layout, options)
+    facts = facts_of(aggregator, adapter.layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
     _prepare_next_rule(saved, aggregator, options)
@@ -197,7 +204,10 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
+    constants = checkpoints.saved_constants(state)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
+    if constants is not None:
+        adapter.constants.replace(constants)
     aggregator.failure = None
     aggregator.tasks.clear()  # their versions are not versions of the loaded state
 
@@ -258,11 +268,14 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
     return slot
 
 
-def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
+def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:
     """Return the state_dict of a server without unfinished rounds."""
-    admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
+    admission, facts = aggregator.admission, facts_of(aggregator, adapter.layout, options)
     aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
-    return checkpoints.save(facts, admission.state, admission.log)
+    state = checkpoints.save(facts, admission.state, admission.log)
+    if adapter.constants.nbytes:
+        state["arrays"]["constants"] = adapter.constants.to_bytes()
+    return state
 
 
 def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:
