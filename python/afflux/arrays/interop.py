@@ -49,7 +49,20 @@ def kind_of(name: str, array: Array) -> str:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
     if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
         raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+    if is_torch(array) and not all_own((array,)):
+        _require_memory(name, array)
     return kind
+
+
+def _require_memory(name: str, array: Array) -> None:
+    """Raise AffluxError for a tensor of a class that only wraps other tensors, as of DTensor and of torchao."""
+    cls = type(array)
+    call = "full_tensor" if hasattr(cls, "full_tensor") else "dequantize"
+    if call == "full_tensor" or hasattr(cls, "__tensor_flatten__"):
+        raise AffluxError(
+            f"[layout] {label(name)} is a {cls.__name__}, which holds no memory of its own: give the result of its "
+            f"{call}()"
+        )
 
 
 def is_masked(array: Array) -> bool:
@@ -224,6 +237,19 @@ def check_flat(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]
     if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:
         strided = "" if vector.flags.c_contiguous else "strided "
         raise AffluxError(f"[layout] {name} is {strided}{vector.dtype} of shape {vector.shape}, expected {expected}")
+
+
+def readable_copy(array: Array) -> Array | None:
+    """Return a copy of a flat vector that the engine cannot read as it is: strided, unaligned or byte-swapped, or with
+    torch's negative bit; None for any other object.
+    """
+    if isinstance(array, np.ndarray):
+        flags, native = array.flags, array.dtype.isnative
+        if is_masked(array) or (flags.c_contiguous and flags.aligned and native):
+            return None
+    elif not is_torch(array) or (array.is_contiguous() and not array.is_neg()):
+        return None
+    return ready("the vector", array) if type_of("the vector", array) in FLOATS else None
 
 
 def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:

@@ -15,6 +15,7 @@ from afflux.arrays.constants import Constants
 from afflux.arrays.fields import Alias, Field, Role, from_words, to_words
 from afflux.arrays.interop import Array
 from afflux.arrays.matching import Found, Matcher
+from afflux.arrays.modules import is_module, is_read_by_state_dict
 from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
@@ -150,6 +151,7 @@ class Layout:
         aliases = tuple(
             Alias(name, first) for name, first in walk.aliases.items() if of_arrays[name] == "alias" and first in arrays
         )
+        aliases += tuple(Alias(name, first, False) for name, first in walk.synonyms.items() if first in arrays)
         carried = arrays.keys() | {alias.name for alias in aliases}
         nesting = walk.node if select is None else trees.pruned(walk.node, carried)
         return cls(fields, statistics, nesting, select is not None, copied, constants, own, aliases)
@@ -158,12 +160,12 @@ class Layout:
     def roles(self) -> dict[str, Role]:
         """The role of each array by name, further names included."""
         fields = (*self.fields, *self.buffers, *self.copied, *self.constants, *self.locals)
-        return {field.name: field.role for field in fields} | {alias.name: "alias" for alias in self.aliases}
+        return {field.name: field.role for field in fields} | dict.fromkeys(self.tied, "alias")
 
     @property
     def tied(self) -> tuple[str, ...]:
         """The further names of arrays."""
-        return tuple(alias.name for alias in self.aliases)
+        return tuple(alias.name for alias in self.aliases if alias.carried)
 
     @property
     def size(self) -> int:
@@ -275,7 +277,7 @@ class Layout:
 
     def _tree(self, arrays: dict[str, Any]) -> Tree:
         """Return a tree of these arrays by name, which also has the further names of these."""
-        aliases = {alias.name: arrays[alias.of] for alias in self.aliases if alias.of in arrays}
+        aliases = {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
         return trees.build(self.nesting, arrays | aliases)
 
     def pieces(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
@@ -313,6 +315,11 @@ class Layout:
         >>> target
         [array([1., 1.]), array(2)]
         """
+        if is_module(target) and is_read_by_state_dict(target):
+            state = dict(target.state_dict())
+            self.load(state, flat, buffers, constants)
+            target.load_state_dict(state)
+            return
         pieces = self.pieces(flat, buffers)
         matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
         arrays = matcher.find(target)

@@ -9,7 +9,7 @@ from afflux._engine import unready
 from afflux.arrays import interop, trees
 from afflux.arrays.fields import Alias
 from afflux.arrays.interop import Array
-from afflux.arrays.modules import is_extra_state, is_module, members
+from afflux.arrays.modules import adapter_names, is_extra_state, is_module, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
 
@@ -62,7 +62,7 @@ class Matcher:
         Raises:
             AffluxError: two names are the same without the names of wrappers, or an array is a flat parameter of FSDP.
         """
-        if all(name in leaves for name in self.names) and not self._unknown(leaves):
+        if all(name in leaves for name in self.names) and (self._partial or not self._unknown(leaves)):
             return leaves
         flat = [name for name in leaves if name.rpartition(".")[2] in _FLAT]
         if flat:
@@ -156,7 +156,7 @@ class Matcher:
             return None
 
     def _walked(self, tree: Any) -> list[Array]:
-        leaves = self._named(trees.Walk(tree, self._wanted).leaves)
+        leaves = self._all(tree)
         leaves = {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
         missing = [name for name in self.names if name not in leaves]
         unknown = self._unknown(leaves)
@@ -172,9 +172,16 @@ class Matcher:
 
     def leaves(self, tree: Any) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names; it may hold others, too."""
-        if type(tree) in (dict, OrderedDict) and interop.all_own(tree.values()):
-            return self._named(tree)
-        return self._named(trees.Walk(tree, self._wanted).leaves)
+        flat = type(tree) in (dict, OrderedDict) and interop.all_own(tree.values())
+        return self._named(tree) if flat and all(type(name) is str for name in tree) else self._all(tree)
+
+    def _all(self, tree: Any) -> Mapping[str, Any]:
+        leaves = self._named(trees.Walk(tree, self._wanted).leaves)
+        if is_module(tree) and any(name not in leaves for name in self.names):
+            adapters = {name: leaves[first] for name, first in adapter_names(tree).items() if first in leaves}
+            if all(name in adapters for name in self.names):
+                return adapters  # of a PEFT model, for a layout of its adapters' state_dict
+        return leaves
 
     @reads("[layout] tree")
     def require_equal_copies(self, tree: Any, arrays: Sequence[Array]) -> None:

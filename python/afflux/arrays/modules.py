@@ -46,10 +46,34 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             return walk.parameters, walk.buffers
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
+    if not parameters and is_read_by_state_dict(module):
+        return dict(module.state_dict()), {}
     if buffers:
         persistent = module.state_dict(keep_vars=True)
         buffers = {name: array for name, array in buffers.items() if name in persistent}
     return parameters, buffers
+
+
+def is_read_by_state_dict(module: Any) -> bool:
+    """Return whether a torch module has no parameters and a state_dict of its own, which then is the model, as of a
+    wrapper of a model of another library.
+    """
+    base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+    if base is None or not isinstance(module, base) or type(module).state_dict is base.state_dict:
+        return False
+    return next(iter(module.named_parameters()), None) is None
+
+
+def adapter_names(module: Any) -> dict[str, str]:
+    """Return the names of a PEFT model's adapters in `peft.get_peft_model_state_dict`, with those in the module."""
+    cls = getattr(sys.modules.get("peft"), "PeftModel", None)
+    if cls is None or not isinstance(module, cls):
+        return {}
+    parameters, buffers = members(module)
+    first = {array.data_ptr(): name for name, array in (parameters | buffers).items() if array.numel()}
+    state = sys.modules["peft"].get_peft_model_state_dict(module)
+    places = {name: array.data_ptr() for name, array in state.items() if name not in parameters.keys() | buffers.keys()}
+    return {name: first[place] for name, place in places.items() if place in first}
 
 
 def further(module: Any) -> tuple[dict[str, str], dict[str, Any]]:

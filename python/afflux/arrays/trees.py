@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from afflux.arrays.interop import label, memory_of
-from afflux.arrays.modules import further, is_extra_state, is_module, members
+from afflux.arrays.modules import adapter_names, further, is_extra_state, is_module, is_read_by_state_dict, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -37,6 +37,7 @@ class Walk:
         self.leaves: dict[str, Any] = {}
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
         self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
+        self.synonyms: dict[str, str] = {}  # names that only trees which are passed later use, and those of the arrays
         self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory
         self.node = self._visit(tree, ())
 
@@ -78,11 +79,13 @@ class Walk:
         parameters, buffers = members(module)
         arrays = parameters | buffers
         if self._whole:
+            for name, first in adapter_names(module).items():
+                self.synonyms[".".join((*path, name))] = ".".join((*path, first))
             aliases, states = further(module)
             arrays |= {name: arrays[first] for name, first in aliases.items()} | states
             for name, first in aliases.items():
                 self.aliases[".".join((*path, name))] = ".".join((*path, first))
-        for name in parameters | buffers:
+        for name in () if is_read_by_state_dict(module) else parameters | buffers:
             self.declared[".".join((*path, name))] = name in buffers
         return self._branch("dict", arrays.items(), path)
 

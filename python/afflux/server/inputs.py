@@ -24,6 +24,7 @@ from afflux.arrays.interop import (
     is_torch,
     on_gpu,
     on_host,
+    readable_copy,
     with_names,
 )
 from afflux.arrays.layout import Layout, Tree
@@ -125,6 +126,9 @@ class InputAdapter:
             first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
             return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
         except (AffluxError, UnavailableError) as error:
+            copy = None if isinstance(parts, list) else readable_copy(parts)
+            if copy is not None:
+                return self.ingest(what, copy, slot, conversion, beside)
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
         except Exception as error:
             unreadable(what, error)
