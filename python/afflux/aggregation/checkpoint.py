@@ -21,9 +21,9 @@ from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.constants import Constants
-from afflux.arrays.fields import comparable
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.layout import Layout
+from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import ClientId, Float64, Rule, Scalars

@@ -8,10 +8,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from afflux.arrays import trees
 from afflux.arrays.interop import FLOATS, REAL, Array, fill, kind_of, label, raw_bytes, ready, type_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_ELEMENTS, brief
+from afflux.ops.validation import MOST_ELEMENTS
 
 #: The use of one array of a model:
 #:
@@ -137,8 +136,9 @@ def to_json(
 Parts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Alias, ...]]
 
 
-def from_json(data: Mapping[str, Any], nesting: trees.Node) -> Parts:
-    """Return the parts that `to_json` has converted. A layout of an earlier version has no `others`.
+def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
+    """Return the parts that `to_json` has converted. A layout of an earlier version has no `others`. `leaves` are the
+    names of its nesting.
 
     Raises:
         Exception: `data` does not come from `to_json`.
@@ -161,26 +161,12 @@ def from_json(data: Mapping[str, Any], nesting: trees.Node) -> Parts:
         and len({a.name for a in aliases}) == len(aliases)
         and type(data.get("tied", [])) is list
     )
-    leaves = trees.names(nesting)
     carried = {alias.name for alias in aliases if alias.carried}
     if "tied" not in data:  # of a version that did not know them
         leaves = [name for name in leaves if name in named]
     if not sound or len(set(leaves)) != len(leaves) or not named <= set(leaves) <= named | carried:
         raise ValueError("a shape, dtype, role or name is wrong")
     return fields, buffers, copied, apart, aliases
-
-
-def comparable(layout: Any) -> Any:
-    """Return a layout's JSON without the names that depend on the model's source: aliases and local arrays."""
-    if not isinstance(layout, Mapping):
-        return layout
-    others = [each for each in layout.get("others", []) if each[3] != "local"]
-    known = {each[0] for each in (*layout["fields"], *layout["buffers"], *others)}
-    try:
-        nesting = trees.to_json(trees.pruned(trees.from_json(layout["nesting"]), known))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
-    return {**{name: layout[name] for name in ("fields", "buffers", "partial")}, "others": others, "nesting": nesting}
 
 
 def has_bytes(value: object) -> bool:

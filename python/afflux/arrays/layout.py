@@ -14,6 +14,7 @@ from afflux.arrays import interop, trees
 from afflux.arrays.constants import Constants
 from afflux.arrays.fields import Alias, Field, Role, from_words, to_words
 from afflux.arrays.interop import Array
+from afflux.arrays.libraries import is_keras, keras_variables
 from afflux.arrays.matching import Found, Matcher
 from afflux.arrays.modules import is_module, is_read_by_state_dict
 from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of
@@ -315,6 +316,13 @@ class Layout:
         >>> target
         [array([1., 1.]), array(2)]
         """
+        if is_keras(target):
+            variables = keras_variables(target)
+            values = {name: np.array(variable) for name, variable in variables.items()}
+            self.load(values, flat, buffers, constants)
+            for name in values.keys() - {field.name for field in self.locals}:
+                variables[name].assign(values[name])
+            return
         if is_module(target) and is_read_by_state_dict(target):
             state = dict(target.state_dict())
             self.load(state, flat, buffers, constants)
@@ -389,7 +397,7 @@ class Layout:
         """
         try:
             nesting, partial = trees.from_json(data["nesting"]), data["partial"]
-            fields, buffers, copied, apart, aliases = places.from_json(data, nesting)
+            fields, buffers, copied, apart, aliases = places.from_json(data, trees.names(nesting))
             if type(partial) is not bool:
                 raise ValueError("partial is no bool")
         except Exception as error:  # the data may be anything

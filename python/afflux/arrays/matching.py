@@ -9,6 +9,7 @@ from afflux._engine import unready
 from afflux.arrays import interop, trees
 from afflux.arrays.fields import Alias
 from afflux.arrays.interop import Array
+from afflux.arrays.libraries import is_keras
 from afflux.arrays.modules import adapter_names, is_extra_state, is_module, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
@@ -64,6 +65,9 @@ class Matcher:
         """
         if all(name in leaves for name in self.names) and (self._partial or not self._unknown(leaves)):
             return leaves
+        places = {name.partition(".")[0]: name for name in self._known}
+        if leaves and len(places) == len(self._known) and all(name.isdecimal() and name in places for name in leaves):
+            return {places[name]: array for name, array in leaves.items()}  # a list, for a layout of a Keras model
         flat = [name for name in leaves if name.rpartition(".")[2] in _FLAT]
         if flat:
             raise AffluxError(
@@ -129,7 +133,7 @@ class Matcher:
             return self._looked_up(tree)
         if kind is list or kind is tuple:
             return self._listed(tree)
-        if is_module(tree):
+        if is_module(tree) and not is_keras(tree):
             parameters, buffers = members(tree)
             return self._looked_up(parameters | buffers)
         return None
@@ -190,7 +194,11 @@ class Matcher:
         Raises:
             AffluxError: a copy has other bytes.
         """
-        if is_module(tree) and all(_is_one(tree, alias.name, self.names[place]) for alias, place in self._copies):
+        if (
+            is_module(tree)
+            and not is_keras(tree)
+            and all(_is_one(tree, alias.name, self.names[place]) for alias, place in self._copies)
+        ):
             return
         leaves = self.leaves(tree)
         for alias, place in self._copies:

@@ -22,6 +22,8 @@ Roles = Mapping[str, Role]
 
 #: The names of statistics in normalisation layers: torch's, and Keras'.
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
+#: Collections of flax.linen that each client has for itself.
+_OWN_COLLECTIONS = frozenset({"cache", "intermediates"})
 #: The largest magnitude of an integer up to which float64 holds all integers.
 _EXACT = 2**53
 
@@ -101,7 +103,7 @@ def declared_names(walk: Walk, roles: Roles | None, buffers: Collection[str] | N
 
 def log_unknown_statistics(names: Collection[str]) -> None:
     """Log, in one line, the buffers that are averaged although their names are not those of known statistics."""
-    unknown = [name for name in names if name.rpartition(".")[2] not in STATISTICS and "batch_stats" not in name]
+    unknown = [name for name in names if not _is_mean(name.split("."))]
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         _log.info("averaged as statistics: %s%s; Layout.of(roles=) declares others", ", ".join(unknown[:5]), more)
@@ -130,9 +132,13 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "alias"
     if is_extra_state(name):
         return "local"
+    if name in walk.kinds:
+        return walk.kinds[name]
     if buffers is not None:
         return "statistic" if name in buffers else "trained"
     path = name.split(".")
+    if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in walk.collections):
+        return "local"
     is_float = type_of(name, array) in FLOATS
     declared = walk.declared.get(name)
     if declared is False:
@@ -140,11 +146,16 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "trained" if trains else "constant"
     if _is_of_spectral_norm(walk, path):
         return "copied"
-    if declared or path[-1] in STATISTICS or "batch_stats" in path:
+    if declared or _is_mean(path):
         return "statistic"
     if is_float or type_of(name, array) not in REAL:
         return "trained"
     return "constant" if _is_table(name, array) else "statistic"
+
+
+def _is_mean(path: list[str]) -> bool:
+    """Return whether an array is a known statistic: of torch, of Keras, of flax.linen, or a moving mean of haiku."""
+    return path[-1] in STATISTICS or "batch_stats" in path or any(part.endswith("_ema") for part in path[:-1])
 
 
 def _is_table(name: str, array: Array) -> bool:
@@ -162,6 +173,6 @@ def _is_of_spectral_norm(walk: Walk, path: list[str]) -> bool:
     last = path[-1]
     if last in ("_u", "_v"):
         return "parametrizations" in path
-    if last in ("u", "sigma"):
+    if last.rpartition("/")[2] in ("u", "sigma"):
         return "batch_stats" in path
     return last.endswith(("_u", "_v")) and ".".join((*path[:-1], f"{last[:-2]}_orig")) in walk.leaves

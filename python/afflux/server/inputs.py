@@ -1,6 +1,6 @@
 """The conversion of a caller's arrays to flat vectors, and back. Messages name the client and the array."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import float_info
 from typing import Any
@@ -28,6 +28,7 @@ from afflux.arrays.interop import (
     with_names,
 )
 from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.pools import Slot
@@ -48,6 +49,8 @@ class InputAdapter:
     device: Device = HOST  #: the device of the server's vectors
     likes: Mapping[str, Like] = field(default_factory=dict)  #: for each array of the first params, by name
     constants: Constants = field(default_factory=Constants)  #: the values of constants and local arrays
+    #: makes an object like the first params from arrays by name; None: trees go out as dicts and lists
+    rebuild: Callable[[Mapping[str, Any]], Any] | None = None
 
     @classmethod
     @reads("[Server] params")
@@ -69,7 +72,8 @@ class InputAdapter:
             layout = layout or Layout._of(params, most=most)
             layout.require_parameters("[Server] params")
             log_unknown_statistics([field.name for field in layout.buffers])
-            intake = cls(kind, layout, layout.size, num_threads, constants=layout.constants_of(params))
+            constants, rebuild = layout.constants_of(params), None if layout.partial else rebuilder(params)
+            intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
@@ -256,7 +260,8 @@ class InputAdapter:
                 flat, None if version.buffers is None else np.array(version.buffers)
             )
         }
-        return self.layout._tree({**arrays, **dict(self.constants.items(writable=True))})
+        arrays |= self.constants.items(writable=True)
+        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(arrays)
 
     def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
         like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
@@ -266,7 +271,9 @@ class InputAdapter:
 @reads("[Server] a model")
 def is_tree(model: object) -> bool:
     """Return whether a model is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
-    return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
+    if hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str)):
+        return True
+    return not hasattr(model, "shape") and (is_keras(model) or children(model) is not None)
 
 
 def within(fields: Iterable[Field], index: int) -> str:
