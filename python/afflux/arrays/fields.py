@@ -120,6 +120,21 @@ def from_words(field: Field, buffers: npt.NDArray[np.float64]) -> npt.NDArray[An
     return raw.view(str(field.dtype)).reshape(field.shape)
 
 
+def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.float64]) -> None:
+    """Check the copied arrays in a vector of buffers; `what` names it in messages.
+
+    Raises:
+        AffluxError: an array is not in words, or has a NaN.
+    """
+    for field in fields:
+        words = buffers[field.start : field.stop]
+        if not ((words >= 0) & (words < 2.0**32) & (words == np.rint(words))).all():
+            raise AffluxError(f"{what} has no 32-bit words in {field.name}, which is copied whole")
+        values = from_words(field, buffers)
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise AffluxError(f"{what} has a NaN in {field.name}")
+
+
 def to_json(
     fields: Iterable[Field], buffers: Iterable[Field], others: Iterable[Field], aliases: Iterable[Alias]
 ) -> dict[str, Any]:

@@ -349,6 +349,28 @@ class Layout:
         for array, value in whole:
             interop.overwrite(array, value)
 
+    def has_arrays_of(self, other: "Layout") -> bool:
+        """Return whether two layouts have arrays of the same names and shapes, whatever their roles."""
+        ours, theirs = (
+            {field.name: field.shape for field in (*each.fields, *each.buffers, *each.copied, *each.constants)}
+            for each in (self, other)
+        )
+        own = {field.name for field in (*self.locals, *other.locals)} | {*self.tied, *other.tied}
+        differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        return self.partial == other.partial and differ <= own
+
+    def added_buffers(self, base: Float64, delta: Tree) -> Float64:
+        """Return the buffers whose differences from `base` are in a tree."""
+        differences = self._buffer_matcher.find(delta)
+        arrays = {field.name: values for field, values in self.pieces(np.zeros(self.size), base)}
+        names = self._buffer_matcher.names
+        sums = {
+            name: arrays[name] + np.asarray(interop.on_host(each))
+            for name, each in zip(names, differences, strict=True)
+        }
+        copied = {field.name: sums[field.name].astype(arrays[field.name].dtype) for field in self.copied}
+        return self.flatten_buffers({**sums, **copied})
+
     def constants_of(self, tree: Tree) -> Constants:
         """Return copies of the constants and the local arrays of a tree."""
         own = (*self.constants, *self.locals)
@@ -356,18 +378,6 @@ class Layout:
             return Constants()
         names = {field.name for field in own} if self.partial else None
         return Constants(own, trees.Walk(tree, names, whole=True).leaves)
-
-    def check_copied(self, what: str, buffers: Float64) -> None:
-        """Check the copied arrays in a vector of buffers. Raises AffluxError if one is no array of its dtype, or has a
-        NaN.
-        """
-        for field in self.copied:
-            words = buffers[field.start : field.stop]
-            if not ((words >= 0) & (words < 2.0**32) & (words == np.rint(words))).all():
-                raise AffluxError(f"{what} has no 32-bit words in {field.name}, which is copied whole")
-            values = from_words(field, buffers)
-            if values.dtype.kind == "f" and np.isnan(values).any():
-                raise AffluxError(f"{what} has a NaN in {field.name}")
 
     def require_parameters(self, what: str) -> None:
         """Raise AffluxError if the layout has no parameter with an element; `what` names the tree in the message."""

@@ -160,9 +160,10 @@ def _is_mean(path: list[str]) -> bool:
 
 def _is_table(name: str, array: Array) -> bool:
     """Return whether integers outside of a module are codes, indices or a mask rather than counters: they have two
-    dimensions or more, or are not of int64, the type of torch's counters.
+    dimensions or more, or they are torch's and of another dtype than int64, the dtype of its counters.
     """
-    return len(array.shape) > 1 or (len(array.shape) == 1 and type_of(name, array) not in ("bool", "int64"))
+    coded = is_torch(array) and len(array.shape) == 1 and type_of(name, array) not in ("bool", "int64")
+    return coded or len(array.shape) > 1
 
 
 def _is_of_spectral_norm(walk: Walk, path: list[str]) -> bool:

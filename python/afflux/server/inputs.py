@@ -13,7 +13,7 @@ from afflux._engine import Buffer, RowCheck, ingest
 from afflux.aggregation.reports import Pulled
 from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.devices import HOST, Device
-from afflux.arrays.fields import Field
+from afflux.arrays.fields import Field, check_copied
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import (
     first_beyond,
@@ -224,7 +224,7 @@ class InputAdapter:
         if index is not None:
             kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
             raise AffluxError(f"{what} has {kind} at index {index}{within(layout.buffers, index)}")
-        layout.check_copied(what, flat)
+        check_copied(what, layout.copied, flat)
         return flat
 
     def place(self, index: int) -> str:

@@ -3,12 +3,15 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from typing import Any
 
 import numpy as np
 import torch
 
+from afflux.arrays.fields import Role, from_words, to_words
 from afflux.arrays.layout import Layout
+from afflux.arrays.roles import Roles
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import positional_parameters
@@ -50,15 +53,18 @@ class FlatModel:
     model; every `load` restores all other buffers.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        """Bind the module's parameters; raise ConfigError if one is not float32 on the CPU."""
+    def __init__(self, module: torch.nn.Module, roles: Roles | None = None) -> None:
+        """Bind the module's parameters; raise ConfigError if one is not float32 on the CPU.
+
+        `roles` are those of `Layout.of`. No array may be local, because one module serves all clients.
+        """
         self.module = module
         named = dict(module.named_parameters())
         for name, parameter in named.items():
             if parameter.requires_grad and (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
                 kind = f"{parameter.dtype} on {parameter.device.type}"
                 raise ConfigError(f"parameter {name} is {kind}, must be float32 on the CPU")
-        self.layout = layout = Layout.of(module, "trainable")
+        self.layout = layout = Layout.of(module, "trainable", roles=roles)
         self.params = np.zeros(layout.size, dtype=np.float32)
         """(d,) the trained parameters, which the module reads and writes."""
         self.initial_params = np.asarray(layout.flatten(module))
@@ -71,7 +77,15 @@ class FlatModel:
             parameter.data, parameter.grad = torch.from_numpy(own), torch.from_numpy(slope)
             self._bound.append((field.name, parameter, parameter.data.data_ptr(), parameter.grad))
         tensors = dict(module.named_buffers())
-        self._buffers = [(field, tensors.pop(field.name)) for field in layout.buffers]
+        held = {**named, **tensors}
+        for field in layout.locals:
+            if field.name in held:
+                raise ConfigError(f"roles: {field.name} is local, and a simulation keeps no arrays of single clients")
+        tensors |= {field.name: named[field.name] for field in layout.constants if field.name in named}
+        self._buffers = [(field, held[field.name].detach()) for field in layout.buffers]
+        self._copied = [(field, held[field.name].detach()) for field in layout.copied]
+        for field in (*layout.buffers, *layout.copied):
+            tensors.pop(field.name, None)
         self._fixed = [(tensor, tensor.clone()) for tensor in tensors.values()]
         self._modes = [(part, part.training) for part in module.modules()]
         self.initial_buffers = self.buffers()
@@ -81,21 +95,26 @@ class FlatModel:
         """Set the parameters (d,) and buffers of the module."""
         np.copyto(self.params, params)
         for tensor, value in self._fixed:
-            tensor.copy_(value)
+            tensor.detach().copy_(value)
         if buffers is not None:
             values = torch.from_numpy(np.array(buffers))
             for field, tensor in self._buffers:
                 own = values[field.start : field.stop].view(field.shape)
                 tensor.copy_(own if tensor.is_floating_point() else own.round())
+            for field, tensor in self._copied:
+                tensor.copy_(torch.from_numpy(from_words(field, buffers)))
 
     def buffers(self) -> np.ndarray | None:
         """Return a copy of the buffers, float64; None if the model has none."""
-        if not self._buffers:
+        if not self.layout.buffers_size:
             return None
         values = torch.empty(self.layout.buffers_size, dtype=torch.float64)
         for field, tensor in self._buffers:
             values[field.start : field.stop].view(field.shape).copy_(tensor)
-        return np.asarray(values.numpy())
+        out = np.asarray(values.numpy())
+        for field, tensor in self._copied:
+            out[field.start : field.stop] = to_words(field, tensor)
+        return out
 
     def zero_gradient(self) -> None:
         """Set the gradients to zero, after code that may have put others in their place."""
@@ -127,5 +146,7 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     """Return the model's parameters and buffers by name, and their layout, for a server of a model with buffers."""
     layout = flat.layout
     tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
-    arrays = {field.name: tensors[field.name].detach().numpy().copy() for field in (*layout.fields, *layout.buffers)}
-    return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers])
+    fields = (*layout.fields, *layout.buffers, *layout.copied)
+    arrays = {field.name: tensors[field.name].detach().numpy().copy() for field in fields}
+    copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
+    return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)

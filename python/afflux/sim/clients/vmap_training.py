@@ -9,6 +9,7 @@ import torch
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from afflux.arrays.fields import from_words, to_words
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.clients.training import LocalPlan, Trainer, TrainingResult, take
 from afflux.sim.errors import ConfigError
@@ -56,7 +57,7 @@ class VmapTrainer:
             self._module = copy.deepcopy(model.module).requires_grad_(False).to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device {device} cannot be used: {error}") from error
-        own = {field.name for field in model.layout.buffers}
+        own = {field.name for field in (*model.layout.buffers, *model.layout.copied)}
         self._fixed = {name: tensor for name, tensor in self._module.named_buffers() if name not in own}
         self._gradients = vmap(grad_and_value(self._loss), randomness="different")
 
@@ -169,6 +170,9 @@ class VmapTrainer:
             values = torch.from_numpy(np.stack(pulled))[:, field.start : field.stop]
             values = values if kind.is_floating_point() else values.round()
             buffers[field.name] = values.reshape(len(starts), *field.shape).to(kind)
+        for field in self._model.layout.copied:
+            rows = [torch.from_numpy(from_words(field, own)) for own in pulled]
+            buffers[field.name] = torch.stack(rows).to(self._module.get_buffer(field.name))
         return buffers
 
     def _results(
@@ -177,8 +181,12 @@ class VmapTrainer:
         fields, count = self._model.layout.buffers, len(locals_)
         on_host, sums = updates.cpu().numpy(), losses.tolist()
         trained: Any = [None] * count
-        if fields:
+        copied = self._model.layout.copied
+        if fields or copied:
             columns = [buffers[field.name].reshape(count, -1).to("cpu", torch.float64) for field in fields]
+            for field in copied:
+                rows = [torch.from_numpy(to_words(field, own)) for own in buffers[field.name]]
+                columns.append(torch.stack(rows))
             trained = torch.cat(columns, 1).numpy()
         return [
             TrainingResult(
