@@ -8,6 +8,7 @@ import pytest
 
 from afflux import AffluxError, Layout, Server
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff
+from afflux.store import check, export_params
 from conftest import bits
 
 torch = pytest.importorskip("torch")
@@ -165,10 +166,14 @@ def test_constants_survive_a_state_and_a_store(tmp_path):
         assert tree["mask"].tolist() == [0.0, -np.inf]
         assert "_extra_state" not in tree  # no array: not in a store
         assert pushed(opened, Model()).status == "joined"
+    export_params(tmp_path / "store", tmp_path / "model.npz")
+    with np.load(tmp_path / "model.npz") as model:
+        assert model["codes"].tolist() == Model().codes.tolist()
     file = tmp_path / "store" / "constants.bin"
     file.write_bytes(file.read_bytes()[:-5] + b"hallo")
     with pytest.raises(AffluxError, match=r"constants\.bin is damaged"):
         Server.open(tmp_path / "store")
+    assert "constants.bin is damaged" in check(tmp_path / "store").problems[0]
 
 
 def earlier(layout):

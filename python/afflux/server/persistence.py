@@ -31,7 +31,8 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
-from afflux.store.creation import create_store, read_constants, remove_contents, removed_if_it_fails
+from afflux.store.constants_file import constants_of
+from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import CommitEvery, Store
@@ -177,9 +178,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
     layout = store.layout
-    constants = Constants() if layout is None else Constants((*layout.constants, *layout.locals))
-    if constants.nbytes:
-        constants.load(read_constants(store.path, constants.nbytes))
+    constants = constants_of(store.path, layout)
     admission.averaged = None if layout is None else layout.averaged_size
     return Attached(options, layout, constants, MappingProxyType(dict(aggregator.retained)))
 

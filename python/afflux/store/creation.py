@@ -1,6 +1,5 @@
 """Creation of new stores."""
 
-import os
 import re
 import shutil
 import sys
@@ -14,17 +13,13 @@ import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
-from afflux.ops import crc32c
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
-from afflux.store.files import new_file, read_bytes
+from afflux.store.constants_file import write_constants
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
-
-#: The file of the model's constants and local arrays, if it has any.
-CONSTANTS = "constants.bin"
 
 
 def create_store(
@@ -69,7 +64,7 @@ def create_store(
             try:
                 make_arrays(path, shapes)
                 if constants is not None and constants.size:
-                    _write_constants(path / CONSTANTS, constants)
+                    write_constants(path, constants)
                 Index.make(path / INDEX, facts)
                 for folder in (path, path.parent):
                     sync(folder)
@@ -80,30 +75,6 @@ def create_store(
             lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {error.strerror}") from None
-
-
-def _write_constants(path: Path, constants: npt.NDArray[np.uint8]) -> None:
-    """Write the bytes, and their CRC-32C at the end."""
-    with open(new_file(path), "wb") as file:
-        file.write(constants.tobytes() + crc32c(constants, constants.size))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_constants(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return the bytes of the constants and local arrays of a store, (nbytes,).
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
-    file = path / CONSTANTS
-    try:
-        data = np.frombuffer(read_bytes(file, nbytes + 4), np.uint8)
-    except OSError as error:
-        raise StoreError(f"[store] cannot read {file}: {error.strerror}") from None
-    if data.size != nbytes + 4 or crc32c(data[:-4], nbytes) != data[-4:].tobytes():
-        raise StoreError(f"[store] {file} is damaged: its checksum or its size is wrong")
-    return data[:-4]
 
 
 @contextmanager
