@@ -142,6 +142,71 @@ def test_linen_by_collection(jax, nnx):
         assert type(server.checkout("ann").tree()) is type(tree)
 
 
+NAMES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+
+
+def containers(nnx, folder):
+    """Functions that put arrays by name, those of a BatchNorm, into each container; and how its server is made."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    def module(arrays):
+        norm = torch.nn.BatchNorm1d(3)
+        norm.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return norm
+
+    def file(arrays):
+        save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, folder / "model.safetensors")
+        return load_file(folder / "model.safetensors")
+
+    def record(arrays):
+        return {
+            name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()
+        }
+
+    def state(arrays):
+        kinds = [nnx.Param, nnx.Param, nnx.BatchStat, nnx.BatchStat, nnx.BatchStat]
+        return nnx.State({name: kind(arrays[name]) for name, kind in zip(NAMES, kinds, strict=True)})
+
+    return {
+        "module": (module, {}),
+        "state_dict": (lambda arrays: module(arrays).state_dict(), {}),
+        "safetensors": (file, {}),
+        "Flower record": (record, {}),
+        "list of get_weights": (lambda arrays: [arrays[name] for name in NAMES], {"[234]": "statistic"}),
+        "nnx": (state, {}),
+    }
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_every_container_gives_one_digest(nnx, rule, tmp_path):
+    """The same arrays in each container, pushed to a server that is made of the same container."""
+    rng = np.random.default_rng(0)
+
+    def arrays():
+        found = {name: rng.random(3).astype(np.float32) for name in NAMES[:4]}
+        return found | {NAMES[4]: np.array(rng.integers(9))}
+
+    start, *clients = (arrays() for _ in range(1 + rule.buffer_size))
+    results = {}
+    for name, (put, declared) in containers(nnx, tmp_path).items():
+        first = put(start)
+        server = Server(rule, first, num_clients=4, layout=Layout.of(first, roles=declared or None))
+        for client, model in enumerate(clients):
+            assert server.push(client=client, version=0, model=put(model), num_examples=1 + client).status == "joined"
+        order = [field.name for field in (*server.layout.fields, *server.layout.buffers)]
+        pieces = {field.name.rpartition(".")[2]: array for field, array in server.layout.pieces(*flat_of(server))}
+        places = dict(zip([str(place) for place in range(5)], NAMES, strict=True))
+        assert sorted(places.get(each, each) for each in order) == sorted(NAMES)
+        results[name] = {places.get(each, each): bits(np.asarray(array)) for each, array in pieces.items()}
+    assert all(result == results["module"] for result in results.values())
+
+
+def flat_of(server):
+    pulled = server.pull()
+    return pulled.params, pulled.buffers
+
+
 def keras_model(keras):
     return keras.Sequential(
         [

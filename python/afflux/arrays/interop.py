@@ -47,10 +47,11 @@ def kind_of(name: str, array: Array) -> str:
     kind = type_of(name, array)
     if kind not in REAL:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
-    if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
-        raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
-    if is_torch(array) and not all_own((array,)):
-        _require_memory(name, array)
+    if is_torch(array):
+        if str(array.layout) != "torch.strided" or array.is_meta:
+            raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+        if type(array).__module__ not in ("torch", "torch.nn.parameter"):
+            _require_memory(name, array)
     return kind
 
 
@@ -267,13 +268,13 @@ def with_names(error: Exception, names: Sequence[str]) -> str:
     return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
-def require_writable(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    """Check that `put` or `overwrite` may write values of this shape into the array.
+def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = None) -> None:
+    """Check that `put` or `overwrite` may write values into the array, of this shape if it is given.
 
     Raises:
         AffluxError: the array has another shape, or cannot be written.
     """
-    if tuple(array.shape) != shape:
+    if shape is not None and tuple(array.shape) != shape:
         raise AffluxError(f"[layout] {label(name)} has shape {tuple(array.shape)}, the layout has {shape}")
     if is_torch(array):
         expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
@@ -305,7 +306,7 @@ def prepare(name: str, array: Array, values: Array) -> Array:
         AffluxError: the array cannot be written, or its integers cannot hold the values.
     """
     kind = kind_of(name, array)
-    require_writable(name, array, tuple(array.shape))
+    require_writable(name, array)
     if kind in FLOATS:
         return values
     low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))

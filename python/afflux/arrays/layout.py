@@ -77,13 +77,15 @@ class Layout:
     _nesting_of_arrays: trees.Node = dataclasses.field(init=False, repr=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _copied_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))
         arrays = {field.name for field in (*self.fields, *self.buffers, *self.copied, *self.constants)}
         object.__setattr__(self, "_nesting_of_arrays", trees.pruned(self.nesting, arrays))
         object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
-        object.__setattr__(self, "_buffer_matcher", self._matcher_of((*self.buffers, *self.copied)))
+        object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
+        object.__setattr__(self, "_copied_matcher", self._matcher_of(self.copied))
 
     @classmethod
     def of(
@@ -222,7 +224,7 @@ class Layout:
         Raises:
             AffluxError: missing or unknown names, other shapes.
         """
-        matchers = (self._parameter_matcher, self._buffer_matcher)
+        matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
         return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
     def leaves(self, tree: Tree) -> Mapping[str, Any]:
@@ -230,7 +232,7 @@ class Layout:
         return self._parameter_matcher.leaves(tree)
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
-        """Return the buffers in the layout's order, like `parts`. The tree may lack parameters."""
+        """Return the statistics in the layout's order, like `parts`. The tree may lack parameters."""
         return self._equal(tree, self._buffer_matcher.ready(tree), self._buffer_matcher)
 
     @reads("[layout] tree or out")
@@ -257,12 +259,11 @@ class Layout:
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copy the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        parts, count = self._equal(tree, self._buffer_matcher.find(tree), self._buffer_matcher), len(self.buffers)
-        for field, array in zip(self.copied, parts[count:], strict=True):
-            out[field.start : field.stop] = to_words(field, array)
-        names = self._buffer_matcher.names[:count]
-        statistics = [interop.ready(name, part) for name, part in zip(names, parts, strict=False)]
-        interop.fill(out[: self.averaged_size], names, statistics)
+        interop.fill(out[: self.averaged_size], self._buffer_matcher.names, self.buffer_parts(tree))
+        if self.copied:
+            arrays = self._equal(tree, self._copied_matcher.find(tree), self._copied_matcher)
+            for field, array in zip(self.copied, arrays, strict=True):
+                out[field.start : field.stop] = to_words(field, array)
         return out
 
     @reads("[layout] flat or buffers")
@@ -361,13 +362,11 @@ class Layout:
 
     def added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""
-        differences = self._buffer_matcher.find(delta)
         arrays = {field.name: values for field, values in self.pieces(np.zeros(self.size), base)}
-        names = self._buffer_matcher.names
-        sums = {
-            name: arrays[name] + np.asarray(interop.on_host(each))
-            for name, each in zip(names, differences, strict=True)
-        }
+        sums = {}
+        for matcher in (self._buffer_matcher, self._copied_matcher):
+            for name, difference in zip(matcher.names, matcher.find(delta), strict=True):
+                sums[name] = arrays[name] + np.asarray(interop.on_host(difference))
         copied = {field.name: sums[field.name].astype(arrays[field.name].dtype) for field in self.copied}
         return self.flatten_buffers({**sums, **copied})
 

@@ -48,7 +48,7 @@ def variable_of_flax(tree: object) -> tuple[Any, Role | None] | None:
 def children(tree: object) -> list[tuple[str, Any]] | None:
     """Return the children of a node that is registered with JAX, by name; None for leaves and for plain containers."""
     jax = sys.modules.get("jax")
-    if jax is None or type(tree) in _PLAIN or hasattr(tree, "shape"):
+    if jax is None or tree is None or type(tree) in _PLAIN or hasattr(tree, "shape"):
         return None
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     if len(flat) == 1 and not flat[0][0]:
