@@ -195,7 +195,7 @@ def test_every_container_gives_one_digest(nnx, rule, tmp_path):
         for client, model in enumerate(clients):
             assert server.push(client=client, version=0, model=put(model), num_examples=1 + client).status == "joined"
         order = [field.name for field in (*server.layout.fields, *server.layout.buffers)]
-        pieces = {field.name.rpartition(".")[2]: array for field, array in server.layout.pieces(*flat_of(server))}
+        pieces = {field.name.rpartition(".")[2]: array for field, array in server.layout._pieces_of(*flat_of(server))}
         places = dict(zip([str(place) for place in range(5)], NAMES, strict=True))
         assert sorted(places.get(each, each) for each in order) == sorted(NAMES)
         results[name] = {places.get(each, each): bits(np.asarray(array)) for each, array in pieces.items()}

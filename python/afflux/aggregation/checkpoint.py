@@ -20,9 +20,7 @@ from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Jo
 from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
-from afflux.arrays.constants import Constants
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
-from afflux.arrays.layout import Layout
 from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
@@ -179,23 +177,6 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
         raise
     except Exception as error:  # a state may be any object
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from error
-
-
-def saved_constants(state: Mapping[str, Any]) -> Constants | None:
-    """Return the constants and local arrays of a state that `load` has checked; None if it has none.
-
-    Raises:
-        AffluxError: the array has another size or dtype than its layout says.
-    """
-    data, layout = state["arrays"].get("constants"), state["meta"]["layout"]
-    if data is None or layout is None:
-        return None
-    own = Layout.from_json(layout)
-    constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
-    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
-        _fail(f"constants is {values.dtype} of shape {values.shape}, expected uint8 of shape ({constants.nbytes},)")
-    constants.load(values)
-    return constants
 
 
 class _Loader:

@@ -1,6 +1,6 @@
 """The places of a model's arrays: in the flat vector of parameters, in that of buffers, or among the constants."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, get_args
@@ -8,7 +8,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from afflux.arrays.interop import FLOATS, REAL, Array, fill, kind_of, label, raw_bytes, ready, type_of
+from afflux.arrays.interop import (
+    FLOATS,
+    REAL,
+    Array,
+    fill,
+    kind_of,
+    label,
+    overwrite,
+    prepare,
+    put,
+    raw_bytes,
+    ready,
+    require_writable,
+    type_of,
+)
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_ELEMENTS
 
@@ -133,6 +147,39 @@ def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.flo
         values = from_words(field, buffers)
         if values.dtype.kind == "f" and np.isnan(values).any():
             raise AffluxError(f"{what} has a NaN in {field.name}")
+
+
+def write_all(
+    arrays: Sequence[Array],
+    pieces: Sequence[tuple[Field, Array]],
+    copies: Sequence[tuple[str, Array, Array]],
+    whole: list[tuple[Array, Array]],
+) -> None:
+    """Write into all arrays, or into none if one cannot be written.
+
+    Args:
+        arrays: the arrays of `pieces`, in their order.
+        pieces: the values of parameters and buffers, with their fields.
+        copies: the names, the arrays and the values of further copies.
+        whole: checked arrays of any dtype, and their values.
+
+    Raises:
+        AffluxError: see `interop.prepare`.
+    """
+    writes = []
+    for array, (field, value) in zip(arrays, pieces, strict=True):
+        if field.role == "copied":
+            require_writable(field.name, array, field.shape)
+            whole.append((array, value))
+        else:
+            writes.append((array, prepare(field.name, array, value)))
+    for name, array, value in copies:
+        require_writable(name, array, tuple(value.shape))
+        writes.append((array, prepare(name, array, value)))
+    for array, value in writes:
+        put(array, value)
+    for array, value in whole:
+        overwrite(array, value)
 
 
 def to_json(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from afflux.arrays import fields as places
 from afflux.arrays import interop, trees
 from afflux.arrays.constants import Constants
-from afflux.arrays.fields import Alias, Field, Role, from_words, to_words
+from afflux.arrays.fields import Alias, Field, Role, from_words, to_words, write_all
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
 from afflux.arrays.matching import Found, Matcher
@@ -227,7 +227,7 @@ class Layout:
         matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
         return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
-    def leaves(self, tree: Tree) -> Mapping[str, Any]:
+    def _leaves(self, tree: Tree) -> Mapping[str, Any]:
         """Return the arrays of a tree by name, those that the layout does not have among them."""
         return self._parameter_matcher.leaves(tree)
 
@@ -274,7 +274,7 @@ class Layout:
         view into the vector `buffers`; copied arrays are new ones. Without `buffers`, or without `constants`, a dict
         has no key there, and a sequence holds None.
         """
-        views = {field.name: view for field, view in self.pieces(flat, buffers)}
+        views = {field.name: view for field, view in self._pieces_of(flat, buffers)}
         return self._tree({**views, **dict(constants.items() if constants is not None else ())})
 
     def _tree(self, arrays: dict[str, Any]) -> Tree:
@@ -282,7 +282,7 @@ class Layout:
         aliases = {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
         return trees.build(self.nesting, arrays | aliases)
 
-    def pieces(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
+    def _pieces_of(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
         """Return views of the parameters and statistics in two flat vectors, and copied arrays, with their fields."""
         interop.check_flat("flat", flat, self.size)
         pieces = [*_pieces(self.fields, flat)]
@@ -329,28 +329,19 @@ class Layout:
             self.load(state, flat, buffers, constants)
             target.load_state_dict(state)
             return
-        pieces = self.pieces(flat, buffers)
+        pieces = self._pieces_of(flat, buffers)
         matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
         arrays = matcher.find(target)
-        leaves = self.leaves(target) if self.aliases or constants is not None else {}
+        leaves = self._leaves(target) if self.aliases or constants is not None else {}
         values = {field.name: values for field, values in pieces}
-        copies = [(alias, leaves[alias.name]) for alias in self.aliases if alias.of in values and alias.name in leaves]
-        writes, whole = [], [] if constants is None else constants.writes(leaves)
-        for array, (field, value) in zip(arrays, pieces, strict=True):
-            if field.role == "copied":
-                interop.require_writable(field.name, array, field.shape)
-                whole.append((array, value))
-            else:
-                writes.append((array, interop.prepare(field.name, array, value)))
-        for alias, array in copies:
-            interop.require_writable(alias.name, array, tuple(values[str(alias.of)].shape))
-            writes.append((array, interop.prepare(alias.name, array, values[str(alias.of)])))
-        for array, value in writes:
-            interop.put(array, value)
-        for array, value in whole:
-            interop.overwrite(array, value)
+        copies = [
+            (alias.name, leaves[alias.name], values[str(alias.of)])
+            for alias in self.aliases
+            if alias.of in values and alias.name in leaves
+        ]
+        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves))
 
-    def has_arrays_of(self, other: "Layout") -> bool:
+    def _has_arrays_of(self, other: "Layout") -> bool:
         """Return whether two layouts have arrays of the same names and shapes, whatever their roles."""
         ours, theirs = (
             {field.name: field.shape for field in (*each.fields, *each.buffers, *each.copied, *each.constants)}
@@ -360,9 +351,9 @@ class Layout:
         differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
         return self.partial == other.partial and differ <= own
 
-    def added_buffers(self, base: Float64, delta: Tree) -> Float64:
+    def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""
-        arrays = {field.name: values for field, values in self.pieces(np.zeros(self.size), base)}
+        arrays = {field.name: values for field, values in self._pieces_of(np.zeros(self.size), base)}
         sums = {}
         for matcher in (self._buffer_matcher, self._copied_matcher):
             for name, difference in zip(matcher.names, matcher.find(delta), strict=True):
@@ -370,7 +361,7 @@ class Layout:
         copied = {field.name: sums[field.name].astype(arrays[field.name].dtype) for field in self.copied}
         return self.flatten_buffers({**sums, **copied})
 
-    def constants_of(self, tree: Tree) -> Constants:
+    def _constants_of(self, tree: Tree) -> Constants:
         """Return copies of the constants and the local arrays of a tree."""
         own = (*self.constants, *self.locals)
         if not own:
@@ -378,7 +369,7 @@ class Layout:
         names = {field.name for field in own} if self.partial else None
         return Constants(own, trees.Walk(tree, names, whole=True).leaves)
 
-    def require_parameters(self, what: str) -> None:
+    def _require_parameters(self, what: str) -> None:
         """Raise AffluxError if the layout has no parameter with an element; `what` names the tree in the message."""
         if not self.size:
             names = ", ".join(f"{name} ({role})" for name, role in [*self.roles.items()][:8])

@@ -261,7 +261,7 @@ class TrainingRun:
             values = np.asarray(on_host(delta.get(field.name, 0)))
             if not ((values == 0) | (values != values)).all():  # infinity minus infinity is NaN
                 raise ValueError(f"{field.name} is a constant, and the reply changes it")
-        return None if base.buffers is None else layout.added_buffers(base.buffers, delta)
+        return None if base.buffers is None else layout._added_buffers(base.buffers, delta)
 
     def fail(self, key: str, reason: str = "error") -> None:
         """Record that the client has failed, or will never reply."""

@@ -33,7 +33,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
         try:
-            if server.layout is None or not server.layout.has_arrays_of(Layout.of(arrays, roles=settings.roles)):
+            if server.layout is None or not server.layout._has_arrays_of(Layout.of(arrays, roles=settings.roles)):
                 raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:

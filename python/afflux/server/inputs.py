@@ -70,9 +70,9 @@ class InputAdapter:
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
             layout = layout or Layout._of(params, most=most)
-            layout.require_parameters("[Server] params")
+            layout._require_parameters("[Server] params")
             log_unknown_statistics([field.name for field in layout.buffers])
-            constants, rebuild = layout.constants_of(params), None if layout.partial else rebuilder(params)
+            constants, rebuild = layout._constants_of(params), None if layout.partial else rebuilder(params)
             intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
@@ -186,7 +186,7 @@ class InputAdapter:
         what = f"{whose} buffers"
         if layout.constants and buffers is not None and is_tree(buffers):
             try:
-                self.constants.check(layout.leaves(buffers))
+                self.constants.check(layout._leaves(buffers))
             except Exception as error:
                 raise_if_from_signal(error)
                 unreadable(whose, AffluxError(f"{whose} model: {error}") if isinstance(error, AffluxError) else error)
@@ -256,7 +256,7 @@ class InputAdapter:
             return self._copied("", None, flat)
         arrays = {
             field.name: self._copied(field.name, field.dtype, values)
-            for field, values in self.layout.pieces(
+            for field, values in self.layout._pieces_of(
                 flat, None if version.buffers is None else np.array(version.buffers)
             )
         }

@@ -23,6 +23,7 @@ from afflux.aggregation.streaming import MOST_SQUARES, Streaming
 from afflux.arrays.constants import Constants
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Slot, Vector, Versions
 from afflux.ops.errors import AffluxError, StoreError
@@ -203,12 +204,30 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
-    constants = checkpoints.saved_constants(state)
+    constants = _saved_constants(state)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     if constants is not None:
         adapter.constants.replace(constants)
     aggregator.failure = None
     aggregator.tasks.clear()  # their versions are not versions of the loaded state
+
+
+def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
+    """Return the constants and local arrays of a state that `load` has checked; None if it has none.
+
+    Raises:
+        AffluxError: the array has another size or dtype than its layout says.
+    """
+    data, layout = state["arrays"].get("constants"), state["meta"]["layout"]
+    if data is None or layout is None:
+        return None
+    own = Layout.from_json(layout)
+    constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
+    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
+        found = f"{values.dtype} of shape {values.shape}"
+        raise AffluxError(f"[load_state_dict] constants is {found}, expected uint8 of shape ({constants.nbytes},)")
+    constants.load(values)
+    return constants
 
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
