@@ -44,6 +44,9 @@ class Layout:
     matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
     dotted names are the same to a layout.
 
+    Each array has a role, see `roles` and docs/use-it.md. Names of wrappers, such as DataParallel's `module`, do not
+    count where the exact names do not match.
+
     Every method checks names and shapes before it writes. If a name or a shape is wrong, the method raises an
     `AffluxError`, "[layout] ...", that names the array, and writes nothing.
 
