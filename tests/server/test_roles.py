@@ -150,6 +150,15 @@ def test_loading_changes_no_constant_and_mends_that_of_a_fresh_client():
         server.pull(out=dict(Model().state_dict()) | {"codes": torch.zeros(2, dtype=torch.int32)})
 
 
+def test_the_servers_own_constants_are_not_read(monkeypatch):
+    """A client in the same process may push the memory that it got."""
+    start = {"w": np.zeros(2), "mask": np.array([0.0, -np.inf])}
+    server = Server(fedbuff(buffer_size=1), start, layout=Layout.of(start, roles={"mask": "constant"}))
+    own = server.layout.views(np.ones(2), constants=server._adapter.constants)
+    monkeypatch.setattr("afflux.arrays.constants.np.array_equal", None)
+    assert pushed(server, own).status == "joined"
+
+
 def test_constants_survive_a_state_and_a_store(tmp_path):
     server = Server(fedbuff(buffer_size=1), Model())
     state = server.state_dict()

@@ -51,7 +51,8 @@ def assemble(
     draft = versions.take()
     bad = adapter.ingest("[Server] params", parts, draft.buffer).first_nonfinite
     if bad is not None:
-        raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}")
+        hint = "" if adapter.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
+        raise AffluxError(f"[Server] params has a non-finite value at index {bad}{adapter.place(bad)}{hint}")
     buffers = adapter.flat_buffers("[Server] params", params)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
