@@ -200,6 +200,12 @@ class Matcher:
             and all(_is_one(tree, alias.name, self.names[place]) for alias, place in self._copies)
         ):
             return
+        if type(tree) in (dict, OrderedDict) and all(
+            (memory := interop.memory_of(tree.get(alias.name))) is not None
+            and memory == interop.memory_of(tree.get(self.names[place]))
+            for alias, place in self._copies
+        ):
+            return
         leaves = self.leaves(tree)
         for alias, place in self._copies:
             copy, array = leaves.get(alias.name), leaves.get(self.names[place], arrays[place])
