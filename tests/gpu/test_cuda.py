@@ -309,7 +309,8 @@ def suites(env, plugin, selection):
 class TestEmulated:
     def test_every_operation_gives_the_bits_of_the_cpu(self, environment):
         told = json.loads(run(sys.executable, found("emulated.py"), **environment))
-        assert told == {name: digest for name, digest in GOLDEN.items() if name not in ["order_version", *RULES]}
+        apart = ["order_version", "statistics", *RULES]  # statistics are on the host
+        assert told == {name: digest for name, digest in GOLDEN.items() if name not in apart}
 
     @pytest.mark.parametrize("arrays", ["cupy", *soak("torch")])
     def test_every_rule_does(self, environment, arrays):

@@ -172,12 +172,11 @@ def test_what_lies_elsewhere(moved, vectors):
         here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0, copy=False)
     with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on the CPU, expected cuda:0"):
         there.push(client=1, **{there.rule.kind: vectors[1]}, version=0, copy=False)
-    with pytest.raises(AffluxError, match=r"client 1's update: \[ingest\] update is strided"):
-        there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0)
+    assert there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0).status == "joined"
     with pytest.raises(AffluxError, match=r"in place \(copy=False\): it is of another library than params"):
         server = Server(fedbuff(), moved(vectors[0][:5]))
         server.push(client=1, **{server.rule.kind: OfAnotherLibrary()}, version=0, copy=False)
-    assert (here.counts["refused"], there.counts["refused"]) == (2, 2)
+    assert (here.counts["refused"], there.counts["refused"]) == (2, 1)
     with pytest.raises(AffluxError, match=r"\[Server\] params is on several devices: a on cuda:0, b on the CPU"):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
 

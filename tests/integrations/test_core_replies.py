@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from afflux import Join, Server
+from afflux import AffluxError, Join, Server
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings
@@ -157,3 +157,52 @@ def test_a_rule_of_ones_own_says_that_it_weighs_by_examples():
     assert not weighs_by_examples(rule)  # nothing says so
     weigh.needs = Needs(examples=True)
     assert weighs_by_examples(rule)
+
+
+ROLES = {"mask": "constant", "n": "local", "key": "copied", "mean": "statistic"}
+
+
+def with_roles():
+    """A model of arrays in every role, without names that say so."""
+    return {
+        "w": np.zeros(2, np.float32),
+        "mean": np.zeros(2),
+        "mask": np.array([0.0, -np.inf], np.float32),
+        "key": np.array([2**62 + 1, 5]),
+        "n": np.array([7]),
+    }
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_replies_of_models_with_roles(delta, tmp_path):
+    """What goes out has all names; a difference of a constant is refused, that of a copied array is added."""
+    settings = RunSettings(roles=ROLES, store=tmp_path / "store")
+    run = TrainingRun(fedbuff(buffer_size=1), with_roles(), settings, num_clients=4)
+    sent = run.versions.of(run.server.pull())
+    assert list(sent) == list(with_roles())
+    for name, array in with_roles().items():
+        assert (sent[name].dtype, sent[name].tolist()) == (array.dtype, array.tolist())
+    reply = {"w": np.ones(2, np.float32), "mean": np.ones(2), "mask": sent["mask"], "key": np.array([2**62 + 3, 4])}
+    if delta:
+        with np.errstate(invalid="ignore"):
+            reply = {name: array - with_roles()[name] for name, array in reply.items()}
+    bad = reply | {"mask": np.array([1.0, -np.inf])}
+    for client, arrays, status in ((1, bad, "faulty"), (2, reply, "joined")):
+        run.sent("a", run.assign(client))
+        receipt = run.receive("a", lambda arrays=arrays: Trained(arrays, delta=delta))
+        assert receipt.status == status
+        assert ("mask" in receipt.reason) is (status == "faulty")
+    made = run.versions.copied(run.server.pull())
+    assert (made["w"].tolist(), made["mean"].tolist(), made["n"].tolist()) == ([1, 1], [1, 1], [7])
+    assert (made["key"].tolist(), made["mask"].tolist()) == ([2**62 + 3, 4], [0.0, -np.inf])
+    run.close({})
+    again = TrainingRun(fedbuff(buffer_size=1), with_roles(), settings, num_clients=4)
+    assert again.server.layout.roles["n"] == "local"
+    again.close()
+
+
+def test_wrong_roles_are_refused():
+    with pytest.raises(AffluxError, match=r"roles is \['w'\], must be "):
+        RunSettings(roles=["w"])
+    with pytest.raises(AffluxError, match="roles has 'v', which matches no array"):
+        TrainingRun(fedbuff(), with_roles(), RunSettings(roles={"v": "local"}), num_clients=4)

@@ -244,6 +244,20 @@ def rule(name, num_threads):
     return digest.hexdigest()
 
 
+def model_statistics(num_threads):
+    """Buffers of a model after rounds of rules of each kind, with unequal and with equal weights."""
+    digest = hashlib.sha256()
+    values = np.abs(vectors(8, 12, 65536 + 33)).astype(np.float64)
+    for name in ("fedavg", "fedbuff", "fedasync"):
+        tree = [{"w": v[:9].astype(np.float32), "running_var": v} for v in values]
+        server = Server(RULES[name](), tree[11], num_threads=num_threads)
+        for client in range(2 * server.rule.buffer_size):
+            pushed = tree[client % 11]
+            server.push(client=client, version=server.version, model=pushed, num_examples=1 + client % 3)
+        digest.update(server.pull().buffers.tobytes())
+    return digest.hexdigest()
+
+
 def weights():
     """The weighing laws over many stalenesses."""
     laws = [staleness.Polynomial(a / 2) for a in range(6)] + [staleness.Hinge(), staleness.Hinge(0.3, 2.5)]
@@ -267,7 +281,8 @@ def operation_parts(num_threads):
 
 def parts(num_threads):
     """Name and digest of each part."""
-    return operation_parts(num_threads) | {name: rule(name, num_threads) for name in RULES}
+    rules = {name: rule(name, num_threads) for name in RULES}
+    return operation_parts(num_threads) | {"statistics": model_statistics(num_threads)} | rules
 
 
 if __name__ == "__main__":

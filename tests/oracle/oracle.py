@@ -14,7 +14,7 @@ from papers import ROUNDS, VECTORS, f64, hinge, polynomial, start
 
 __all__ = [
     "EPS", "ROUNDS", "TINY32", "U32", "VECTORS", "bfloat16", "cached_difference", "combine", "direction", "f64",
-    "hinge", "next_memories", "ordered_sum", "polynomial", "rounded_bound", "start", "step", "sum_bound",
+    "hinge", "next_memories", "ordered_sum", "polynomial", "rounded_bound", "start", "statistics", "step", "sum_bound",
 ]  # fmt: skip
 
 EPS = 2.0**-53
@@ -142,3 +142,24 @@ def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_sc
             new.append(big)
         return [a.astype(params.dtype) for a in (x + lr * m / (np.sqrt(big) * root_scale + epsilon), *new)]
     return [a.astype(params.dtype) for a in (x + lr * move, *new)]
+
+
+def statistics(kind, server, clients, weights, lr=1.0):
+    """The statistics after a round: those of the accepted arrivals, by their final weights, with shares that are never
+    negative; an element in which all agree stays. `clients` and `weights` are those of the accepted.
+    """
+    server, clients, weights = f64(server), [f64(client) for client in clients], f64(weights)
+    if not clients:
+        return server
+    total = ordered_sum(weights)
+    shares, own = weights, 0.0
+    if total <= 0 or weights.min() < 0:
+        shares = np.full(len(clients), 1 / len(clients))
+    elif kind == "model":
+        own = max(0.0, 1 - lr * total)
+        shares = lr * weights if own > 0 else weights / total
+    else:
+        shares = weights / total
+    mean = own * server + ordered_sum(share * client for share, client in zip(shares, clients, strict=True))
+    agree = np.all([client == server for client in clients], axis=0)
+    return np.where(agree, server, mean)

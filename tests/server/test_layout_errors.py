@@ -15,12 +15,12 @@ from afflux.rules import fedbuff
         ({"w": np.ones(2), "b": None}, "the tree lacks b$"),
         ({"w": np.ones(2), "b": np.ones(1), "z": np.ones(1), "y": np.ones(1)}, "the tree holds y, z, which"),
         (
-            {"module.w": np.ones(2), "module.b": np.ones(1)},
-            "the tree lacks w, b; .* which the layout does not: give the module that is wrapped, its attribute module$",
+            {"module.w": np.ones(2), "w": np.ones(2), "b": np.ones(1)},
+            "(module.w and w|w and module.w) are both called w without wrappers$",
         ),
         (
-            {"module.w": np.ones(2), "b": np.ones(1)},
-            "the tree lacks w; the tree holds module.w, which the layout does not$",
+            {"other.w": np.ones(2), "b": np.ones(1)},
+            "the tree lacks w; the tree holds other.w, which the layout does not$",
         ),
         ({"w": np.ones((2, 1)), "b": np.ones(1)}, r"w has shape \(2, 1\), the layout has \(2,\)"),
         ({"w": np.ones(2), "b": np.ones(())}, r"b has shape \(\), the layout has \(1,\)"),

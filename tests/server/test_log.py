@@ -112,7 +112,7 @@ def test_a_fault_is_recorded_and_the_server_goes_on():
         (dict(client=7, version=0, client_lr=-1.0), "client 7's client_lr is -1.0", (7, 0)),
         (dict(client=7, version=0, local_steps=0.5), "client 7's local_steps is 0.5", (7, 0)),
         (dict(client=7, version=0, update=np.ones(2)), "has 2 elements", (7, 0)),
-        (dict(client=7, version=0, update=np.ones(2 * D)[::2]), "is strided", (7, 0)),
+        (dict(client=7, version=0, update=np.ones(2 * D, np.int64)[::2]), "is strided", (7, 0)),
         (dict(client=7, version=0, update=vector(np.inf)), "non-finite value at index 0", (7, 0)),
         (dict(client=7, version=0, update="model"), "is a str, expected an array", (7, 0)),
         (dict(client=9, version=0), "would be number 3, but num_clients is 2", (9, 0)),

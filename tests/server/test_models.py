@@ -61,20 +61,20 @@ def test_a_gradient_tree_needs_no_buffers_in_it():
 
 
 def test_buffers_are_averaged_over_the_accepted():
-    """The plain mean, whatever the weights: running means 1, 2 and 6, counters 10, 10 and 25."""
+    """With the rule's weights, here the numbers of examples: running means 1, 2 and 6, counters 10, 10 and 25."""
     server = Server(fedavg(buffer_size=3), module())
-    pushed = [with_statistics(seed, count) for seed, count in ((1, 10), (2, 10), (6, 25))]
+    pushed = [with_statistics(seed, count) for seed, count in ((1, 10), (2, 10), (6, 26))]
     for client, model in enumerate(pushed):
-        server.push(client=client, update=parameters(model), version=0, num_examples=1 + 100 * client, buffers=model)
+        server.push(client=client, update=parameters(model), version=0, num_examples=(1, 2, 5)[client], buffers=model)
     pulled = server.pull()
     # running_mean, running_var, num_batches_tracked
-    assert pulled.buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [15.0]
+    assert pulled.buffers.tolist() == [4.375] * 4 + [1.0] * 4 + [20.0]
     with pytest.raises(ValueError, match="cannot set WRITEABLE"):
         pulled.buffers.flags.writeable = True
     mine = module(9)
     assert server.pull(out=mine) == 1
-    assert mine[1].running_mean.tolist() == [3.0] * 4
-    assert mine[1].num_batches_tracked.item() == 15
+    assert mine[1].running_mean.tolist() == [4.375] * 4
+    assert mine[1].num_batches_tracked.item() == 20
     assert bits(parameters(mine)) == bits(server.params)
 
 

@@ -155,7 +155,7 @@ def test_stored_errors_hold_neither_slots_nor_versions():
     server, errors = made(max_slots=2, max_versions=3), []
     for turn in range(6):
         task = server.checkout(turn)
-        for vector in (ones(np.nan), np.ones(2 * D, np.float32)[::2], np.ones(D, np.int32)):
+        for vector in (ones(np.nan), np.ones(2 * D, np.complex64)[::2], np.ones(D, np.int32)):
             try:
                 server.push(task=task, model=vector, timeout=0)
             except AffluxError as error:

@@ -98,6 +98,25 @@ def test_a_module_is_copied():
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_roles_of_a_simulation():
+    """spectral_norm's vectors are copied, whole, unless roles say more; no array is a client's own."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+    made = simulation(module, arrivals=2, rules="fedbuff:buffer_size=2")
+    made.task = replace(made.task, roles={"1.running_mean": "constant"})
+    seen = []
+    evaluate = made.task.evaluate
+    made.task = replace(made.task, evaluate=lambda model: (seen.append(copy.deepcopy(model)), evaluate(model))[1])
+    made.run()
+    last = seen[-1].state_dict()
+    for name in ("_u", "_v"):
+        assert abs(last[f"2.parametrizations.weight.0.{name}"].norm().item() - 1) < 1e-6
+    assert not last["1.running_mean"].any()
+    assert last["1.running_var"].ne(1).all()
+    made.task = replace(made.task, roles={"1.*": "local"})
+    with pytest.raises(ConfigError, match=r"1\.weight is local, and a simulation keeps no arrays of single clients"):
+        made.run()
+
+
 def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
     made = simulation(arrivals=3, rules="fedbuff:buffer_size=3:staleness=constant")
     seen = []

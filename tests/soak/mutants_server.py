@@ -41,10 +41,20 @@ SERVER = {
         "round_counts = state.round_counts",
         "test_progress.py",
     ),
-    "round: buffers are weighted": (
-        "ones = np.array([float(yes) for yes in accepted(weights)])",
-        "ones = weights.vectors",
-        "test_models.py",
+    "round: a negative weight weighs statistics": (
+        "plain = not total > 0 or min(weights) < 0",
+        "plain = not total > 0",
+        "test_statistics.py",
+    ),
+    "round: statistics on which all agree are computed": (
+        "np.copyto(out[:count], current[:count], where=same)",
+        "pass",
+        "test_statistics.py",
+    ),
+    "layout: a constant is not compared": (
+        "if other.ctypes.data == own.ctypes.data or np.array_equal(other, own):",
+        "if True:",
+        "test_roles.py",
     ),
     "server: a failing rule loses the buffer": (
         "        prepared = prepare(self.rule",
@@ -287,8 +297,8 @@ SERVER = {
         "test_limits.py",
     ),
     "layout: tied names are part of its identity": (
-        'for name, value in fact.items() if name != "tied"}',
-        "for name, value in fact.items()}",
+        '"others": others, "nesting": nesting}',
+        '"others": others, "nesting": layout["nesting"]}',
         "test_layout.py",
     ),
     "streaming: the sum so far is left out": (

@@ -212,7 +212,9 @@ STATELESS = {
         calibrate=_just(calibration.NONE),
         step=_just(optimizers.Sgd()),
     ),
-    "Layout.of": _function(Layout.of, tree=tree, select=_just(["w", "b"]), buffers=_just(["b"])),
+    "Layout.of": _function(
+        Layout.of, tree=tree, select=_just(["w", "b"]), buffers=_just(["b"]), roles=_just({"b": "statistic"})
+    ),
     "Layout.from_json": _function(Layout.from_json, data=lambda rng: Layout.of(TREE).to_json()),
     "Layout.parts": _function(Layout.of(TREE).parts, tree=tree),
     "Layout.arrays": _function(Layout.of(TREE).arrays, tree=tree),

@@ -60,6 +60,7 @@ class Admission:
         self.duplicates = duplicates
         self.max_staleness = max_staleness
         self.limits = limits
+        self.averaged: int | None = None  #: the number of the model's buffers that are averaged; None: all
         self.state = first
         self.flush_after = flush_after  #: seconds; None: no limit
         self.reporting = reporting  #: whether reports of steps are kept until `next_report`
@@ -184,6 +185,7 @@ class Admission:
             self.limits,
             state.norms,
             self.fact_names,
+            self.averaged,
         )
 
     def record(

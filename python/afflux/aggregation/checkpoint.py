@@ -22,6 +22,7 @@ from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
+from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import ClientId, Facts, Float64, Rule, Scalars, names_of_facts
@@ -190,11 +191,6 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
         raise AffluxError(f"[load_state_dict] the state is damaged: {type(error).__name__}: {error}") from error
 
 
-def _without_tied(fact: object) -> object:
-    """Return a layout without the names of tied arrays, which depend on the model's source; other facts as they are."""
-    return {name: value for name, value in fact.items() if name != "tied"} if isinstance(fact, dict) else fact
-
-
 class _Loader:
     """A reader of the parts of one state. Each part is checked against the others and against the server."""
 
@@ -202,7 +198,8 @@ class _Loader:
         meta, self._arrays = state["meta"], state["arrays"]
         version = meta["format"] if is_int(meta["format"]) and meta["format"] in LOADABLE else FORMAT
         for name, ours in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
-            if _without_tied(meta[name]) != _without_tied(ours):
+            theirs = meta[name]
+            if (comparable(theirs) != comparable(ours)) if name == "layout" else theirs != ours:
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
         self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]

@@ -42,7 +42,9 @@ class Pulled:
 
     params: Params  #: (d,)
     version: int
-    buffers: Float64 | None = None  #: the model's buffers (BatchNorm statistics), flat; None: the model has none
+    #: the model's buffers, flat: statistics, such as those of BatchNorm, then the 32-bit words of copied arrays; None:
+    #: the model has none
+    buffers: Float64 | None = None
 
 
 class Report(Struct, frozen=True, eq=False):

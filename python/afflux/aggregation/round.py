@@ -20,11 +20,11 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
+from afflux.aggregation.statistics import mixed_buffers
 from afflux.aggregation.streaming import Term, combine
 from afflux.aggregation.weighing import decide
-from afflux.arrays.interop import first_beyond, frozen, immutable_copy
+from afflux.arrays.interop import first_beyond, frozen
 from afflux.arrays.pools import Draft, Slot, Vector
-from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
 
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
@@ -44,6 +44,7 @@ class RoundStart(Struct, frozen=True, eq=False):
     limits: Limits  #: the limits of the server
     norms: tuple[float, ...]  #: of arrivals of earlier rounds, oldest first, for `ServerOptions.clip_norms`
     fact_names: tuple[str, ...]  #: the names of `Arrivals.facts`
+    averaged: int | None  #: the number of the model's buffers that are averaged; None: all
 
 
 class LentVectors(NamedTuple):
@@ -59,6 +60,7 @@ class LentVectors(NamedTuple):
     ordered: list[PendingArrival]
     weights: Weights
     max_abs: float
+    averaged: int | None  #: as `RoundStart.averaged`
 
     def bad(self, slots: Sequence[Slot]) -> dict[int, str]:
         """Return the problem of each vector, by index, that has a non-finite value or a value beyond max_abs.
@@ -152,7 +154,7 @@ class Round:
         mix = ops.Combine(self.slots, weights.vectors, params_weight(lent.rule.kind, weights.vectors))
         sweep = replace(self.sweep, combine=mix)
         ops.apply(sweep, num_threads=num_threads, done=sound, checksums=self.checksums)
-        self.buffers = mixed_buffers(lent.rule, lent.current, lent.ordered, sweep, weights)
+        self.buffers = _buffers_of(lent.rule, lent.current, lent.averaged, lent.ordered, sweep, weights)
         force_setattr(self.report, "weights", weights.vectors)
         force_setattr(self.report, "rejected", reasons(weights))
 
@@ -234,14 +236,16 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         len(ordered) * before.slot_bytes,
         decision.clips,
     )
-    buffers = mixed_buffers(rule, before.current, ordered, sweep, weights)
+    buffers = _buffers_of(rule, before.current, before.averaged, ordered, sweep, weights)
     pending = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
     if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
         pending.checked = checked
     if terms:
         pending.terms = sorted([term for term in terms if term.slot is not None], key=attrgetter("place"))
     if lent:
-        pending.lent = LentVectors(tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs)
+        pending.lent = LentVectors(
+            tuple(lent), rule, before.current, ordered, weights, before.limits.max_abs, before.averaged
+        )
     return pending
 
 
@@ -322,28 +326,12 @@ def freeze(
     return arrivals, joins
 
 
-def mixed_buffers(
-    rule: Rule, current: Pulled, ordered: list[PendingArrival], sweep: ops.Pass, weights: Weights
+def _buffers_of(
+    rule: Rule, current: Pulled, averaged: int | None, ordered: list[PendingArrival], sweep: ops.Pass, weights: Weights
 ) -> Float64 | None:
-    """Return the model's buffers after the round.
-
-    For rules of kind `model` they are mixed like the params (FedAsync's authors). For other rules they are the mean
-    over the accepted arrivals (FADAS's authors). If all arrivals are rejected, they do not change.
-    """
+    """Return the model's buffers after the round."""
     if current.buffers is None:
         return None
+    lr = sweep.step.lr if isinstance(sweep.step, ops.Sgd) else 1.0  # no optimizer changes buffers
     vectors = [w.buffers for w in ordered]
-    out = np.empty_like(current.buffers)
-    if rule.kind == "model":
-        mix = ops.Combine(vectors, weights.vectors, sweep.combine.params_weight)
-        # No optimizer changes buffers.
-        step = sweep.step if isinstance(sweep.step, ops.Sgd) else ops.Sgd()
-        ops.apply(ops.Pass(current.buffers, out, mix, step=step), num_threads=1)
-    else:
-        ones = np.array([float(yes) for yes in accepted(weights)])
-        count = ordered_sum(ones)
-        if count == 0:
-            return current.buffers
-        zeros = np.zeros(out.size)
-        ops.apply(ops.Pass(zeros, out, ops.Combine(vectors, ones), step=ops.Sgd(1.0 / count)), num_threads=1)
-    return immutable_copy(out)
+    return mixed_buffers(rule.kind, current.buffers, vectors, weights.vectors, accepted(weights), lr, averaged)

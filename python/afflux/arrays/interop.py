@@ -47,9 +47,23 @@ def kind_of(name: str, array: Array) -> str:
     kind = type_of(name, array)
     if kind not in REAL:
         raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
-    if is_torch(array) and (str(array.layout) != "torch.strided" or array.is_meta):
-        raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+    if is_torch(array):
+        if str(array.layout) != "torch.strided" or array.is_meta:
+            raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
+        if type(array).__module__ not in ("torch", "torch.nn.parameter"):
+            _require_memory(name, array)
     return kind
+
+
+def _require_memory(name: str, array: Array) -> None:
+    """Raise AffluxError for a tensor of a class that only wraps other tensors, as of DTensor and of torchao."""
+    cls = type(array)
+    call = "full_tensor" if hasattr(cls, "full_tensor") else "dequantize"
+    if call == "full_tensor" or hasattr(cls, "__tensor_flatten__"):
+        raise AffluxError(
+            f"[layout] {label(name)} is a {cls.__name__}, which holds no memory of its own: give the result of its "
+            f"{call}()"
+        )
 
 
 def is_masked(array: Array) -> bool:
@@ -83,6 +97,38 @@ _NUMPY: frozenset[type] = frozenset({np.ndarray})
 @cache
 def _with_torch(*classes: type) -> frozenset[type]:
     return _NUMPY | frozenset(classes)
+
+
+def memory_of(array: Array) -> object:
+    """Return what is equal for two torch tensors if they are the same elements of the same memory; None for other
+    arrays, and for tensors without memory or elements.
+    """
+    if not is_torch(array) or str(array.layout) != "torch.strided" or not array.numel():
+        return None
+    try:
+        place = array.data_ptr()
+    except Exception as error:  # a tensor without memory
+        raise_if_from_signal(error)
+        return None
+    return (place, array.dtype, array.device, array.shape, array.stride()) if place else None
+
+
+def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an array of any dtype, (nbytes,), in the order of its elements and in this machine's byte
+    order. An array that is contiguous on the host is not copied.
+    """
+    if is_torch(array):
+        import torch
+
+        own = array.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+        flat: npt.NDArray[np.uint8] = own.view(torch.uint8).numpy()
+        return flat
+    values = _as_numpy(name, array)
+    if is_masked(array):
+        raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
+    if values.dtype.hasobject:
+        raise AffluxError(f"[layout] {label(name)} is an array of objects, whose bytes are no values")
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("=")).reshape(-1).view(np.uint8)
 
 
 def is_cupy(array: Array) -> bool:
@@ -178,6 +224,35 @@ def ready(name: str, array: Array) -> Array:
     return values if values.flags.aligned else values.copy()
 
 
+def check_flat(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -> None:
+    """Check a flat vector that a caller passes. Without `dtypes`, the vector must be float32 or float64."""
+    dtypes = dtypes or (np.float32, np.float64)
+    expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
+    if on_gpu(vector):
+        kind, shape = kind_of(name, vector), tuple(vector.shape)
+        if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
+            raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
+        return
+    if not isinstance(vector, np.ndarray) or is_masked(vector):
+        raise AffluxError(f"[layout] {name} is a {type(vector).__name__}, expected a NumPy array of {expected}")
+    if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:
+        strided = "" if vector.flags.c_contiguous else "strided "
+        raise AffluxError(f"[layout] {name} is {strided}{vector.dtype} of shape {vector.shape}, expected {expected}")
+
+
+def readable_copy(array: Array) -> Array | None:
+    """Return a copy of a flat vector that the engine cannot read as it is: strided, unaligned or byte-swapped, or with
+    torch's negative bit; None for any other object.
+    """
+    if isinstance(array, np.ndarray):
+        flags, native = array.flags, array.dtype.isnative
+        if is_masked(array) or (flags.c_contiguous and flags.aligned and native):
+            return None
+    elif not is_torch(array) or (array.is_contiguous() and not array.is_neg()):
+        return None
+    return ready("the vector", array) if type_of("the vector", array) in FLOATS else None
+
+
 def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
     """Write arrays that are `ready` one after the other into a flat vector, converting to its dtype."""
     if not on_gpu(out):
@@ -193,13 +268,14 @@ def with_names(error: Exception, names: Sequence[str]) -> str:
     return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
 
 
-def prepare(name: str, array: Array, values: Array) -> Array:
-    """Return the values that `put` may write into `array`: `values`, rounded half to even for integers.
+def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = None) -> None:
+    """Check that `put` or `overwrite` may write values into the array, of this shape if it is given.
 
     Raises:
-        AffluxError: the array cannot be written, or its integers cannot hold the values.
+        AffluxError: the array has another shape, or cannot be written.
     """
-    kind = kind_of(name, array)
+    if shape is not None and tuple(array.shape) != shape:
+        raise AffluxError(f"[layout] {label(name)} has shape {tuple(array.shape)}, the layout has {shape}")
     if is_torch(array):
         expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
         if expanded and array.numel():
@@ -211,6 +287,26 @@ def prepare(name: str, array: Array, values: Array) -> Array:
         )
     elif isinstance(array, np.ndarray) and not array.flags.writeable:
         raise AffluxError(f"[layout] {label(name)} is read-only")
+
+
+def overwrite(array: Array, values: Array) -> None:
+    """Write values of any dtype into an array that `require_writable` has checked."""
+    if is_torch(array):
+        array.detach().copy_(as_torch(values))
+    elif is_cupy(array):
+        array.set(np.asarray(on_host(values), array.dtype))
+    else:
+        np.copyto(array, np.asarray(on_host(values)), casting="unsafe")
+
+
+def prepare(name: str, array: Array, values: Array) -> Array:
+    """Return the values that `put` may write into `array`: `values`, rounded half to even for integers.
+
+    Raises:
+        AffluxError: the array cannot be written, or its integers cannot hold the values.
+    """
+    kind = kind_of(name, array)
+    require_writable(name, array)
     if kind in FLOATS:
         return values
     low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))

@@ -1,21 +1,26 @@
 """The layout of a model's arrays in one flat vector. Buffers, such as BatchNorm statistics, form a second vector."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from afflux.arrays import fields as places
 from afflux.arrays import interop, trees
+from afflux.arrays.constants import Constants
+from afflux.arrays.fields import Alias, Field, Role, from_words, to_words, write_all
 from afflux.arrays.interop import Array
-from afflux.arrays.matching import Found, Matcher, listed
+from afflux.arrays.libraries import is_keras, keras_variables
+from afflux.arrays.matching import Found, Matcher
+from afflux.arrays.modules import is_module, is_read_by_state_dict
+from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_ELEMENTS, Dtype, as_text, brief, one_dtype_of, reads
+from afflux.ops.validation import Dtype, brief, one_dtype_of, reads
 
 Float64 = npt.NDArray[np.float64]
 #: A flat vector of parameters: NumPy's float32 or float64, or torch's or CuPy's on a GPU.
@@ -25,23 +30,8 @@ Flat = Any
 Tree = Any
 
 _PARAMS_DTYPE = one_dtype_of("float32", "float64")
-#: The names of buffers in torch's normalisation layers.
-_STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """The place of one array in its flat vector: that of the parameters, or that of the buffers."""
-
-    name: str  #: dotted path, as "encoder.0.weight"; empty if the tree is a single array
-    shape: tuple[int, ...]
-    start: int
-    dtype: str | None = None  #: of a buffer, so that a counter becomes an integer again; None for parameters
-
-    @property
-    def stop(self) -> int:
-        """One past the last element."""
-        return self.start + prod(self.shape)
+#: The largest magnitude of a statistic: the default of `ServerOptions.max_abs`.
+_MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +43,9 @@ class Layout:
     bfloat16, float32, float64, integers or bools. They have the order of the tree. A tree that is passed later is
     matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
     dotted names are the same to a layout.
+
+    Each array has a role, see `roles` and docs/use-it.md. Names of wrappers, such as DataParallel's `module`, do not
+    count where the exact names do not match.
 
     Every method checks names and shapes before it writes. If a name or a shape is wrong, the method raises an
     `AffluxError`, "[layout] ...", that names the array, and writes nothing.
@@ -70,42 +63,64 @@ class Layout:
     """
 
     fields: tuple[Field, ...]  #: the parameters, in the order of their flat vector (size,), float32 or float64
-    buffers: tuple[Field, ...]  #: the rest, in the order of a flat vector (buffers_size,), float64 for exact counters
-    nesting: trees.Node  #: how `views` nests
+    #: the statistics, in the order of a flat vector (buffers_size,), float64 for exact counters
+    buffers: tuple[Field, ...]
+    #: how trees are nested, with all names that they carry
+    nesting: trees.Node = dataclasses.field(compare=False)
     partial: bool = False  #: made with `select`: arrays of a tree under other names are ignored
-    #: further names of some of these arrays in a module's state_dict. They are ignored, and not compared
-    tied: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    #: copied arrays, whose bytes follow the statistics in the vector of buffers, a float64 for each 32 bits
+    copied: tuple[Field, ...] = ()
+    constants: tuple[Field, ...] = ()  #: arrays in neither vector that never change
+    #: arrays in neither vector that each client has for itself
+    locals: tuple[Field, ...] = dataclasses.field(default=(), compare=False)
+    #: further names of some of these arrays, as of tied weights. Equal copies may be pushed
+    aliases: tuple[Alias, ...] = dataclasses.field(default=(), compare=False)
+    #: whether a push needs more than the parameters: it has statistics, copied arrays or constants
+    apart: bool = dataclasses.field(init=False, repr=False, compare=False)
+    _nesting_of_arrays: trees.Node = dataclasses.field(init=False, repr=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _copied_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))
+        arrays = {field.name for field in (*self.fields, *self.buffers, *self.copied, *self.constants)}
+        object.__setattr__(self, "_nesting_of_arrays", trees.pruned(self.nesting, arrays))
         object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
         object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
+        object.__setattr__(self, "_copied_matcher", self._matcher_of(self.copied))
 
     @classmethod
-    def of(cls, tree: Tree, select: Select | None = None, *, buffers: Collection[str] | None = None) -> "Layout":
+    def of(
+        cls,
+        tree: Tree,
+        select: Select | None = None,
+        *,
+        buffers: Collection[str] | None = None,
+        roles: Roles | None = None,
+    ) -> "Layout":
         """Return the layout of a tree, or of a part of it.
 
         Args:
-            tree: the model. Tied parameters of a torch module count once, under their first name; its non-persistent
-                buffers do not count. A state_dict that is passed later may hold tied ones under all of their names.
+            tree: the model. Tied arrays of a torch module, and torch tensors that share their memory, count once, under
+                their first name; the others are aliases. A module's non-persistent buffers do not count.
             select: the arrays that the layout holds; None: all. Trees that are passed later need only these; the other
                 arrays of a tree are ignored. So whole models can be pushed, and `load` writes only the selected arrays.
-                "trainable" selects the torch tensors that require grad, such as LoRA's adapters or an unfrozen head. It
-                also selects the buffers of every module that directly holds such a tensor: the statistics of a
+                "trainable" selects the torch tensors that require grad, such as LoRA's adapters or an unfrozen head,
+                and all buffers except those of modules whose own parameters are all frozen: the statistics of a
                 BatchNorm whose weight is trained, but not those of a frozen one. It selects all arrays of other
                 libraries. A collection of dotted names selects the parameters and buffers of these names. A function
                 (name, array) -> bool is called for every parameter and buffer, and selects those for which it returns
                 True.
-            buffers: the names of all arrays that are buffers. By default they are the buffers that a torch module
-                registers. In other trees they are integers and bools, arrays whose last name is running_mean,
-                running_var or num_batches_tracked, and all arrays under a key "batch_stats".
+            buffers: the names of all arrays that are statistics; no others then are.
+            roles: roles by patterns of names, as {"bn.*": "local"}; the first pattern that matches a name counts. See
+                `fields.Role` for the roles, and docs/use-it.md for the defaults.
 
         Raises:
             AffluxError: an element of the tree is not an array, two arrays have one name, a dtype is not listed above,
-                `select` or `buffers` has an unknown name, or no parameter is selected.
+                `select`, `buffers` or `roles` has an unknown name, or no parameter is selected.
 
-        Cost: no array is read.
+        Cost: buffers of unknown names are read once; no other array is.
 
         >>> Layout.of([np.ones(3), np.ones(2)], buffers=["1"]).size
         3
@@ -113,13 +128,50 @@ class Layout:
         >>> head = Layout.of(model, select=["head.w"])
         >>> head.flatten(model).tolist()
         [1.0, 1.0]
+        >>> Layout.of(model, roles={"head.*": "local"}).roles
+        {'body.w': 'trained', 'head.w': 'local'}
         """
-        walk = _walked(tree)
-        chosen = _buffers_of(walk) if buffers is None else _named(buffers, walk.leaves)
-        kept = walk.leaves.keys() if select is None else selected(walk.leaves, chosen, select)
-        placed = _fields_of(walk, kept, chosen)
-        nesting = walk.node if select is None else trees.pruned(walk.node, kept)
-        return cls(placed[False], placed[True], nesting, select is not None, _tied(walk) if select is None else ())
+        return cls._of(tree, select, buffers, roles)
+
+    @classmethod
+    @reads("[layout] tree")
+    def _of(
+        cls,
+        tree: Tree,
+        select: Select | None = None,
+        buffers: Collection[str] | None = None,
+        roles: Roles | None = None,
+        most: float = _MOST,
+    ) -> "Layout":
+        """Return the layout as `of`. Buffers with a value beyond `most` are constants."""
+        walk = trees.Walk(tree, whole=True)
+        chosen = None if buffers is None else named_buffers(buffers, walk.leaves)
+        of_arrays = roles_of(walk, roles, chosen)
+        arrays = {name: array for name, array in walk.leaves.items() if of_arrays[name] != "alias"}
+        if select is not None:
+            aside = {name for name in arrays if of_arrays[name] != "trained"}
+            names = selected(arrays, aside, select)
+            arrays = {name: array for name, array in arrays.items() if name in names}
+        require_averages(arrays, of_arrays, declared_names(walk, roles, chosen), most)
+        fields, statistics, copied, constants, own = places.fields_of(arrays, of_arrays)
+        aliases = tuple(
+            Alias(name, first) for name, first in walk.aliases.items() if of_arrays[name] == "alias" and first in arrays
+        )
+        aliases += tuple(Alias(name, first, False) for name, first in walk.synonyms.items() if first in arrays)
+        carried = arrays.keys() | {alias.name for alias in aliases}
+        nesting = walk.node if select is None else trees.pruned(walk.node, carried)
+        return cls(fields, statistics, nesting, select is not None, copied, constants, own, aliases)
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The role of each array by name, further names included."""
+        fields = (*self.fields, *self.buffers, *self.copied, *self.constants, *self.locals)
+        return {field.name: field.role for field in fields} | dict.fromkeys(self.tied, "alias")
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The further names of arrays."""
+        return tuple(alias.name for alias in self.aliases if alias.carried)
 
     @property
     def size(self) -> int:
@@ -128,7 +180,12 @@ class Layout:
 
     @property
     def buffers_size(self) -> int:
-        """The number of elements of the flat vector of buffers."""
+        """The number of elements of the flat vector of buffers: of the statistics, and of the copied arrays."""
+        return self.copied[-1].stop if self.copied else self.averaged_size
+
+    @property
+    def averaged_size(self) -> int:
+        """The number of elements of the statistics."""
         return self.buffers[-1].stop if self.buffers else 0
 
     def parts(self, tree: Tree) -> list[Array]:
@@ -149,24 +206,37 @@ class Layout:
         >>> w is gradients["w"] and b is gradients["b"]
         True
         """
-        return self._parameter_matcher.ready(tree)
+        return self._equal(tree, self._parameter_matcher.ready(tree), self._parameter_matcher)
 
     def _found(self, tree: Tree) -> Found | list[Array]:
         """Find the arrays as `parts` does, for `Host.ingest`; see `Matcher.found`."""
-        return self._parameter_matcher.found(tree)
+        found = self._parameter_matcher.found(tree)
+        if self.aliases:
+            self._equal(tree, found.arrays if isinstance(found, Found) else found, self._parameter_matcher)
+        return found
+
+    def _equal(self, tree: Tree, arrays: list[Array], matcher: Matcher) -> list[Array]:
+        """Return the arrays of a tree. Raises AffluxError if a further copy of one of them in the tree differs."""
+        if self.aliases:
+            matcher.require_equal_copies(tree, arrays)
+        return arrays
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
-        """Return the arrays of a tree by name: parameters, then buffers. The tree must hold all arrays of the layout.
+        """Return the arrays of a tree by name: parameters, then buffers. The tree must hold all of these.
 
         Raises:
             AffluxError: missing or unknown names, other shapes.
         """
-        matchers = (self._parameter_matcher, self._buffer_matcher)
+        matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
         return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
+    def _leaves(self, tree: Tree) -> Mapping[str, Any]:
+        """Return the arrays of a tree by name, those that the layout does not have among them."""
+        return self._parameter_matcher.leaves(tree)
+
     def buffer_parts(self, tree: Tree) -> list[Array]:
-        """Return the buffers in the layout's order, like `parts`. The tree may lack parameters."""
-        return self._buffer_matcher.ready(tree)
+        """Return the statistics in the layout's order, like `parts`. The tree may lack parameters."""
+        return self._equal(tree, self._buffer_matcher.ready(tree), self._buffer_matcher)
 
     @reads("[layout] tree or out")
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
@@ -182,7 +252,7 @@ class Layout:
         """
         if out is None:
             out = np.empty(self.size, _PARAMS_DTYPE("layout", "dtype", dtype))
-        _check("out", out, self.size)
+        interop.check_flat("out", out, self.size)
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise AffluxError("[layout] out is read-only")
         interop.fill(out, self._parameter_matcher.names, self.parts(tree))
@@ -192,33 +262,52 @@ class Layout:
     def flatten_buffers(self, tree: Tree) -> Float64:
         """Copy the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
         out = np.empty(self.buffers_size, np.float64)
-        interop.fill(out, self._buffer_matcher.names, self.buffer_parts(tree))
+        interop.fill(out[: self.averaged_size], self._buffer_matcher.names, self.buffer_parts(tree))
+        if self.copied:
+            arrays = self._equal(tree, self._copied_matcher.find(tree), self._copied_matcher)
+            for field, array in zip(self.copied, arrays, strict=True):
+                out[field.start : field.stop] = to_words(field, array)
         return out
 
     @reads("[layout] flat or buffers")
-    def views(self, flat: Flat, buffers: Float64 | None = None) -> Tree:
+    def views(self, flat: Flat, buffers: Float64 | None = None, constants: Constants | None = None) -> Tree:
         """Return a tree of views into `flat`, nested as the original tree. Nothing is copied.
 
         A module becomes a dict by dotted name, any mapping a dict, a named tuple a tuple. The place of a buffer holds a
-        view into the vector `buffers`. Without `buffers`, a dict has no key there, and a sequence holds None.
+        view into the vector `buffers`; copied arrays are new ones. Without `buffers`, or without `constants`, a dict
+        has no key there, and a sequence holds None.
         """
-        _check("flat", flat, self.size)
-        views = _pieces(self.fields, flat)
+        views = {field.name: view for field, view in self._pieces_of(flat, buffers)}
+        return self._tree({**views, **dict(constants.items() if constants is not None else ())})
+
+    def _tree(self, arrays: dict[str, Any]) -> Tree:
+        """Return a tree of these arrays by name, which also has the further names of these."""
+        aliases = {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
+        return trees.build(self.nesting, arrays | aliases)
+
+    def _pieces_of(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
+        """Return views of the parameters and statistics in two flat vectors, and copied arrays, with their fields."""
+        interop.check_flat("flat", flat, self.size)
+        pieces = [*_pieces(self.fields, flat)]
         if buffers is not None:
-            _check("buffers", buffers, self.buffers_size, np.float64)
-            views = chain(views, _pieces(self.buffers, buffers))
-        return trees.build(self.nesting, {field.name: view for field, view in views})
+            interop.check_flat("buffers", buffers, self.buffers_size, np.float64)
+            pieces += [*_pieces(self.buffers, buffers), *((field, from_words(field, buffers)) for field in self.copied)]
+        return pieces
 
     @reads("[layout] target, flat or buffers")
-    def load(self, target: Tree, flat: Flat, buffers: Float64 | None = None) -> None:
+    def load(
+        self, target: Tree, flat: Flat, buffers: Float64 | None = None, constants: Constants | None = None
+    ) -> None:
         """Copy `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
-        Values are converted to each array's dtype and device; for integers they are rounded half to even.
+        Values are converted to each array's dtype and device; for integers they are rounded half to even. Further
+        copies of an array in the target are written, too. Local arrays do not change.
 
         Args:
             target: overwritten; may lack buffers if none are given.
             flat: (size,) float32 or float64; NumPy's, or torch's or CuPy's on a GPU.
             buffers: (buffers_size,) float64. None leaves the target's buffers unchanged.
+            constants: the values of constants; those of the target that differ are overwritten.
 
         Raises:
             AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's), a
@@ -231,137 +320,100 @@ class Layout:
         >>> target
         [array([1., 1.]), array(2)]
         """
-        _check("flat", flat, self.size)
-        pieces = list(_pieces(self.fields, flat))
-        if buffers is not None:
-            _check("buffers", buffers, self.buffers_size, np.float64)
-            pieces += _pieces(self.buffers, buffers)
+        if is_keras(target):
+            variables = keras_variables(target)
+            values = {name: np.array(variable) for name, variable in variables.items()}
+            self.load(values, flat, buffers, constants)
+            for name in values.keys() - {field.name for field in self.locals}:
+                variables[name].assign(values[name])
+            return
+        if is_module(target) and is_read_by_state_dict(target):
+            state = dict(target.state_dict())
+            self.load(state, flat, buffers, constants)
+            target.load_state_dict(state)
+            return
+        pieces = self._pieces_of(flat, buffers)
         matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
-        writes = [
-            (array, interop.prepare(field.name, array, values))
-            for array, (field, values) in zip(matcher.find(target), pieces, strict=True)
+        arrays = matcher.find(target)
+        leaves = self._leaves(target) if self.aliases or constants is not None else {}
+        values = {field.name: values for field, values in pieces}
+        copies = [
+            (alias.name, leaves[alias.name], values[str(alias.of)])
+            for alias in self.aliases
+            if alias.of in values and alias.name in leaves
         ]
-        for array, values in writes:
-            interop.put(array, values)
+        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves))
+
+    def _has_arrays_of(self, other: "Layout") -> bool:
+        """Return whether two layouts have arrays of the same names and shapes, whatever their roles."""
+        ours, theirs = (
+            {field.name: field.shape for field in (*each.fields, *each.buffers, *each.copied, *each.constants)}
+            for each in (self, other)
+        )
+        own = {field.name for field in (*self.locals, *other.locals)} | {*self.tied, *other.tied}
+        differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        return self.partial == other.partial and differ <= own
+
+    def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
+        """Return the buffers whose differences from `base` are in a tree."""
+        arrays = {field.name: values for field, values in self._pieces_of(np.zeros(self.size), base)}
+        sums = {}
+        for matcher in (self._buffer_matcher, self._copied_matcher):
+            for name, difference in zip(matcher.names, matcher.find(delta), strict=True):
+                sums[name] = arrays[name] + np.asarray(interop.on_host(difference))
+        copied = {field.name: sums[field.name].astype(arrays[field.name].dtype) for field in self.copied}
+        return self.flatten_buffers({**sums, **copied})
+
+    def _constants_of(self, tree: Tree) -> Constants:
+        """Return copies of the constants and the local arrays of a tree."""
+        own = (*self.constants, *self.locals)
+        if not own:
+            return Constants()
+        names = {field.name for field in own} if self.partial else None
+        return Constants(own, trees.Walk(tree, names, whole=True).leaves)
+
+    def _require_parameters(self, what: str) -> None:
+        """Raise AffluxError if the layout has no parameter with an element; `what` names the tree in the message."""
+        if not self.size:
+            names = ", ".join(f"{name} ({role})" for name, role in [*self.roles.items()][:8])
+            raise AffluxError(f"{what} has no parameter to train, d is 0; it holds {names or 'no array'}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain dicts and lists, for a checkpoint.
 
         >>> Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()  # doctest: +NORMALIZE_WHITESPACE
-        {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'nesting': {'dict': [['w', 'w'], ['n', 'n']]},
-        'partial': False, 'tied': []}
+        {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'others': [], 'tied': [],
+        'nesting': {'dict': [['w', 'w'], ['n', 'n']]}, 'partial': False}
         """
+        others = (*self.copied, *self.constants, *self.locals)
         return {
-            "fields": [[field.name, list(field.shape)] for field in self.fields],
-            "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
+            **places.to_json(self.fields, self.buffers, others, self.aliases),
             "nesting": trees.to_json(self.nesting),
             "partial": self.partial,
-            "tied": list(self.tied),
         }
 
     @classmethod
     def from_json(cls, data: Any) -> "Layout":
-        """Return the layout that `to_json` has converted. Raises AffluxError if `data` is not a layout."""
+        """Return the layout that `to_json` has converted. Raises AffluxError if `data` is not a layout.
+
+        All buffers of a layout of an earlier version are statistics.
+        """
         try:
-            fields = _placed((*field, None) for field in data["fields"])
-            buffers = _placed(data["buffers"])
-            nesting = trees.from_json(data["nesting"])
-            partial, tied = data["partial"], data.get("tied", [])
-            named = [field.name for field in (*fields, *buffers)]
-            sound = (
-                all(type(n) is int and n >= 0 for field in (*fields, *buffers) for n in field.shape)
-                and all(field.dtype in interop.REAL for field in buffers)
-                and len(set(named)) == len(named)
-                and sorted(named) == sorted(trees.names(nesting))
-                and type(partial) is bool
-                and type(tied) is list
-                and all(type(name) is str and name not in named for name in tied)
-            )
+            nesting, partial = trees.from_json(data["nesting"]), data["partial"]
+            fields, buffers, copied, apart, aliases = places.from_json(data, trees.names(nesting))
+            if type(partial) is not bool:
+                raise ValueError("partial is no bool")
         except Exception as error:  # the data may be anything
             raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
-        if not sound:
-            raise AffluxError("[layout] the data describes no layout: a shape, dtype or name is wrong")
-        return cls(fields, buffers, nesting, partial, tuple(tied))
+        constants, own = (tuple(each for each in apart if each.role == role) for role in ("constant", "local"))
+        return cls(fields, buffers, nesting, partial, copied, constants, own, aliases)
 
     def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
-        fields, known = tuple(fields), [field.name for field in chain(self.fields, self.buffers)]
+        fields, others = tuple(fields), (*self.copied, *self.constants, *self.locals)
+        known = [field.name for field in chain(self.fields, self.buffers, others)]
         names, shapes = [field.name for field in fields], [field.shape for field in fields]
-        return Matcher(names, shapes, known, self.tied, partial=self.partial)
-
-
-@reads("[layout] tree")
-def _walked(tree: Tree) -> trees.Walk:
-    return trees.Walk(tree)
-
-
-@reads("[layout] tree")
-def _tied(walk: trees.Walk) -> tuple[str, ...]:
-    return walk.tied()
-
-
-@reads("[layout] tree")
-def _buffers_of(walk: trees.Walk) -> Collection[str]:
-    return {name for name, array in walk.leaves.items() if _is_buffer(walk, name, array)}
-
-
-@reads("[layout] buffers")
-def _named(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
-    """Return the names of the buffers. Raises AffluxError if one is not the name of an array of the tree."""
-    names = [buffers] if isinstance(buffers, str) else list(buffers)
-    found = {text for text in map(as_text, names) if text is not None and text in leaves}
-    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
-    if unknown or isinstance(buffers, str):
-        raise AffluxError(f"[layout] buffers must be names of the tree's arrays, not {listed(unknown or names)}")
-    return found
-
-
-@reads("[layout] tree")
-def _fields_of(walk: trees.Walk, kept: Collection[str], buffers: Collection[str]) -> list[tuple[Field, ...]]:
-    """Return the fields of the parameters in `kept`, then those of the buffers in `kept`."""
-    placed: tuple[list[tuple[str, Any, str | None]], ...] = ([], [])
-    for name, array in walk.leaves.items():
-        if name in kept:
-            kind, shape, is_buffer = interop.kind_of(name, array), tuple(map(int, array.shape)), name in buffers
-            if any(n < 0 for n in shape) or prod(shape) > MOST_ELEMENTS:
-                raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, which is not a valid shape")
-            placed[is_buffer].append((name, shape, kind if is_buffer else None))
-    return [_placed(some) for some in placed]
-
-
-def _placed(arrays: Iterable[tuple[str, Iterable[int], str | None]]) -> tuple[Field, ...]:
-    """Return the fields of arrays that lie one after the other in their vector."""
-    fields = []
-    start = 0
-    for name, shape, dtype in arrays:
-        fields.append(Field(name, tuple(shape), start, dtype))
-        start = fields[-1].stop
-    return tuple(fields)
+        return Matcher(names, shapes, known, self.aliases, partial=self.partial)
 
 
 def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
     return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)
-
-
-def _check(name: str, vector: Any, size: int, *dtypes: type[np.floating[Any]]) -> None:
-    """Check a flat vector that a caller passes. Without `dtypes`, the vector must be float32 or float64."""
-    dtypes = dtypes or (np.float32, np.float64)
-    expected = f"{' or '.join(dtype.__name__ for dtype in dtypes)} of shape ({size},), contiguous"
-    if interop.on_gpu(vector):
-        kind, shape = interop.kind_of(name, vector), tuple(vector.shape)
-        if shape != (size,) or kind not in [dtype.__name__ for dtype in dtypes]:
-            raise AffluxError(f"[layout] {name} is {kind} of shape {shape}, expected {expected}")
-        return
-    if not isinstance(vector, np.ndarray) or interop.is_masked(vector):
-        raise AffluxError(f"[layout] {name} is a {type(vector).__name__}, expected a NumPy array of {expected}")
-    if vector.shape != (size,) or vector.dtype not in dtypes or not vector.flags.c_contiguous:
-        strided = "" if vector.flags.c_contiguous else "strided "
-        raise AffluxError(f"[layout] {name} is {strided}{vector.dtype} of shape {vector.shape}, expected {expected}")
-
-
-def _is_buffer(walk: trees.Walk, name: str, array: Array) -> bool:
-    """Return whether the array is a buffer: as its module declares it, or without a module by its name and dtype."""
-    if name in walk.declared:
-        return walk.declared[name]
-    path = name.split(".")
-    is_float = interop.type_of(name, array) in interop.FLOATS
-    return not is_float or path[-1] in _STATISTICS or "batch_stats" in path

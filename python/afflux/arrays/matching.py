@@ -1,13 +1,16 @@
 """The search for a layout's arrays, by name, in the trees that callers pass."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from afflux._engine import unready
 from afflux.arrays import interop, trees
+from afflux.arrays.fields import Alias
 from afflux.arrays.interop import Array
-from afflux.arrays.modules import is_module, members
+from afflux.arrays.libraries import is_keras
+from afflux.arrays.modules import adapter_names, is_extra_state, is_module, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
 
@@ -34,22 +37,54 @@ class Matcher:
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         known: Sequence[str],
-        tied: Sequence[str],
+        aliases: Sequence[Alias],
         *,
         partial: bool,
     ) -> None:
         """Prepare to find the arrays `names`, which are among the `known` ones of the layout. A tree may also hold the
-        names in `tied` and, if `partial`, any other names.
+        names of `aliases`, extra states of torch modules and, if `partial`, any other names.
         """
         self.names = tuple(names)
         self._shapes = tuple(shapes)
-        self._known = frozenset((*known, *tied))
+        self._known = frozenset((*known, *(alias.name for alias in aliases)))
+        index = {name: place for place, name in enumerate(names)}
+        self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
         self._partial = partial
+        self._wanted = _Wanted(self._known) if partial else None
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == list(names)
         self._places = places if in_list else []  # indices in a flat list
         whole = set(known) == {str(place) for place in range(len(known))}
         self._longest = len(known) if whole else 0  # length of a flat list without unknown arrays
+
+    def _named(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arrays of a tree by the layout's names: exact names, or else names without those of wrappers.
+
+        Raises:
+            AffluxError: two names are the same without the names of wrappers, or an array is a flat parameter of FSDP.
+        """
+        if all(name in leaves for name in self.names) and (self._partial or not self._unknown(leaves)):
+            return leaves
+        places = {name.partition(".")[0]: name for name in self._known}
+        if leaves and len(places) == len(self._known) and all(name.isdecimal() and name in places for name in leaves):
+            return {places[name]: array for name, array in leaves.items()}  # a list, for a layout of a Keras model
+        flat = [name for name in leaves if name.rpartition(".")[2] in _FLAT]
+        if flat:
+            raise AffluxError(
+                f"[layout] {flat[0]} is a flat parameter of FSDP: give the full state_dict, as "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict returns it with full_state_dict=True"
+            )
+        ours, theirs = _unwrapped(self._known), _unwrapped(leaves)
+        if all(ours.get(short) == [short] for short in theirs) and all(names == [s] for s, names in theirs.items()):
+            return leaves  # no wrappers: errors are about the tree's own names
+        renamed: dict[str, Any] = {}
+        for short, names in theirs.items():
+            known = ours.get(short, [])
+            for both in (names, known) if known else ():
+                if len(both) > 1:
+                    raise AffluxError(f"[layout] {both[0]} and {both[1]} are both called {short} without wrappers")
+            renamed[known[0] if known else names[0]] = leaves[names[0]]
+        return renamed
 
     @reads("[layout] tree")
     def find(self, tree: Any) -> list[Array]:
@@ -98,7 +133,7 @@ class Matcher:
             return self._looked_up(tree)
         if kind is list or kind is tuple:
             return self._listed(tree)
-        if is_module(tree):
+        if is_module(tree) and not is_keras(tree):
             parameters, buffers = members(tree)
             return self._looked_up(parameters | buffers)
         return None
@@ -125,23 +160,109 @@ class Matcher:
             return None
 
     def _walked(self, tree: Any) -> list[Array]:
-        leaves = trees.Walk(tree, self._known if self._partial else None).leaves
+        leaves = self._all(tree)
+        leaves = {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
         missing = [name for name in self.names if name not in leaves]
-        unknown = sorted(leaves.keys() - self._known)
+        unknown = self._unknown(leaves)
         others = f"the tree holds {listed(unknown)}, which the layout does not"
         if missing:
-            hint = _unwrapped(unknown) if len(missing) == len(self.names) else ""
-            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}{hint}")
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
         if unknown:
             raise AffluxError(f"[layout] {others}")
         return [leaves[name] for name in self.names]
 
+    def _unknown(self, leaves: Iterable[str]) -> list[str]:
+        return sorted(name for name in leaves if name not in self._known and not is_extra_state(name))
 
-def _unwrapped(unknown: Sequence[str]) -> str:
-    """Return a hint for messages: the module to push in place of one that torch.compile or DataParallel has wrapped."""
-    wrapper = unknown[0].partition(".")[0] if unknown else ""
-    wrapped = wrapper in ("_orig_mod", "module") and all(name.startswith(f"{wrapper}.") for name in unknown)
-    return f": give the module that is wrapped, its attribute {wrapper}" if wrapped else ""
+    def leaves(self, tree: Any) -> Mapping[str, Any]:
+        """Return the arrays of a tree by the layout's names; it may hold others, too."""
+        flat = type(tree) in (dict, OrderedDict) and interop.all_own(tree.values())
+        return self._named(tree) if flat and all(type(name) is str for name in tree) else self._all(tree)
+
+    def _all(self, tree: Any) -> Mapping[str, Any]:
+        leaves = self._named(trees.Walk(tree, self._wanted).leaves)
+        if is_module(tree) and any(name not in leaves for name in self.names):
+            adapters = {name: leaves[first] for name, first in adapter_names(tree).items() if first in leaves}
+            if all(name in adapters for name in self.names):
+                return adapters  # of a PEFT model, for a layout of its adapters' state_dict
+        return leaves
+
+    @reads("[layout] tree")
+    def require_equal_copies(self, tree: Any, arrays: Sequence[Array]) -> None:
+        """Compare further copies of `arrays`, the result of `find`, in the same tree.
+
+        Raises:
+            AffluxError: a copy has other bytes.
+        """
+        if (
+            is_module(tree)
+            and not is_keras(tree)
+            and all(_is_one(tree, alias.name, self.names[place]) for alias, place in self._copies)
+        ):
+            return
+        if type(tree) in (dict, OrderedDict) and all(
+            (memory := interop.memory_of(tree.get(alias.name))) is not None
+            and memory == interop.memory_of(tree.get(self.names[place]))
+            for alias, place in self._copies
+        ):
+            return
+        leaves = self.leaves(tree)
+        for alias, place in self._copies:
+            copy, array = leaves.get(alias.name), leaves.get(self.names[place], arrays[place])
+            if copy is None or copy is array or _are_equal(alias.name, copy, array):
+                continue
+            name, first = interop.label(alias.name), interop.label(self.names[place])
+            raise AffluxError(
+                f"[layout] {name} differs from {first}, with which the server's model shares it: tie the two in "
+                f'the client\'s model, push one of them, or train them apart (Layout.of(roles={{"{name}": "trained"}}))'
+            )
+
+
+#: Names that wrappers of torch add to a path: DataParallel, torch.compile, Opacus, FSDP1, activation checkpoints.
+_WRAPPERS = frozenset({"module", "_orig_mod", "_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+#: Names of FSDP's flat parameters.
+_FLAT = frozenset({"_flat_param", "flat_param"})
+
+
+def _short(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+class _Wanted:
+    """The names that a partial layout has, with and without wrappers."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._names = {*known, *map(_short, known)}
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._names or _short(name) in self._names)
+
+
+def _unwrapped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names by their form without the names of wrappers."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(_short(name), []).append(name)
+    return found
+
+
+def _is_one(module: Any, name: str, other: str) -> bool:
+    """Return whether a module has one tensor under both names."""
+    try:
+        return attrgetter(name)(module) is attrgetter(other)(module)
+    except AttributeError:
+        return False
+
+
+def _are_equal(name: str, copy: Array, array: Array) -> bool:
+    """Return whether two arrays of one type and shape have the same bytes; arrays of one memory are not read."""
+    memory = interop.memory_of(copy)
+    if memory is not None and memory == interop.memory_of(array):
+        return True
+    if tuple(copy.shape) != tuple(array.shape):
+        return False
+    one, other = interop.raw_bytes(name, copy), interop.raw_bytes(name, array)
+    return one.size == other.size and (one.ctypes.data == other.ctypes.data or bool((one == other).all()))
 
 
 def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:

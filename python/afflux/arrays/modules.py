@@ -46,26 +46,69 @@ def members(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             return walk.parameters, walk.buffers
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
+    if not parameters and is_read_by_state_dict(module):
+        return dict(module.state_dict()), {}
     if buffers:
         persistent = module.state_dict(keep_vars=True)
         buffers = {name: array for name, array in buffers.items() if name in persistent}
     return parameters, buffers
 
 
-def tied(module: Any) -> list[str]:
-    """Return further names under which a torch module's state_dict holds arrays of `members`. The list is empty for
-    modules that override a method in _METHODS or have hooks of their state_dict.
+def is_read_by_state_dict(module: Any) -> bool:
+    """Return whether a torch module has no parameters and a state_dict of its own, which then is the model, as of a
+    wrapper of a model of another library.
+    """
+    base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+    if base is None or not isinstance(module, base) or type(module).state_dict is base.state_dict:
+        return False
+    return next(iter(module.named_parameters()), None) is None
+
+
+def adapter_names(module: Any) -> dict[str, str]:
+    """Return the names of a PEFT model's adapters in `peft.get_peft_model_state_dict`, with those in the module."""
+    cls = getattr(sys.modules.get("peft"), "PeftModel", None)
+    if cls is None or not isinstance(module, cls):
+        return {}
+    parameters, buffers = members(module)
+    first = {array.data_ptr(): name for name, array in (parameters | buffers).items() if array.numel()}
+    state = sys.modules["peft"].get_peft_model_state_dict(module)
+    places = {name: array.data_ptr() for name, array in state.items() if name not in parameters.keys() | buffers.keys()}
+    return {name: first[place] for name, place in places.items() if place in first}
+
+
+def further(module: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return what a torch module's state_dict holds beside `members`: further names of its arrays, with the first name
+    of each, and the objects of `get_extra_state` by name.
+
+    Modules whose state_dict is another one than torch's, or fails, have none.
+
+    Cost: no array is read; `get_extra_state` is called.
     """
     base = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     if base is None or not isinstance(module, base):
-        return []
-    walk = _Walk(base)
-    if not walk.visit(module, ""):
-        return []
-    arrays = {id(array) for array in (walk.parameters | walk.buffers).values()}
-    held = base.state_dict(module, keep_vars=True)  # without hooks, as the walk has found
-    known = walk.parameters.keys() | walk.buffers.keys()
-    return [name for name, array in held.items() if name not in known and id(array) in arrays]
+        return {}, {}
+    if any(getattr(type(part), name, None) is not getattr(base, name) for part in module.modules() for name in _OWN):
+        return {}, {}
+    try:
+        held = module.state_dict(keep_vars=True)
+    except Exception as error:  # a hook, or get_extra_state
+        raise_if_from_signal(error)
+        return {}, {}
+    parameters, buffers = members(module)
+    first = {id(array): name for name, array in (parameters | buffers).items()}
+    known = parameters.keys() | buffers.keys()
+    others = {name: array for name, array in held.items() if isinstance(name, str) and name not in known}
+    aliases = {name: first[id(array)] for name, array in others.items() if id(array) in first}
+    return aliases, {name: state for name, state in others.items() if is_extra_state(name)}
+
+
+#: Methods of modules with which a state_dict may hold anything.
+_OWN = ("state_dict", "_save_to_state_dict")
+
+
+def is_extra_state(name: str) -> bool:
+    """Return whether a state_dict holds the result of a module's `get_extra_state` under this name."""
+    return name == "_extra_state" or name.endswith("._extra_state")
 
 
 class _Walk:

@@ -31,7 +31,9 @@ def selected(arrays: Mapping[str, Array], buffers: Collection[str], select: Sele
     elif isinstance(select, Collection) and not isinstance(select, str | bytes):
         for name in select:
             if as_text(name) not in arrays:
-                raise AffluxError(f"[layout] select has {brief(name)}, which the tree does not{_meant(name, arrays)}")
+                raise AffluxError(
+                    f"[layout] select has {brief(name)}, which the tree does not{close_names(name, arrays)}"
+                )
         names = frozenset(map(str.__str__, select))
     else:
         raise AffluxError(f"[layout] select is {brief(select)}, expected 'trainable', names or a function")
@@ -56,7 +58,7 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _meant(name: Any, arrays: Collection[str]) -> str:
+def close_names(name: Any, arrays: Collection[str]) -> str:
     """Return a hint with the known names that are most similar to an unknown one."""
     close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
     if not close and isinstance(name, str):

@@ -4,8 +4,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from afflux.arrays.interop import label
-from afflux.arrays.modules import is_module, members, tied
+from afflux.arrays.fields import Role
+from afflux.arrays.interop import label, memory_of
+from afflux.arrays.libraries import children, is_keras, is_static, keras_variables, variable_of_flax
+from afflux.arrays.modules import adapter_names, further, is_extra_state, is_module, is_read_by_state_dict, members
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -28,31 +30,48 @@ Node = Branch | str | None
 class Walk:
     """The parts of a tree: its arrays by dotted name, in the order of the tree, and its nesting.
 
-    With `wanted`, values under other names are left out, even if they are not arrays.
+    With `wanted`, values under other names are left out, even if they are not arrays. A `whole` tree also has further
+    names of its arrays, and the extra states of torch modules.
     """
 
-    def __init__(self, tree: Any, wanted: Container[str] | None = None) -> None:
-        self._wanted = wanted
+    def __init__(self, tree: Any, wanted: Container[str] | None = None, *, whole: bool = False) -> None:
+        self._wanted, self._whole = wanted, whole
         self.leaves: dict[str, Any] = {}
+        self.kinds: dict[str, Role] = {}  # roles that libraries declare
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
-        self._modules: list[tuple[Any, tuple[str, ...]]] = []
+        self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
+        self.synonyms: dict[str, str] = {}  # names that only trees which are passed later use, and those of the arrays
+        self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory
         self.node = self._visit(tree, ())
 
-    def tied(self) -> tuple[str, ...]:
-        """Return further names, in state_dicts, of arrays that torch modules hold twice."""
-        return tuple(".".join((*path, name)) for module, path in self._modules for name in tied(module))
+    @property
+    def collections(self) -> tuple[str | int, ...]:
+        """The keys of the outermost level."""
+        return self.node.keys if isinstance(self.node, Branch) else ()
 
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
             return None  # as in JAX: no array
+        if path and is_extra_state(path[-1]):
+            return self._leaf(tree, path)
+        if is_keras(tree):
+            variables = {name: variable.value for name, variable in keras_variables(tree).items()}
+            return self._branch("dict", variables.items(), path)
         if is_module(tree):
             return self._module(tree, path)
+        if (variable := variable_of_flax(tree)) is not None:
+            if variable[1] is not None:
+                self.kinds[".".join(path)] = variable[1]
+            return self._leaf(variable[0], path)
         if hasattr(tree, "shape"):
             return self._leaf(tree, path)
         if isinstance(tree, Mapping):
             return self._branch("dict", tree.items(), path)
         if isinstance(tree, Sequence) and not isinstance(tree, str | bytes | bytearray):
             return self._branch("tuple" if isinstance(tree, tuple) else "list", enumerate(tree), path)
+        nodes = children(tree)
+        if nodes is not None:
+            return self._branch("dict", [(name, child) for name, child in nodes if not is_static(child)], path)
         if self._wanted is not None and ".".join(path) not in self._wanted:
             return None
         raise AffluxError(
@@ -75,11 +94,18 @@ class Walk:
         return Branch(kind, tuple(keys), tuple(nodes))
 
     def _module(self, module: Any, path: tuple[str, ...]) -> Branch:
-        self._modules.append((module, path))
         parameters, buffers = members(module)
-        for name in parameters | buffers:
+        arrays = parameters | buffers
+        if self._whole:
+            for name, first in adapter_names(module).items():
+                self.synonyms[".".join((*path, name))] = ".".join((*path, first))
+            aliases, states = further(module)
+            arrays |= {name: arrays[first] for name, first in aliases.items()} | states
+            for name, first in aliases.items():
+                self.aliases[".".join((*path, name))] = ".".join((*path, first))
+        for name in () if is_read_by_state_dict(module) else parameters | buffers:
             self.declared[".".join((*path, name))] = name in buffers
-        return self._branch("dict", (parameters | buffers).items(), path)
+        return self._branch("dict", arrays.items(), path)
 
     def _leaf(self, array: Any, path: tuple[str, ...]) -> str | None:
         name = ".".join(path)
@@ -88,10 +114,14 @@ class Walk:
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
+        if self._whole and name not in self.aliases and (memory := memory_of(array)) is not None:
+            first = self._first.setdefault(memory, name)
+            if first is not name:
+                self.aliases[name] = first
         return name
 
 
-def pruned(node: Node, kept: Container[str]) -> Node:
+def pruned(node: Node, kept: Container[Any]) -> Node:
     """Return the tree of the `kept` arrays. In the place of others, a dict has no key and a sequence holds None."""
     if not isinstance(node, Branch):
         return node if node in kept else None
@@ -152,3 +182,16 @@ def names(node: Node) -> list[str]:
     if isinstance(node, Branch):
         return [name for child in node.nodes for name in names(child)]
     return [] if node is None else [node]
+
+
+def comparable(layout: Any) -> Any:
+    """Return the JSON of a layout without the names that depend on the model's source: aliases and local arrays."""
+    if not isinstance(layout, Mapping):
+        return layout
+    others = [each for each in layout.get("others", []) if each[3] != "local"]
+    known = {each[0] for each in (*layout["fields"], *layout["buffers"], *others)}
+    try:
+        nesting = to_json(pruned(from_json(layout["nesting"]), known))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
+    return {**{name: layout[name] for name in ("fields", "buffers", "partial")}, "others": others, "nesting": nesting}

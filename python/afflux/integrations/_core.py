@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from afflux import Layout, Pulled, Task
+from afflux import Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
+from afflux.arrays.interop import on_host
 from afflux.integrations._clients import ClientKey, Clients
 from afflux.integrations._reading import Unreadable, finite_number, own_dict
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
-from afflux.integrations._versions import VersionArrays
+from afflux.integrations._versions import VersionArrays, require_names
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, as_int, brief
 from afflux.rules.rule import ClientId, Rule
@@ -102,9 +103,10 @@ class TrainingRun:
         self.timeout = settings.timeout or timeout
         self._needs_rate = rule.kind == "gradient"
         self._needs_examples = weighs_by_examples(rule)
-        self.versions = VersionArrays(arrays, Layout.of(arrays))
+        require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
+            self.versions = VersionArrays(arrays, self.server)
             self.clients = Clients(self.server, settings, key)
         self._fact_names = self.server.options.fact_names(rule)
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
@@ -262,10 +264,13 @@ class TrainingRun:
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
         """Return the client's values of the model's buffers, from its differences."""
         layout = self.server.layout
-        if layout is None or not layout.buffers:
+        if layout is None:
             return None
-        assert base.buffers is not None
-        return base.buffers + layout.flatten_buffers(delta)
+        for field in layout.constants:
+            values = np.asarray(on_host(delta.get(field.name, 0)))
+            if not ((values == 0) | (values != values)).all():  # infinity minus infinity is NaN
+                raise ValueError(f"{field.name} is a constant, and the reply changes it")
+        return None if base.buffers is None else layout._added_buffers(base.buffers, delta)
 
     def fail(self, key: str, reason: str = "error") -> None:
         """Record that the client has failed, or will never reply."""

@@ -247,3 +247,12 @@ def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
     """Return a record of these arrays, copied once."""
     kind = "numpy.ndarray"  # Flower's name for bytes in NumPy's file format
     return ArrayRecord({name: Array(str(a.dtype), a.shape, kind, bytes_of(a)) for name, a in arrays.items()})
+
+
+def roles_of(config: Any) -> dict[str, Any]:
+    """Return the roles of a ConfigRecord's list, such as ["bn.*=local"], by patterns."""
+    texts = config if isinstance(config, list) else [config]
+    if not all(isinstance(text, str) and "=" in text for text in texts):
+        raise AffluxError(f'[AsyncStrategy] roles is {brief(config)}, must be a list such as ["bn.*=local"]')
+    pairs = (text.rpartition("=") for text in texts)
+    return {pattern: role for pattern, _, role in pairs}

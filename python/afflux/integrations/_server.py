@@ -21,7 +21,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
         rule: the rule of the server; it replaces the rule of a store with the same name.
         arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a
             server.
-        settings: the settings of the run.
+        settings: the settings of the run. The roles of a store are those of its first run.
         num_clients: that of a new server, if its rule needs it and server_options do not have it.
         concurrency: that of the run.
 
@@ -33,7 +33,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
         try:
-            if server.layout != Layout.of(arrays):
+            if server.layout is None or not server.layout._has_arrays_of(Layout.of(arrays, roles=settings.roles)):
                 raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
@@ -50,7 +50,8 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
         options.setdefault("max_versions", concurrency + 2)
-    return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **options)
+    layout = None if settings.roles is None else Layout.of(arrays, roles=settings.roles)
+    return Server(rule, arrays, layout=layout, store=store, num_threads=count, push_threads=count, **options)
 
 
 def weighs_by_examples(rule: Rule) -> bool:

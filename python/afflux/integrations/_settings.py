@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from afflux.aggregation.options import Options, options_of
+from afflux.arrays.roles import Roles
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import (
     a_thread_count,
@@ -46,6 +47,7 @@ class RunSettings:
         num_threads: threads of a step; None: all CPUs that this process may use.
         client_lr: learning rate of the clients, for rules that take gradients; a value in a reply replaces it.
         local_steps: number of local steps of the clients, in the same way.
+        roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness. faults="raise" is not allowed, because
             an invalid reply would end the run; inplace=True is not allowed, because replies are models, whose
             conversion needs the version that the client pulled.
@@ -66,6 +68,7 @@ class RunSettings:
     num_threads: int | None = None
     client_lr: float | None = None
     local_steps: int | None = None
+    roles: Roles | None = None
     server_options: Options = field(default_factory=lambda: Options())
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class RunSettings:
         check_fields(self, optional(a_thread_count), "num_threads", op="settings")
         check_fields(self, optional(path_of), "store", op="settings")
         check_fields(self, instance(dict, "a dict of fields of ServerOptions"), "server_options", op="settings")
+        check_fields(self, optional(instance(dict, "a dict of roles by patterns of names")), "roles", op="settings")
         try:
             options_of("settings", None, self.server_options)
         except AffluxError as error:

@@ -7,13 +7,21 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from afflux import Layout, Pulled
+from afflux import Pulled, Server
+from afflux.arrays import trees
+from afflux.arrays.fields import from_words
 from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
-from afflux.server.inputs import is_tree
 
 T = TypeVar("T")
+
+
+def require_names(arrays: Any) -> None:
+    """Raise AffluxError unless the initial model is a torch module, or a mapping of arrays that is not nested."""
+    nested = isinstance(arrays, Mapping) and any(isinstance(array, Mapping | list | tuple) for array in arrays.values())
+    if nested or not (isinstance(arrays, Mapping) or hasattr(arrays, "named_parameters")):
+        raise AffluxError("[model] the initial model must be arrays by name, not nested, or a torch module")
 
 
 class VersionArrays:
@@ -21,27 +29,29 @@ class VersionArrays:
 
     Args:
         arrays: the initial model: arrays by name, or a torch module.
-        layout: the layout of the model.
-
-    Raises:
-        AffluxError: the arrays have no names, or are nested.
+        server: the server of the model.
     """
 
-    def __init__(self, arrays: Any, layout: Layout) -> None:
-        named = arrays if isinstance(arrays, Mapping) else layout.arrays(arrays)
-        likes = {name: Like.of(name, array) for name, array in named.items()}
-        fields = {
-            each.name: (each, parts is layout.buffers) for parts in (layout.fields, layout.buffers) for each in parts
-        }
-        if not is_tree(arrays) or not likes.keys() <= fields.keys():
-            raise AffluxError("[model] the initial model must be arrays by name, not nested, or a torch module")
+    def __init__(self, arrays: Any, server: Server) -> None:
+        layout = server.layout
+        assert layout is not None  # the server was made with arrays by name
+        leaves = layout.arrays(arrays)
+        self._layout, self._constants = layout, server._adapter.constants
+        self._names = trees.names(layout.nesting)
+        self._likes = {name: Like.of(name, array) for name, array in leaves.items()}
         self._places = [
-            (name, like, slice(field.start, field.stop), field.shape, is_buffer, _limits(like.dtype))
-            for name, like in likes.items()
-            for field, is_buffer in (fields[name],)
+            (
+                field.name,
+                self._likes[field.name],
+                slice(field.start, field.stop),
+                field.shape,
+                field.role != "trained",
+                _limits(self._likes[field.name].dtype),
+            )
+            for field in (*layout.fields, *layout.buffers)
         ]
         self._limited = [place for place in self._places if place[-1] is not None]
-        if any(like.library == "torch" for like in likes.values()):
+        if any(like.library == "torch" for like in self._likes.values()):
             _silence_torch()
 
     def of(self, version: Pulled) -> dict[str, Any]:
@@ -49,14 +59,14 @@ class VersionArrays:
 
         NumPy arrays are read-only. torch has no read-only tensors: callers must not write to them.
         """
-        return self._made_of(version.params, version.buffers)
+        return self._made_of(version.params, version.buffers, writable=False)
 
     def copied(self, version: Pulled) -> dict[str, Any]:
         """Return a writable copy of the version."""
         buffers = None if version.buffers is None else version.buffers.copy()
-        return self._made_of(on_host(version.params, copy=True), buffers)
+        return self._made_of(on_host(version.params, copy=True), buffers, writable=True)
 
-    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
+    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None, *, writable: bool) -> dict[str, Any]:
         sources: tuple[Any, Any] = (params, buffers)
         made = {}
         for name, like, place, shape, is_buffer, limits in self._places:
@@ -64,7 +74,12 @@ class VersionArrays:
             # A step may exceed the range of float16, and an older store may hold integers beyond their range.
             values = values if limits is None else values.clip(*limits)
             made[name] = like.made_of(name, values.reshape(shape))
-        return made
+        if buffers is not None:
+            for field in self._layout.copied:
+                made[field.name] = self._likes[field.name].made_of(field.name, from_words(field, buffers))
+        made.update(self._constants.items(writable=writable))
+        made.update((alias.name, made[str(alias.of)]) for alias in self._layout.aliases if alias.of in made)
+        return {name: made[name] for name in self._names if name in made}
 
     def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
         """Check that a reply's values fit the dtypes of the model.

@@ -2,6 +2,8 @@
 are. See docs/appfl.md.
 """
 
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from threading import RLock
 from typing import Any, Literal
@@ -163,10 +165,10 @@ class AffluxAggregator(BaseAggregator):
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""
-        return {name: _copy_on_write(array) for name, array in self._arrays_of(pulled).items()}
+        return {name: _copied(array, _copy_on_write) for name, array in self._arrays_of(pulled).items()}
 
     def _cloned(self, pulled: Pulled) -> dict[str, torch.Tensor]:
-        return {name: array.clone() for name, array in self.run.versions.of(pulled).items()}
+        return {name: _copied(array, torch.clone) for name, array in self.run.versions.of(pulled).items()}
 
     def _of_no_use(self, client: object, why: str, pulled: Pulled) -> dict[str, Any]:
         self.run.lost["unknown"] += 1
@@ -190,3 +192,8 @@ class AffluxAggregator(BaseAggregator):
     def _log(self, text: str) -> None:
         if self._logger is not None:
             self._logger.info(f"afflux: {text}")
+
+
+def _copied(value: Any, copy: Callable[[Any], Any]) -> Any:
+    """Return a copy of a tensor; a module's extra state may be another object."""
+    return copy(value) if isinstance(value, torch.Tensor) else deepcopy(value)

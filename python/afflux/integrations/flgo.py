@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any
 
 from afflux.aggregation.options import Options
+from afflux.arrays.fields import Role
 from afflux.integrations._core import NO_USE, Trained, TrainingRun
 from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
 from afflux.integrations._frameworks import missing, warn_of_version
@@ -41,6 +42,7 @@ def algorithm(
     timeout: float | None = None,
     max_failures: int = 5,
     num_threads: int | None = None,
+    roles: dict[str, Role] | None = None,
     server_options: Options | None = None,
 ) -> type[Any]:
     """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
@@ -56,6 +58,7 @@ def algorithm(
         max_failures: consecutive unusable packages after which a client counts as failed. `run` raises an error when
             all clients that may be drawn have failed.
         num_threads: threads of a step; None: all CPUs that this process may use.
+        roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:
@@ -67,7 +70,12 @@ def algorithm(
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
     options: Options = {} if server_options is None else server_options
     settings = RunSettings(
-        store=store, timeout=timeout, max_failures=max_failures, num_threads=num_threads, server_options=options
+        store=store,
+        timeout=timeout,
+        max_failures=max_failures,
+        num_threads=num_threads,
+        roles=roles,
+        server_options=options,
     )
     server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})

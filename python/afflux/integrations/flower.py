@@ -3,6 +3,7 @@ are. See docs/flower.md.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from logging import INFO, WARNING
 from time import sleep
 from typing import Any, cast
@@ -25,7 +26,7 @@ try:
 except ImportError as error:
     missing("flwr", "flower", error)
 
-from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of
+from afflux.integrations._flower_run import EvaluateFn, FlowerTransport, model_of, record_of, roles_of
 
 __all__ = ["AsyncStrategy", "model_of", "record_of"]
 
@@ -106,7 +107,8 @@ class AsyncStrategy(FedAvg):
             initial_arrays: the model; for a resumed run, only its names, shapes and dtypes count.
             num_rounds: steps of the server, with those of the runs before.
             timeout: seconds for the reply of a node, if the setting of this name is not given.
-            train_config: configuration for the nodes that train, to which "server-round" is added, the next step.
+            train_config: configuration for the nodes that train, to which "server-round" is added, the next step. Its
+                list "roles", such as ["bn.*=local"], is the setting of this name, if that is not given.
             evaluate_config: configuration for the nodes that evaluate.
             evaluate_fn: evaluates a version, called with its number and arrays.
 
@@ -125,7 +127,10 @@ class AsyncStrategy(FedAvg):
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", there, least)
             sleep(1)
         arrays, key = model_of(initial_arrays), cast(ClientKey | None, self.client_key)
-        training = TrainingRun(self.rule, arrays, self.settings, num_clients=there, timeout=timeout, key=key)
+        settings = self.settings
+        if settings.roles is None and train_config is not None and "roles" in train_config:
+            settings = replace(settings, roles=roles_of(train_config["roles"]))
+        training = TrainingRun(self.rule, arrays, settings, num_clients=there, timeout=timeout, key=key)
         self.server, self.lost, self.result = training.server, training.lost, Result()
         configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
         transport = FlowerTransport(self, grid, training, *configs, evaluate_fn, last=num_rounds)

@@ -55,8 +55,9 @@ def assemble(
     if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
         bad, what = first_beyond(draft.buffer, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
     if bad is not None:
-        raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}")
-    buffers = adapter.buffers("[Server] params", params, params)
+        hint = "" if adapter.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
+        raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}{hint}")
+    buffers = adapter.flat_buffers("[Server] params", params)
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
@@ -86,6 +87,7 @@ def assemble(
         options.max_deferred,
         options.fact_names(rule),
     )
+    admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
     slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
     streaming = Streaming(size, device) if options.accumulate else None

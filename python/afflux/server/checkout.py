@@ -93,7 +93,7 @@ class Task:
 
     @clears_tracebacks
     def load(self, target: Tree) -> None:
-        """Copy params, and buffers, into a torch module or a tree of writable arrays; see `Layout.load`.
+        """Copy params, buffers and constants into a torch module or a tree of writable arrays; see `Layout.load`.
 
         Raises:
             AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
@@ -106,8 +106,8 @@ class Task:
         """Return a writable copy, in the library, the dtypes and the nesting of the server's first params.
 
         The copy of a torch module is a dict by dotted name, for `load_state_dict` (with strict=False if some arrays of
-        the module are tied or not selected). JAX's arrays are not writable. If the server was opened from a store, all
-        arrays are NumPy's.
+        the module are not selected). JAX's arrays are not writable; a node that is registered with JAX has its own
+        type. If the server was opened from a store, all arrays are NumPy's, in dicts and lists.
 
         Raises:
             AffluxError: as `pulled`.

@@ -1,6 +1,6 @@
 """The conversion of a caller's arrays to flat vectors, and back. Messages name the client and the array."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import float_info
 from typing import Any
@@ -11,8 +11,9 @@ import numpy.typing as npt
 from afflux import ops
 from afflux._engine import Buffer, RowCheck, ingest
 from afflux.aggregation.reports import Pulled
-from afflux.arrays import trees
+from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.devices import HOST, Device
+from afflux.arrays.fields import Field, check_copied
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import (
     first_beyond,
@@ -23,12 +24,15 @@ from afflux.arrays.interop import (
     is_torch,
     on_gpu,
     on_host,
+    readable_copy,
     with_names,
 )
-from afflux.arrays.layout import Field, Layout, Tree
+from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.pools import Slot
+from afflux.arrays.roles import log_unknown_statistics
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind
@@ -44,21 +48,32 @@ class InputAdapter:
     num_threads: int
     device: Device = HOST  #: the device of the server's vectors
     likes: Mapping[str, Like] = field(default_factory=dict)  #: for each array of the first params, by name
+    constants: Constants = field(default_factory=Constants)  #: the values of constants and local arrays
+    #: makes an object like the first params from arrays by name; None: trees go out as dicts and lists
+    rebuild: Callable[[Mapping[str, Any]], Any] | None = None
 
     @classmethod
     @reads("[Server] params")
     def of(
-        cls, params: "ops.Array | Tree", kind: Kind, num_threads: int, layout: Layout | None = None
+        cls,
+        params: "ops.Array | Tree",
+        kind: Kind,
+        num_threads: int,
+        layout: Layout | None = None,
+        most: float = float_info.max,
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
         """Return an adapter for vectors like `params`, on the device of params; and the parts of params.
 
-        The default of `layout` is the layout of all of params.
+        The default of `layout` is the layout of all of params. Buffers with a value beyond `most` are then constants.
         """
         if layout is not None and not (isinstance(layout, Layout) and is_tree(params)):
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
-            layout = layout or Layout.of(params)
-            intake = cls(kind, layout, layout.size, num_threads)
+            layout = layout or Layout._of(params, most=most)
+            layout._require_parameters("[Server] params")
+            log_unknown_statistics([field.name for field in layout.buffers])
+            constants, rebuild = layout._constants_of(params), None if layout.partial else rebuilder(params)
+            intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
         parts = intake.parts("[Server] params", params)
@@ -115,6 +130,9 @@ class InputAdapter:
             first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
             return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
         except (AffluxError, UnavailableError) as error:
+            copy = None if isinstance(parts, list) else readable_copy(parts)
+            if copy is not None:
+                return self.ingest(what, copy, slot, conversion, beside)
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
         except Exception as error:
             unreadable(what, error)
@@ -160,35 +178,53 @@ class InputAdapter:
             buffers: a tree that holds them, or a flat vector.
             most: the largest magnitude of a value.
         """
-        if self.layout is None or not self.layout.buffers:
+        layout = self.layout
+        if layout is None:
             return None
         if buffers is None and model is not None and is_tree(model):
             buffers = model
+        what = f"{whose} buffers"
+        if layout.constants and buffers is not None and is_tree(buffers):
+            try:
+                self.constants.check(layout._leaves(buffers))
+            except Exception as error:
+                raise_if_from_signal(error)
+                unreadable(whose, AffluxError(f"{whose} model: {error}") if isinstance(error, AffluxError) else error)
+        if not layout.buffers_size:
+            return None
         if buffers is None:
-            names = ", ".join(field.name for field in self.layout.buffers[:3])
-            more = ", ..." if len(self.layout.buffers) > 3 else ""
+            every = (*layout.buffers, *layout.copied)
+            names = ", ".join(field.name for field in every[:3])
+            more = ", ..." if len(every) > 3 else ""
             raise AffluxError(
                 f"{whose} push lacks the model's buffers ({names}{more}): pass them as buffers=, or the client's "
                 "whole model as model="
             )
-        what = f"{whose} buffers"
+        return self.flat_buffers(what, buffers, most)
+
+    def flat_buffers(self, what: str, buffers: "Tree", most: float = float_info.max) -> Float64 | None:
+        """Return the buffers of a tree, or a copy of a flat vector of them, (d_b,); None if the model has none."""
+        layout = self.layout
+        if layout is None or not layout.buffers_size:
+            return None
         try:
             if is_masked(buffers):
                 raise AffluxError("it is a masked array: give its filled() values")
             tree = is_tree(buffers)
-            values = self.layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
+            values = layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise_if_from_signal(error)
             raise AffluxError(f"{what}: {error}") from None
         except Exception as error:
             unreadable(what, error)
-        if flat.shape != (self.layout.buffers_size,):
-            raise AffluxError(f"{what} has shape {flat.shape}, expected ({self.layout.buffers_size},)")
-        index = first_beyond(flat, most)
+        if flat.shape != (layout.buffers_size,):
+            raise AffluxError(f"{what} has shape {flat.shape}, expected ({layout.buffers_size},)")
+        index = first_beyond(flat[: layout.averaged_size], most)
         if index is not None:
             kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
-            raise AffluxError(f"{what} has {kind} at index {index}{within(self.layout.buffers, index)}")
+            raise AffluxError(f"{what} has {kind} at index {index}{within(layout.buffers, index)}")
+        check_copied(what, layout.copied, flat)
         return flat
 
     def place(self, index: int) -> str:
@@ -206,7 +242,7 @@ class InputAdapter:
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
-                self.layout.load(out, now.params, now.buffers)
+                self.layout.load(out, now.params, now.buffers, self.constants if self.layout.constants else None)
                 self.device.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
@@ -218,25 +254,26 @@ class InputAdapter:
         flat = on_host(version.params, copy=True)
         if self.layout is None:
             return self._copied("", None, flat)
-        pieces = [(each, flat) for each in self.layout.fields]
-        if version.buffers is not None:
-            own = np.array(version.buffers)
-            pieces += [(each, own) for each in self.layout.buffers]
         arrays = {
-            each.name: self._copied(each.name, each.dtype, vector[each.start : each.stop].reshape(each.shape))
-            for each, vector in pieces
+            field.name: self._copied(field.name, field.dtype, values)
+            for field, values in self.layout._pieces_of(
+                flat, None if version.buffers is None else np.array(version.buffers)
+            )
         }
-        return trees.build(self.layout.nesting, arrays)
+        arrays |= self.constants.items(writable=True)
+        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(arrays)
 
     def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
-        like = self.likes.get(name) or Like("numpy", np.dtype(dtype or values.dtype))
+        like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
         return like.made_of(name, values)
 
 
 @reads("[Server] a model")
 def is_tree(model: object) -> bool:
     """Return whether a model is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
-    return hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str))
+    if hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str)):
+        return True
+    return not hasattr(model, "shape") and (is_keras(model) or children(model) is not None)
 
 
 def within(fields: Iterable[Field], index: int) -> str:

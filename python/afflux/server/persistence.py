@@ -21,9 +21,10 @@ from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability, ServerOptions, slots_of
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Streaming
+from afflux.arrays.constants import Constants
 from afflux.arrays.devices import HOST
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import first_beyond
+from afflux.arrays.interop import first_beyond, is_masked
 from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Slot, Vector, Versions
 from afflux.ops.errors import AffluxError, BusyError, StoreError
@@ -32,6 +33,7 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
+from afflux.store.constants_file import constants_of
 from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
 from afflux.store.metadata import damage_as_store_error
@@ -44,6 +46,7 @@ class Attached:
 
     options: ServerOptions
     layout: Layout | None
+    constants: Constants
     retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
 
 
@@ -121,12 +124,12 @@ def start_of(store: Store) -> tuple[Vector, ServerOptions]:
         return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
-def make_store(aggregator: Aggregator, path: Path, layout: Layout | None, options: ServerOptions) -> Store:
+def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
     """Make a store for a new server, and move the server's state there."""
-    facts = facts_of(aggregator, layout, options)
+    facts, constants = facts_of(aggregator, adapter.layout, options), adapter.constants.to_bytes()
     durability = options.durability or "process"
     with removed_if_it_fails(path):
-        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every)
+        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every, constants)
         store = Store(path, aggregator.num_threads, device=aggregator.device, new=True)
         try:
             _move_to(store, aggregator, options)
@@ -191,7 +194,10 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     aggregator.tasks.restore(store.open_tasks(), {**retained, now.version: now})
     admission.compact_task_events(aggregator.tasks.opened())
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
-    return Attached(options, store.layout, MappingProxyType(dict(aggregator.retained)))
+    layout = store.layout
+    constants = constants_of(store.path, layout)
+    admission.averaged = None if layout is None else layout.averaged_size
+    return Attached(options, layout, constants, MappingProxyType(dict(aggregator.retained)))
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
@@ -203,9 +209,9 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     return replace(version, params=draft.publish(version.version))
 
 
-def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout | None, options: ServerOptions) -> None:
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
     """Load a state_dict. All new objects are made before any old one is replaced."""
-    facts = facts_of(aggregator, layout, options)
+    facts = facts_of(aggregator, adapter.layout, options)
     admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
     saved = checkpoints.load(state, facts, admission)
     _prepare_next_rule(saved, aggregator, options)
@@ -217,13 +223,34 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], layout: Layout 
     draft = versions.take()
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
+    constants = _saved_constants(state)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
+    if constants is not None:
+        adapter.constants.replace(constants)
     if uncounted and aggregator.streaming is None:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
             arrivals = arrivals_of(saved, aggregator)
             admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     aggregator.failure = None
     aggregator.tasks.clear()  # their versions are not versions of the loaded state
+
+
+def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
+    """Return the constants and local arrays of a state that `load` has checked; None if it has none.
+
+    Raises:
+        AffluxError: the array has another size or dtype than its layout says.
+    """
+    data, layout = state["arrays"].get("constants"), state["meta"]["layout"]
+    if data is None or layout is None:
+        return None
+    own = Layout.from_json(layout)
+    constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
+    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
+        found = f"{values.dtype} of shape {values.shape}"
+        raise AffluxError(f"[load_state_dict] constants is {found}, expected uint8 of shape ({constants.nbytes},)")
+    constants.load(values)
+    return constants
 
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
@@ -307,11 +334,14 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
     return arrival._replace(slot=slot, norm=norm)
 
 
-def save_state(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
+def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:
     """Return the state_dict of a server without unfinished rounds."""
-    admission, facts = aggregator.admission, facts_of(aggregator, layout, options)
+    admission, facts = aggregator.admission, facts_of(aggregator, adapter.layout, options)
     aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
-    return checkpoints.save(facts, admission.state, admission.log)
+    state = checkpoints.save(facts, admission.state, admission.log)
+    if adapter.constants.nbytes:
+        state["arrays"]["constants"] = adapter.constants.to_bytes()
+    return state
 
 
 def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterable[Pulled]) -> dict[int, Pulled]:

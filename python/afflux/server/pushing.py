@@ -126,7 +126,7 @@ def push(  # noqa: D417
             aggregator.fast is not None
             and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
             and (timeout is None and copy is True)
-            and (adapter.layout is None or not adapter.layout.buffers)
+            and (adapter.layout is None or not adapter.layout.apart)
         ):
             known = version.version if type(version) is Pulled else version
             found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
@@ -206,7 +206,7 @@ def push(  # noqa: D417
         parts, own = vector, None
         if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
             parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
-        if adapter.layout is not None and adapter.layout.buffers:
+        if adapter.layout is not None and adapter.layout.apart:
             most = aggregator.admission.limits.max_abs
             own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, buffers, most)
         norm, extremes = nan, (nan, nan)

@@ -94,14 +94,14 @@ class Server:
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
-        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout)
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, chosen.limits.max_abs)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.options = chosen  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
         self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads, on_step)
         self._store: Store | None = None
         if folder is not None:
-            self._store = persistence.make_store(self._aggregator, folder, self._adapter.layout, chosen)
+            self._store = persistence.make_store(self._aggregator, folder, self._adapter, chosen)
 
     @classmethod
     def open(
@@ -161,7 +161,9 @@ class Server:
                 )
                 with damage_as_store_error(store.path):
                     attached = persistence.load_store(store, server._aggregator, server.options)
-            server._adapter, server.options = replace(server._adapter, layout=attached.layout), attached.options
+            layout, constants = attached.layout, attached.constants
+            server._adapter = replace(server._adapter, layout=layout, constants=constants)
+            server.options = attached.options
             server.retained_versions, server._store = attached.retained_versions, store
             if server._aggregator.admission.overdue:
                 with suppress(AffluxError):  # a round that cannot be made waits in the state
@@ -398,7 +400,7 @@ class Server:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
         self._enter("state_dict")
-        save = partial(persistence.save_state, self._aggregator, self.layout, self.options)
+        save = partial(persistence.save_state, self._aggregator, self._adapter, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
     @clears_tracebacks
@@ -418,7 +420,7 @@ class Server:
         self._aggregator.enter("load_state_dict")
         if self._store is not None:
             raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
-        load = partial(persistence.load_state, self._aggregator, state, self.layout, self.options)
+        load = partial(persistence.load_state, self._aggregator, state, self._adapter, self.options)
         self._aggregator.when_idle("load_state_dict", load)
         self._aggregator.notify_waiters()
 

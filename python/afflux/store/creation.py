@@ -8,11 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
+from afflux.store.constants_file import write_constants
 from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
@@ -29,8 +33,11 @@ def create_store(
     options: Mapping[str, Any],
     durability: Durability,
     commit_every: int | None,
+    constants: npt.NDArray[np.uint8] | None = None,
 ) -> None:
     """Make a store in a new folder, for a server with these facts and options.
+
+    `constants` are the bytes of the model's constants and local arrays, which are written once.
 
     Raises:
         StoreError: the folder is not empty, or cannot be written.
@@ -61,6 +68,8 @@ def create_store(
             _refuse_contents(path)  # another process may have had the lock before
             try:
                 make_arrays(path, shapes)
+                if constants is not None and constants.size:
+                    write_constants(path, constants)
                 Index.make(path / INDEX, facts)
                 for folder in (path, path.parent):
                     sync(folder)

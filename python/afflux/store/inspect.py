@@ -17,6 +17,7 @@ from afflux.aggregation.cache.rows import decoded_dtype
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
+from afflux.store.constants_file import constants_of
 from afflux.store.files import reason
 from afflux.store.lock import InUseError, Lock
 from afflux.store.metadata import folder_of
@@ -119,7 +120,11 @@ def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
 
 
 def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:
-    """Describe missing or truncated files that the last commit refers to."""
+    """Describe missing or truncated files that the last commit refers to, and a damaged file of constants."""
+    try:
+        constants_of(store.path, layout_of(store.path, store.server, store.committed.buffers))
+    except StoreError as error:
+        yield str(error).removeprefix("[store] ")
     for name, slot in store.committed.last_slots.items():
         lack = None if name in but else store.arrays[name].missing_slot(slot)
         if lack is not None:
@@ -179,7 +184,7 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
     Args:
         path: the store's folder; nothing is written there.
         out: `.npy`: the flat vector, (d,); `.npz`: the model's arrays by their names, if the server was made with a
-            tree, else `params`. The model's buffers are float64. An existing file is replaced after all data are
+            tree, else `params`. The model's statistics are float64. An existing file is replaced after all data are
             written.
 
     Raises:
@@ -218,11 +223,11 @@ def _model(store: StoreReader, params: Row) -> Iterator[tuple[str, npt.NDArray[A
         yield "params", params
         return
     own = np.frombuffer(store.committed.buffers or b"", np.float64)
-    for fields, flat in ((layout.fields, params), (layout.buffers, own)):
-        for field in fields:
-            if "/" in field.name or "\\" in field.name:  # names in an archive are paths
-                raise StoreError(f"[export] {brief(field.name)} cannot be a name in a .npz: give a .npy")
-            yield field.name or "params", flat[field.start : field.stop].reshape(field.shape)
+    values = [(field.name, array) for field, array in layout._pieces_of(params, own if own.size else None)]
+    for name, array in (*values, *constants_of(store.path, layout).items()):
+        if "/" in name or "\\" in name:  # names in an archive are paths
+            raise StoreError(f"[export] {brief(name)} cannot be a name in a .npz: give a .npy")
+        yield name or "params", array
 
 
 def _checked_out(out: "str | PathLike[str]") -> Path:

@@ -3,12 +3,15 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from typing import Any
 
 import numpy as np
 import torch
 
+from afflux.arrays.fields import Role, from_words, to_words
 from afflux.arrays.layout import Layout
+from afflux.arrays.roles import Roles
 from afflux.sim.clients.module_state import ModuleState
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -70,16 +73,18 @@ class FlatModel:
     its state at the start: other buffers, plain attributes, modes, gradients.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, roles: Roles | None = None) -> None:
         """Bind the module's parameters and buffers.
 
+        `roles` are those of `Layout.of`. No array may be local, because one module serves all clients.
+
         Raises:
-            ConfigError: an array is not initialised or not on the CPU, or a trained parameter is not float32.
+            ConfigError: an array is local, not initialised or not on the CPU, or a trained parameter is not float32.
         """
         self.module = module
         _check_arrays(module)
         self._state = state = ModuleState(module)
-        self.layout = layout = Layout.of(module, "trainable")
+        self.layout = layout = Layout.of(module, "trainable", roles=roles)
         self.params = np.zeros(layout.size, dtype=np.float32)
         """(d,) the trained parameters, which the module reads and writes."""
         self.initial_params = np.asarray(layout.flatten(module))
@@ -92,9 +97,14 @@ class FlatModel:
             named = parameters.pop(field.name)
             named.move(values)
             self._trained.append((named, slope))
-        self._frozen = [(named, named.checksum()) for named in parameters.values()]
-        self._buffers = [(field, buffers.pop(field.name)) for field in layout.buffers]
-        self._fixed = [(named, named.tensor.clone()) for named in buffers.values()]
+        held = parameters | buffers
+        for field in layout.locals:
+            if field.name in held:
+                raise ConfigError(f"roles: {field.name} is local, and a simulation keeps no arrays of single clients")
+        self._buffers = [(field, held.pop(field.name)) for field in layout.buffers]
+        self._copied = [(field, held.pop(field.name)) for field in layout.copied]
+        self._frozen = [(named, named.checksum()) for name, named in held.items() if name in parameters]
+        self._fixed = [(named, named.tensor.clone()) for name, named in held.items() if name in buffers]
         self._modes = [(part, part.training) for part in module.modules()]
         self.initial_buffers = self.buffers()
         np.copyto(self.params, self.initial_params)
@@ -114,6 +124,8 @@ class FlatModel:
             for field, named in self._buffers:
                 values = loaded[field.start : field.stop].view(field.shape)
                 named.restored().copy_(values if named.tensor.is_floating_point() else values.round())
+            for field, named in self._copied:
+                named.restored().copy_(torch.from_numpy(from_words(field, buffers)))
 
     def buffers(self) -> np.ndarray | None:
         """Return a copy of the buffers, float64; None if the model has none.
@@ -121,12 +133,15 @@ class FlatModel:
         Raises:
             ConfigError: the module has put something of another shape or dtype in the place of a buffer.
         """
-        if not self._buffers:
+        if not self.layout.buffers_size:
             return None
         values = torch.empty(self.layout.buffers_size, dtype=torch.float64)
         for field, named in self._buffers:
             values[field.start : field.stop].view(field.shape).copy_(named.current())
-        return np.asarray(values.numpy())
+        out = np.asarray(values.numpy())
+        for field, named in self._copied:
+            out[field.start : field.stop] = to_words(field, named.current())
+        return out
 
     def zero_gradient(self) -> None:
         """Set the gradients to zero, after code that may have put others in their place."""
@@ -192,5 +207,7 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     """Return the model's parameters and buffers by name, and their layout, for a server of a model with buffers."""
     layout = flat.layout
     tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
-    arrays = {field.name: tensors[field.name].detach().numpy().copy() for field in (*layout.fields, *layout.buffers)}
-    return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers])
+    fields = (*layout.fields, *layout.buffers, *layout.copied)
+    arrays = {field.name: tensors[field.name].detach().numpy().copy() for field in fields}
+    copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
+    return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from afflux.arrays.roles import Roles
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
@@ -58,6 +59,7 @@ class Simulation:
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
+        roles: Roles | None = None,
         delays: str | DelayLaw = "exponential",
         name: str = "own",
         **settings: Any,
@@ -82,6 +84,7 @@ class Simulation:
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
+            roles: the roles of arrays by patterns of names, such as {"codebook": "copied"}; see `Layout.of`.
             delays: law of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
             name: of the task, for logs and tables.
             settings: fields of `SimConfig`: concurrency, arrivals, rounds, protocol, eval_every, target, client_lr,
@@ -111,6 +114,7 @@ class Simulation:
             num_clients=num_clients,
             loss=loss,
             validation=validation,
+            roles=roles,
             delays=None if isinstance(delays, str) else delays,
         )
         given = list(settings)
@@ -233,4 +237,4 @@ class Simulation:
         from afflux.sim.workload.task_registry import build_task
 
         task = build_task(self.config) if self.task is None else self.task
-        return len(FlatModel(make_module(task.model, 0)).params)
+        return len(FlatModel(make_module(task.model, 0), task.roles).params)

@@ -1,6 +1,6 @@
 """The task of the clients: a model, a data set for each client, a training function and an evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -83,6 +83,9 @@ class Task:
 
     None: the data sets of the clients, if they are no function, and those of `classification` and `validation`.
     """
+
+    roles: Mapping[str, Any] | None = None
+    """The roles of the model's arrays by patterns of names; see `afflux.Layout.of`. None: the defaults."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the parts do not go together."""

@@ -1,0 +1,75 @@
+"""The statistics and the copied arrays of a model after a round: its buffers, such as those of BatchNorm.
+
+    s' = sum_i c_i s_i,  c_i = w_i / W,  W = sum_i w_i             rules that take updates or gradients
+    s' = sum_i c_i s_i + c_0 s,  c_i = min(lr, 1 / W) w_i,  c_0 = max(0, 1 - lr W)     rules that take models
+
+over the accepted arrivals, in canonical order and in float64. No c is negative, so that no variance becomes so.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from afflux import ops
+from afflux.arrays.interop import immutable_copy
+from afflux.ops.exact import ordered_sum
+from afflux.rules.rule import Float64, Kind
+
+
+def mixed_buffers(
+    kind: Kind,
+    current: Float64 | None,
+    vectors: Sequence[Float64 | None],
+    weights: Float64,
+    accepted: Sequence[bool],
+    lr: float,
+    averaged: int | None = None,
+) -> Float64 | None:
+    """Return the model's buffers after a round.
+
+    If all weights are equal, or one is negative, or their sum is not positive, the statistics are the plain mean (of
+    rules that take models only in the last two cases). An element in which all accepted arrivals and the server agree
+    keeps its bits. If all arrivals are rejected, nothing changes.
+
+    Args:
+        kind: the kind of the rule.
+        current: (d_b,) the server's buffers; None: the model has none.
+        vectors: (d_b,) those of the arrivals, in canonical order.
+        weights: (M,) the final weights.
+        accepted: whether each arrival is accepted.
+        lr: the learning rate of the round; it only matters for rules that take models.
+        averaged: the number of statistics; copied arrays follow. None: all are statistics.
+    """
+    pairs = [(v, w) for v, w, yes in zip(vectors, weights.tolist(), accepted, strict=True) if yes and v is not None]
+    if current is None or not pairs:
+        return current
+    own, shares = [v for v, _ in pairs], [w for _, w in pairs]
+    count = current.size if averaged is None else averaged
+    out, statistics = np.empty_like(current), [v[:count] for v in own]
+    if count:
+        _mix(kind, current[:count], statistics, shares, lr, out[:count])
+        same = np.ones(count, bool)
+        bits = current[:count].view(np.int64)
+        for vector in statistics:
+            same &= vector.view(np.int64) == bits
+        np.copyto(out[:count], current[:count], where=same)
+    out[count:] = own[shares.index(max(shares))][count:]
+    return immutable_copy(out)
+
+
+def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: list[float], lr: float, out: Float64) -> None:
+    """Write the mean of the vectors to `out`."""
+    total = ordered_sum(weights)
+    plain = not total > 0 or min(weights) < 0
+    if kind == "model" and not plain:
+        rest = max(0.0, 1.0 - lr * total)
+        shares = [lr * weight if rest else weight / total for weight in weights]
+        ops.apply(
+            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), rest), step=ops.Assign()), num_threads=1
+        )
+        return
+    shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)
+    if not plain and any(weight != weights[0] for weight in weights):
+        shares, scale = [weight / total for weight in weights], 1.0
+    mix = ops.Combine(vectors, np.array(shares))
+    ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Sgd(scale)), num_threads=1)

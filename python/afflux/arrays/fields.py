@@ -1,0 +1,237 @@
+"""The places of a model's arrays: in the flat vector of parameters, in that of buffers, or among the constants."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from afflux.arrays.interop import (
+    FLOATS,
+    REAL,
+    Array,
+    fill,
+    kind_of,
+    label,
+    overwrite,
+    prepare,
+    put,
+    raw_bytes,
+    ready,
+    require_writable,
+    type_of,
+)
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import MOST_ELEMENTS
+
+#: The use of one array of a model:
+#:
+#:     trained    an element of the flat vector, to which the rule is applied
+#:     statistic  averaged over the accepted arrivals, such as a running mean, a variance or a counter
+#:     copied     taken whole from the accepted arrival of the largest weight: it changes, and a mean has no meaning
+#:     constant   never changes; a client whose array differs is refused
+#:     local      each client has its own; the server gives out its first value, and reads no client's
+#:     alias      a further name of another array, as of tied weights
+Role = Literal["trained", "statistic", "copied", "constant", "local", "alias"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: Bytes of a word of a copied array: the vector of buffers holds each word as a float64, which is exact.
+WORD = 4
+#: The dtype of a local object that is no array.
+OBJECT = "object"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The place of one array: in the flat vector of the parameters, in that of the buffers, or among the constants."""
+
+    name: str  #: dotted path, as "encoder.0.weight"; empty if the tree is a single array
+    shape: tuple[int, ...]
+    start: int  #: an element of its vector; for a constant or a local array a byte
+    dtype: str | None = None  #: None for parameters
+    role: Role = "trained"
+    nbytes: int = 0  #: of a constant, a local or a copied array; 0 for a local object that is no array
+
+    @property
+    def stop(self) -> int:
+        """One past the last element."""
+        if self.role == "copied":
+            return self.start + -(-self.nbytes // WORD)
+        return self.start + (prod(self.shape) if self.role in ("trained", "statistic") else self.nbytes)
+
+
+#: Name, shape, dtype, role and bytes of an array.
+Row = tuple[str, Iterable[int], str | None, Role, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A further name of an array."""
+
+    name: str
+    of: str | None  #: the array's name in the layout; None: unknown, in a layout of an earlier version
+    carried: bool = True  #: whether trees that go out have it; else it is only a name that pushed trees may use
+
+
+def placed(arrays: Iterable[Row], start: int = 0) -> tuple[Field, ...]:
+    """Return the fields of arrays that lie one after the other in their vector."""
+    fields = []
+    for name, shape, dtype, role, nbytes in arrays:
+        fields.append(Field(name, tuple(shape), start, dtype, role, nbytes))
+        start = fields[-1].stop
+    return tuple(fields)
+
+
+def fields_of(arrays: Mapping[str, Array], roles: Mapping[str, Role]) -> tuple[tuple[Field, ...], ...]:
+    """Return the fields of the parameters, statistics, copied arrays, constants and local arrays.
+
+    Raises:
+        AffluxError: a parameter or buffer has a dtype that is no real number, or a shape is invalid.
+    """
+    rows: dict[Role, list[Row]] = {role: [] for role in ROLES}
+    for name, array in arrays.items():
+        role = roles[name]
+        apart = role in ("constant", "local")
+        if role == "local" and not has_bytes(array):
+            rows[role].append((name, (), OBJECT, role, 0))
+            continue
+        kind, shape = (type_of if apart else kind_of)(name, array), tuple(map(int, array.shape))
+        if any(n < 0 for n in shape) or prod(shape) > MOST_ELEMENTS:
+            raise AffluxError(f"[layout] {label(name)} has shape {shape}, which is not a valid shape")
+        nbytes = raw_bytes(name, array).size if apart or role == "copied" else 0
+        rows[role].append((name, shape, None if role == "trained" else kind, role, nbytes))
+    statistics, constants = placed(rows["statistic"]), placed(rows["constant"])
+    copied = placed(rows["copied"], statistics[-1].stop if statistics else 0)
+    local = placed(rows["local"], constants[-1].stop if constants else 0)
+    return placed(rows["trained"]), statistics, copied, constants, local
+
+
+def to_words(field: Field, array: Array) -> npt.NDArray[np.float64]:
+    """Return the bytes of a copied array as 32-bit words in float64; the last word is padded with zeros.
+
+    Floats of another precision are rounded to that of the field.
+    """
+    kind = kind_of(field.name, array)
+    if kind != field.dtype:
+        if not {kind, field.dtype} <= FLOATS or field.dtype == "bfloat16":
+            raise AffluxError(f"[layout] {label(field.name)} is {kind}, expected {field.dtype}: it is copied whole")
+        values = np.empty(prod(field.shape), np.float64)
+        fill(values, [field.name], [ready(field.name, array)])
+        array = values.astype(str(field.dtype))
+    raw = raw_bytes(field.name, array)
+    words = np.zeros(field.stop - field.start, np.uint32)
+    words.view(np.uint8)[: raw.size] = raw
+    return words.astype(np.float64)
+
+
+def from_words(field: Field, buffers: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+    """Return the copied array in a vector of buffers; bfloat16 as float32, which holds the same values."""
+    raw = buffers[field.start : field.stop].astype(np.uint32).view(np.uint8)[: field.nbytes]
+    if field.dtype == "bfloat16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(field.shape)
+    return raw.view(str(field.dtype)).reshape(field.shape)
+
+
+def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.float64]) -> None:
+    """Check the copied arrays in a vector of buffers; `what` names it in messages.
+
+    Raises:
+        AffluxError: an array is not in words, or has a NaN.
+    """
+    for field in fields:
+        words = buffers[field.start : field.stop]
+        if not ((words >= 0) & (words < 2.0**32) & (words == np.rint(words))).all():
+            raise AffluxError(f"{what} has no 32-bit words in {field.name}, which is copied whole")
+        values = from_words(field, buffers)
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise AffluxError(f"{what} has a NaN in {field.name}")
+
+
+def write_all(
+    arrays: Sequence[Array],
+    pieces: Sequence[tuple[Field, Array]],
+    copies: Sequence[tuple[str, Array, Array]],
+    whole: list[tuple[Array, Array]],
+) -> None:
+    """Write into all arrays, or into none if one cannot be written.
+
+    Args:
+        arrays: the arrays of `pieces`, in their order.
+        pieces: the values of parameters and buffers, with their fields.
+        copies: the names, the arrays and the values of further copies.
+        whole: checked arrays of any dtype, and their values.
+
+    Raises:
+        AffluxError: see `interop.prepare`.
+    """
+    writes = []
+    for array, (field, value) in zip(arrays, pieces, strict=True):
+        if field.role == "copied":
+            require_writable(field.name, array, field.shape)
+            whole.append((array, value))
+        else:
+            writes.append((array, prepare(field.name, array, value)))
+    for name, array, value in copies:
+        require_writable(name, array, tuple(value.shape))
+        writes.append((array, prepare(name, array, value)))
+    for array, value in writes:
+        put(array, value)
+    for array, value in whole:
+        overwrite(array, value)
+
+
+def to_json(
+    fields: Iterable[Field], buffers: Iterable[Field], others: Iterable[Field], aliases: Iterable[Alias]
+) -> dict[str, Any]:
+    """Return the fields and aliases of a layout as plain dicts and lists."""
+    return {
+        "fields": [[field.name, list(field.shape)] for field in fields],
+        "buffers": [[field.name, list(field.shape), field.dtype] for field in buffers],
+        "others": [[each.name, list(each.shape), each.dtype, each.role, each.nbytes] for each in others],
+        "tied": [[alias.name, alias.of, alias.carried] for alias in aliases],
+    }
+
+
+#: The fields of parameters, of statistics, of copied arrays, of constants and local arrays; and the aliases.
+Parts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Alias, ...]]
+
+
+def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
+    """Return the parts that `to_json` has converted. A layout of an earlier version has no `others`. `leaves` are the
+    names of its nesting.
+
+    Raises:
+        Exception: `data` does not come from `to_json`.
+    """
+    fields = placed((name, shape, None, "trained", 0) for name, shape in data["fields"])
+    buffers = placed((*field, "statistic", 0) for field in data["buffers"])
+    others = list(data.get("others", []))
+    copied = placed((each for each in others if each[3] == "copied"), buffers[-1].stop if buffers else 0)
+    apart = placed(each for each in others if each[3] != "copied")
+    aliases = tuple(Alias(each, None) if type(each) is str else Alias(*each) for each in list(data.get("tied", [])))
+    everything = (*fields, *buffers, *copied, *apart)
+    named = {field.name for field in everything}
+    sound = (
+        all(type(n) is int and n >= 0 for field in everything for n in (*field.shape, field.nbytes))
+        and all(field.dtype in REAL for field in (*buffers, *copied))
+        and all(type(field.dtype) is str and field.role in ("constant", "local") for field in apart)
+        and len(named) == len(everything)
+        and all(type(a.name) is str and a.name not in named and type(a.carried) is bool for a in aliases)
+        and all(a.of is None or a.of in named for a in aliases)
+        and len({a.name for a in aliases}) == len(aliases)
+        and type(data.get("tied", [])) is list
+    )
+    carried = {alias.name for alias in aliases if alias.carried}
+    if "tied" not in data:  # of a version that did not know them
+        leaves = [name for name in leaves if name in named]
+    if not sound or len(set(leaves)) != len(leaves) or not named <= set(leaves) <= named | carried:
+        raise ValueError("a shape, dtype, role or name is wrong")
+    return fields, buffers, copied, apart, aliases
+
+
+def has_bytes(value: object) -> bool:
+    """Return whether a local value is an array whose bytes can be kept."""
+    dtype = getattr(value, "dtype", None)
+    return hasattr(value, "shape") and dtype is not None and not str(dtype).startswith(("key<", OBJECT))

@@ -1,0 +1,100 @@
+"""Models of JAX's libraries and of Keras: their arrays by name, and the roles that the libraries themselves declare.
+
+No library is imported here: an object of a library exists only if its library is imported.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from afflux.arrays.fields import Role
+
+_PLAIN = frozenset({dict, list, tuple})
+
+
+def is_keras(tree: object) -> bool:
+    """Return whether the object is a model or a layer of Keras."""
+    layer = getattr(getattr(sys.modules.get("keras"), "layers", None), "Layer", None)
+    return layer is not None and isinstance(tree, layer)
+
+
+def keras_variables(model: Any) -> dict[str, Any]:
+    """Return the variables of a Keras model by place and name, as "0.kernel", in the order of `get_weights`; then the
+    others, such as seeds. Keras numbers the names of layers on, so that two models of one kind have other names.
+    """
+    weights = list(model.weights)
+    known = {id(variable) for variable in weights}
+    variables = [*weights, *(variable for variable in model.variables if id(variable) not in known)]
+    return {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
+
+
+def variable_of_flax(tree: object) -> tuple[Any, Role | None] | None:
+    """Return the value of a Variable of flax.nnx, and the role that its type declares; None for other objects.
+
+    A BatchStat is a statistic; states of random numbers, caches and intermediates are local; a Param has the role of
+    its dtype; others are constants.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(tree, nnx.Variable):
+        return None
+    value = tree.get_value()
+    if isinstance(tree, nnx.Param):
+        return value, None
+    if isinstance(tree, nnx.BatchStat):
+        return value, "statistic"
+    return value, "local" if isinstance(tree, (nnx.RngState, nnx.Cache, nnx.Intermediate)) else "constant"
+
+
+def children(tree: object) -> list[tuple[str, Any]] | None:
+    """Return the children of a node that is registered with JAX, by name; None for leaves and for plain containers."""
+    jax = sys.modules.get("jax")
+    if jax is None or tree is None or type(tree) in _PLAIN or hasattr(tree, "shape"):
+        return None
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    if len(flat) == 1 and not flat[0][0]:
+        return None  # a leaf
+    return [(_name_of(path), child) for path, child in flat]
+
+
+def is_static(node: object) -> bool:
+    """Return whether a child of such a node is no part of the model: neither an array nor a container of arrays."""
+    if node is None or hasattr(node, "shape") or variable_of_flax(node) is not None:
+        return False
+    return not isinstance(node, Mapping | list | tuple) and children(node) is None
+
+
+def _name_of(path: Iterable[Any]) -> str:
+    """Return the dotted name of a path of JAX's keys."""
+    parts = []
+    for key in path:
+        part = next((getattr(key, name) for name in ("name", "key", "idx") if hasattr(key, name)), key)
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def rebuilder(tree: object) -> Callable[[Mapping[str, Any]], Any] | None:
+    """Return a function that makes an object like `tree` from arrays by name; None if `tree` is no node that is
+    registered with JAX, or a plain container.
+
+    The function keeps the leaves that are no arrays, such as functions, but no array.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or type(tree) in _PLAIN or hasattr(tree, "named_parameters") or is_keras(tree):
+        return None
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
+    if len(flat) == 1 and not flat[0][0]:
+        return None
+    nnx = sys.modules.get("flax.nnx") is not None
+    names = [_name_of(path[:-1] if nnx and _is_value(path) else path) for path, _ in flat]
+    statics = [None if hasattr(leaf, "shape") else leaf for _, leaf in flat]
+
+    def build(arrays: Mapping[str, Any]) -> Any:
+        leaves = [arrays.get(name, static) for name, static in zip(names, statics, strict=True)]
+        return jax.tree_util.tree_unflatten(structure, leaves)
+
+    return build
+
+
+def _is_value(path: tuple[Any, ...]) -> bool:
+    """Return whether the last key of a path is that of the value of a Variable of flax.nnx."""
+    return len(path) > 1 and getattr(path[-1], "name", None) == "value"

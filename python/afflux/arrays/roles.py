@@ -1,0 +1,179 @@
+"""The role of each array of a model: as the caller declares it by patterns, else by its module, its name and dtype."""
+
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from logging import getLogger
+from typing import Any, cast
+
+import numpy as np
+
+from afflux.arrays.fields import ROLES, Role
+from afflux.arrays.interop import FLOATS, REAL, Array, is_torch, kind_of, label, on_host, type_of
+from afflux.arrays.modules import is_extra_state
+from afflux.arrays.selection import close_names
+from afflux.arrays.trees import Walk
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import as_text, brief, one_of, reads
+
+_log = getLogger("afflux")
+
+#: Roles by patterns of names: "bn.*" is all names that begin with "bn.", see `fnmatch`. The first match counts.
+Roles = Mapping[str, Role]
+
+#: The names of statistics in normalisation layers: torch's, and Keras'.
+STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
+#: Collections of flax.linen that each client has for itself.
+_OWN_COLLECTIONS = frozenset({"cache", "intermediates"})
+#: The largest magnitude of an integer up to which float64 holds all integers.
+_EXACT = 2**53
+
+
+def roles_of(walk: Walk, roles: Roles | None = None, buffers: Collection[str] | None = None) -> dict[str, Role]:
+    """Return the role of each array of a tree by name, before any value is read; see `Layout.of`.
+
+    Raises:
+        AffluxError: an unknown role, or a pattern that matches no name.
+    """
+    patterns = _checked(roles, walk)
+    chosen: dict[str, Role] = {}
+    for name, array in walk.leaves.items():
+        pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        if pattern is not None and patterns[pattern] == "alias" and name not in walk.aliases:
+            raise AffluxError(f"[layout] roles: {label(name)} shares its memory with no array before it: no alias")
+        chosen[name] = _default(walk, name, array, buffers) if pattern is None else patterns[pattern]
+    return chosen
+
+
+def require_averages(
+    arrays: Mapping[str, Array], roles: dict[str, Role], declared: Collection[str], most: float
+) -> None:
+    """Make constants of those statistics that are not `declared` so, have no name of a known statistic, and have values
+    that cannot be averaged.
+
+    Args:
+        arrays: the arrays of the layout by name.
+        roles: changed.
+        declared: the names of arrays whose role the caller has declared.
+        most: the largest magnitude of a value.
+    """
+    for name, array in arrays.items():
+        known = name in declared or name.rpartition(".")[2] in STATISTICS
+        if roles[name] == "statistic" and not known and not can_be_averaged(name, array, most):
+            roles[name] = "constant"
+
+
+def can_be_averaged(name: str, array: Array, most: float) -> bool:
+    """Return whether float64 holds all values of the array, and none is beyond `most`."""
+    kind = type_of(name, array)
+    if kind not in REAL:
+        return False
+    kind_of(name, array)  # raises for an array without memory
+    if kind == "bool":
+        return True
+    values = on_host(array)
+    if not values.size:
+        return True
+    if kind in FLOATS:
+        if kind == "bfloat16":
+            values = (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return bool(np.abs(values).max() <= most)  # False for NaN
+    low, high = int(values.min()), int(values.max())
+    return max(-low, high) <= min(_EXACT, most)
+
+
+@reads("[layout] buffers")
+def named_buffers(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
+    """Return the names of the buffers. Raises AffluxError if one is not the name of an array of the tree."""
+    names = [buffers] if isinstance(buffers, str) else list(buffers)
+    found = {text for text in map(as_text, names) if text is not None and text in leaves}
+    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
+    if unknown or isinstance(buffers, str):
+        raise AffluxError(
+            f"[layout] buffers must be names of the tree's arrays, not {', '.join(map(label, (unknown or names)[:5]))}"
+        )
+    return found
+
+
+def declared_names(walk: Walk, roles: Roles | None, buffers: Collection[str] | None) -> set[str]:
+    """Return the names of the arrays whose role the caller has declared."""
+    patterns = roles or {}
+    matches = {name for name in walk.leaves if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return matches | set(buffers or ())
+
+
+def log_unknown_statistics(names: Collection[str]) -> None:
+    """Log, in one line, the buffers that are averaged although their names are not those of known statistics."""
+    unknown = [name for name in names if not _is_mean(name.split("."))]
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        _log.info("averaged as statistics: %s%s; Layout.of(roles=) declares others", ", ".join(unknown[:5]), more)
+
+
+def _checked(roles: Any, walk: Walk) -> dict[str, Role]:
+    """Return the patterns of `roles`, checked against the names of the tree."""
+    if roles is None:
+        return {}
+    if not isinstance(roles, Mapping):
+        raise AffluxError(f"[layout] roles is {brief(roles)}, must be a dict of roles by patterns of names")
+    checked: dict[str, Role] = {}
+    for pattern, role in roles.items():
+        text = as_text(pattern)
+        if text is None or not any(fnmatchcase(name, text) for name in walk.leaves):
+            raise AffluxError(
+                f"[layout] roles has {brief(pattern)}, which matches no array{close_names(pattern, walk.leaves)}"
+            )
+        checked[text] = cast(Role, one_of(*ROLES)("layout", f"roles[{text!r}]", role))
+    return checked
+
+
+def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | None) -> Role:
+    """Return the role of an array that no pattern matches."""
+    if name in walk.aliases:
+        return "alias"
+    if is_extra_state(name):
+        return "local"
+    if name in walk.kinds:
+        return walk.kinds[name]
+    if buffers is not None:
+        return "statistic" if name in buffers else "trained"
+    path = name.split(".")
+    if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in walk.collections):
+        return "local"
+    is_float = type_of(name, array) in FLOATS
+    declared = walk.declared.get(name)
+    if declared is False:
+        trains = is_float or (is_torch(array) and array.requires_grad)
+        return "trained" if trains else "constant"
+    if _is_of_spectral_norm(walk, path):
+        return "copied"
+    if declared or _is_mean(path):
+        return "statistic"
+    if is_float or type_of(name, array) not in REAL:
+        return "trained"
+    return "constant" if _is_table(name, array) else "statistic"
+
+
+def _is_mean(path: list[str]) -> bool:
+    """Return whether an array is a known statistic: of torch, of Keras, of flax.linen, or a moving mean of haiku."""
+    return path[-1] in STATISTICS or "batch_stats" in path or any(part.endswith("_ema") for part in path[:-1])
+
+
+def _is_table(name: str, array: Array) -> bool:
+    """Return whether integers outside of a module are codes, indices or a mask rather than counters: they have two
+    dimensions or more, or they are torch's and of another dtype than int64, the dtype of its counters.
+    """
+    coded = is_torch(array) and len(array.shape) == 1 and type_of(name, array) not in ("bool", "int64")
+    return coded or len(array.shape) > 1
+
+
+def _is_of_spectral_norm(walk: Walk, path: list[str]) -> bool:
+    """Return whether a vector is that of a power iteration: torch's spectral_norm, in both of its forms, or flax's.
+
+    The mean of two unit vectors is no unit vector.
+    """
+    last = path[-1]
+    if last in ("_u", "_v"):
+        return "parametrizations" in path
+    if last.rpartition("/")[2] in ("u", "sigma"):
+        return "batch_stats" in path
+    return last.endswith(("_u", "_v")) and ".".join((*path[:-1], f"{last[:-2]}_orig")) in walk.leaves
