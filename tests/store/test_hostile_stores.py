@@ -39,7 +39,7 @@ def path(bases, tmp_path):
 @pytest.fixture(autouse=True)
 def in_seconds():
     """Ends a test that hangs, and fails one that takes long; nothing here reads much."""
-    signal.alarm(20)
+    signal.alarm(120)
     begin = time.process_time()
     yield
     signal.alarm(0)
