@@ -298,6 +298,31 @@ def test_a_store_keeps_open_tasks_and_their_bases(tmp_path):
         assert server.checkout("ann").id not in (kept.id, newer.id)
 
 
+def test_a_lease_ends_while_no_server_runs(clock, monkeypatch, tmp_path):
+    """By the time of day, since monotonic clocks begin anew."""
+    now = [1000.0]
+    monkeypatch.setattr("afflux.server.tasks.time", lambda: now[0])
+    with made(store=tmp_path / "s") as server:
+        task = server.checkout("ann", lease=60.0)
+        server.checkout("bob", lease=600.0)
+    now[0] += 100.0
+    with Server.open(tmp_path / "s") as server:
+        assert [each.client for each in server.tasks] == ["bob"]
+        assert server.push(task=task.id, update=ones()).status == "expired"
+        clock[0] = 500.0
+        assert server.tasks == ()
+
+
+def test_the_tree_of_an_opened_server_is_numpys(tmp_path):
+    torch = pytest.importorskip("torch")
+    with made({"w": [torch.ones(2), torch.zeros(1)]}, store=tmp_path / "s") as server:
+        assert isinstance(server.checkout(1).tree()["w"][0], torch.Tensor)
+    with Server.open(tmp_path / "s") as server:
+        tree = server.checkout(1).tree()
+        assert [type(array) for array in tree["w"]] == [np.ndarray] * 2
+        assert [array.tolist() for array in tree["w"]] == [[1.0, 1.0], [0.0]]
+
+
 def test_a_push_that_a_crash_forgets_leaves_its_task_open(tmp_path):
     """And one that was committed does not: a client that tries again is counted once."""
     server = made(preset=fedavg(buffer_size=2), store=tmp_path / "s")
