@@ -2,6 +2,7 @@
 reference's rows (rows.py).
 """
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -250,6 +251,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(rng, codec):
 
 def test_options():
     assert mf_ca2fl().calibrate == ca2fl(codec="affine-8").calibrate
+    assert replace(mf_ca2fl(bits=4), name="ca2fl") == ca2fl(codec="affine-4")
     assert mf_ca2fl(bits=2, codec="rotated").calibrate.codec == afa_cs(codec=codecs.rotated(2)).calibrate.codec
     for call, message in [
         (lambda: mf_ca2fl(codec="int8"), r"\[mf_ca2fl\] codec is 'int8', must be one of 'affine', "),

@@ -245,3 +245,24 @@ def test_no_value_of_a_client_fails_a_round(name):
     for client in range(9):
         push(client, 1.0, loss=1.0)
     assert server.version > version
+
+
+def test_no_value_of_a_client_fails_a_round_of_a_sum():
+    """With accumulate=True, each preset that streams: the least and the largest values, counts and losses."""
+    streamed = set()
+    for name, preset in RULES.items():
+        rule = preset() if name in ("fedasync", "zenopp") else preset(buffer_size=2)
+        try:
+            server = Server(rule, vector(0.0), num_clients=9, accumulate=True)
+        except AffluxError:
+            continue
+        streamed.add(name)
+        for value in (1e-44, 1e-25, 1.0, -9e14):
+            for examples in EXAMPLES:
+                for loss in LOSSES:
+                    facts = {"num_examples": examples, "loss": loss}
+                    server.push(client=0, version=server.version, **{rule.kind: vector(value)}, **facts)
+                    server.push(client=1, version=server.version, **{rule.kind: vector(1.0)})
+        assert np.isfinite(server.params).all()
+        assert server.version >= 32
+    assert len(streamed) == 11

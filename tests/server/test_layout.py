@@ -187,8 +187,9 @@ def test_nesting_comes_back():
     tree = {"a": {}, 3: None, "b": [np.ones(1), (np.ones(2), None)], "c": pair(np.ones(1), np.ones(1)), "d": []}
     layout = Layout.of(tree)
     assert [field.name for field in layout.fields] == ["b.0", "b.1.0", "c.0", "c.1"]
-    views = layout.views(np.arange(5, dtype=np.float32))
+    views = layout.views(flat := np.arange(5, dtype=np.float32))
     assert list(views) == ["a", 3, "b", "c", "d"]
+    assert np.shares_memory(views["b"][1][0], flat)
     assert views["a"] == {}
     assert views[3] is None
     assert views["b"][1][0].tolist() == [1, 2]

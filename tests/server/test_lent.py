@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import afflux
-from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError, ops, replay
+from afflux import AffluxError, Calibrate, Needs, Rule, Server, UnavailableError, ops, replay
 from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedasync, fedbuff
 from conftest import ISAS, THREADS, FakeCuda, awkward, bits
@@ -224,6 +224,16 @@ def test_rules_that_keep_vectors_take_copies(name):
         before,
         0,
     )
+
+
+def test_a_rule_that_reads_norms_takes_copies():
+    class Norms(All):
+        needs = Needs(norms=True)
+
+    server = Server(plain(Norms(), 2), np.zeros(3))
+    with pytest.raises(AffluxError, match=r"copy=False: the update cannot be read in place: plain .*norm"):
+        server.push(client=7, update=np.ones(3, np.float32), version=0, copy=False)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Cut, Fault, Server, replay
+from afflux.aggregation.admission import ClientError
 from afflux.aggregation.reports import DECISIONS
 from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
+from afflux.rules.weights import Given
+from afflux.server.pushing import CallError
 from conftest import bits
 
 D = 5
@@ -128,20 +132,43 @@ def test_what_a_client_sent_never_raises_where_faults_are_recorded(sent, reason,
     (fault,) = server.faults
     assert (fault.client_id, fault.version, fault.reason) == (*known, receipt.reason)
     assert (server.counts["faulty"], server.counts["refused"], len(server.log)) == (1, 0, 2)
+    assert (receipt.staleness, receipt.join) == (None if fault.version in (None, 5) else 1, None)
 
 
 def test_the_operators_own_mistakes_raise_also_where_faults_are_recorded():
     server = Server(fadas(buffer_size=2), vector(0.0), faults="record")
+    task = server.checkout(2)
     mistakes = [
-        (dict(timeout=-1), "timeout is -1"),
-        (dict(copy="no"), "copy is 'no'"),
-        (dict(copy=False), "copy=False: the update cannot be read in place"),
-        (dict(model=vector()), "not update= and model="),
+        (dict(timeout=-1), AffluxError, "timeout is -1"),
+        (dict(copy="no"), AffluxError, "copy is 'no'"),
+        (dict(copy=False), AffluxError, "copy=False: the update cannot be read in place"),
+        (dict(model=vector()), CallError, "not update= and model="),
+        (dict(update=None), CallError, "give one of update=, gradient= and model=, not none"),
+        (dict(version=None), CallError, "give task=, or client= and version="),
+        (dict(task=task), CallError, "task= says who pushes"),
+        (
+            dict(update=None, gradient=vector()),
+            CallError,
+            "cannot become an update without client_lr= and local_steps=",
+        ),
     ]
-    for mistake, message in mistakes:
-        with pytest.raises(AffluxError, match=message):
-            server.push(client=1, version=0, update=vector(), **mistake)
-    assert (server.counts["refused"], server.faults) == (len(mistakes), ())
+    for mistake, error, message in mistakes:
+        with pytest.raises(error, match=message):
+            server.push(**{"client": 1, "version": 0, "update": vector(), **mistake})
+    assert (server.counts["refused"], server.faults, server.tasks) == (len(mistakes), (), (task,))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [dict(client=9), dict(facts={"tokens": 1.0, "no": 1.0}), dict(facts={}), dict(task=7, client=None, version=None)],
+)
+def test_errors_of_clients_have_a_class(sent):
+    rule = replace(ca2fl(buffer_size=2), weigh=Given("tokens"))
+    server = Server(rule, vector(0.0), num_clients=2)
+    for client in (0, 1):
+        server.push(client=client, version=0, update=vector(), facts={"tokens": 1.0})
+    with pytest.raises(ClientError):
+        server.push(**{"client": 0, "version": 0, "update": vector(), "facts": {"tokens": 1.0}, **sent})
 
 
 def test_the_newest_faults_are_kept():

@@ -6,9 +6,10 @@ import warnings
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, UnavailableError
+from afflux import AffluxError, Server, UnavailableError, replay
 from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+from afflux.server.pushing import CallError
 from conftest import FakeCuda, awkward, bits, ready
 
 torch = pytest.importorskip("torch")
@@ -76,6 +77,19 @@ def test_buffers_are_averaged_over_the_accepted():
     assert mine[1].running_mean.tolist() == [4.375] * 4
     assert mine[1].num_batches_tracked.item() == 20
     assert bits(parameters(mine)) == bits(server.params)
+
+
+def test_a_replay_takes_the_buffers():
+    server, again = (Server(fedavg(buffer_size=2), module(), log=True) for _ in range(2))
+    pushed = [with_statistics(seed, 10 * seed) for seed in (1, 2, 5)]
+    for client, model in enumerate(pushed):
+        server.push(client=client, update=parameters(model), version=0, buffers=model)
+    vectors = [parameters(model) for model in pushed]
+    replay(server.log, again, lambda join: vectors[join.number], buffers=lambda join: pushed[join.number])
+    ours, theirs = server.state_dict(), again.state_dict()
+    assert ours["meta"] == theirs["meta"]
+    assert all(bits(array) == bits(theirs["arrays"][name]) for name, array in ours["arrays"].items())
+    assert again.pull().buffers.tolist() == [1.5] * 4 + [1.0] * 4 + [15.0]
 
 
 def test_a_rejected_clients_buffers_do_not_count():
@@ -403,10 +417,11 @@ def test_nothing_is_built_on_a_version_that_was_written_to():
 
 
 def test_a_module_is_no_update():
-    server = Server(fedavg(buffer_size=1), module())
-    with pytest.raises(AffluxError, match=r"update= is a module, .* push it as model="):
-        server.push(client=3, update=module(), version=0, buffers=module())
-    assert server.counts["refused"] == 1
+    for faults in ("raise", "record"):
+        server = Server(fedavg(buffer_size=1), module(), faults=faults)
+        with pytest.raises(CallError, match=r"update= is a module, .* push it as model="):
+            server.push(client=3, update=module(), version=0, buffers=module())
+        assert server.counts["refused"] == 1
 
 
 def test_a_state_dict_is_no_update():

@@ -47,6 +47,17 @@ def test_params_are_copied_at_the_start():
     assert server.params.tolist() == [1.0] * D
 
 
+@pytest.mark.parametrize("model", [vector(0.0), {"w": vector(0.0)}], ids=["flat", "tree"])
+def test_a_vector_may_be_written_to_after_its_push(model):
+    server = Server(fedavg(buffer_size=2), model)
+    pushed = vector()
+    for client in range(2):
+        pushed[:] = client + 1
+        server.push(client=client, update={"w": pushed} if isinstance(model, dict) else pushed, version=0)
+        pushed[:] = np.nan
+    assert server.params.tolist() == [1.5] * D
+
+
 def test_receipts_and_report():
     server = Server(fedbuff(buffer_size=2, server_lr=0.5), vector(0.0))
     first = server.push(client=7, update=vector(3.0), version=0)

@@ -329,6 +329,16 @@ def test_a_task_of_an_older_store_has_the_time_that_is_left(clock, tmp_path, mon
         assert [task.client for task in server.tasks] == ["bob"]
 
 
+def test_the_tree_of_an_opened_server_is_numpys(tmp_path):
+    torch = pytest.importorskip("torch")
+    with made({"w": [torch.ones(2), torch.zeros(1)]}, store=tmp_path / "s") as server:
+        assert isinstance(server.checkout(1).tree()["w"][0], torch.Tensor)
+    with Server.open(tmp_path / "s") as server:
+        tree = server.checkout(1).tree()
+        assert [type(array) for array in tree["w"]] == [np.ndarray] * 2
+        assert [array.tolist() for array in tree["w"]] == [[1.0, 1.0], [0.0]]
+
+
 def test_a_push_that_a_crash_forgets_leaves_its_task_open(tmp_path):
     """And one that was committed does not: a client that tries again is counted once."""
     server = made(preset=fedavg(buffer_size=2), store=tmp_path / "s")

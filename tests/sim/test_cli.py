@@ -176,6 +176,11 @@ def test_a_kept_run_is_fed_to_others(tmp_path):
     assert "all on the updates of fedbuff:buffer_size=3" in result.stdout
     assert (fed / "summary.csv").read_text().count("\n") == 3
     assert len(list((fed / "audit").iterdir())) == 2
+    written, digest = log.read_text(), same.partition("sha256 ")[2].partition(",")[0]
+    log.write_text(written.replace(digest, "0" * 64))
+    result = invoke("replay", str(log), "--out", str(tmp_path / "other"))
+    assert (result.exit_code, result.stderr[:30]) == (1, f"error: the log says {'0' * 10}")
+    log.write_text(written)
     # Cut off: the last arrivals are missing, and the log's own rule is the default.
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))
     result = invoke("replay", str(log), "--out", str(tmp_path / "cut"))

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 import zarr
 
@@ -201,3 +202,17 @@ def test_a_folder_that_is_made_again_is_on_the_disk(path, monkeypatch):
     shutil.rmtree(path / "rows")
     assert store.repair(path).dropped == tuple(range(9))
     assert (path, True) in done
+
+
+def test_files_have_the_umask_of_the_process(path, tmp_path):
+    before = os.umask(0o027)
+    try:
+        with Server(RULE, np.zeros(4), num_clients=9, store=tmp_path / "new") as server:
+            server.push(client=1, version=0, update=np.ones(4))
+            server.checkpoint()
+            modes = {(entry.is_dir(), entry.stat().st_mode & 0o777) for entry in (tmp_path / "new").rglob("*")}
+        store.export(path, tmp_path / "rows.npy")
+    finally:
+        os.umask(before)
+    assert modes == {(True, 0o750), (False, 0o640)}
+    assert (tmp_path / "rows.npy").stat().st_mode & 0o777 == 0o640

@@ -120,14 +120,18 @@ def test_a_construction_that_is_refused_leaves_what_is_there(path):
 
 
 def test_a_forgotten_server_releases_its_folder(path):
-    server = Server(fedbuff(buffer_size=1), np.zeros(D), store=path)
-    push(server, 1)
+    """And commits nothing: the arrival that waits is lost."""
+    server = Server(fedbuff(buffer_size=2), np.zeros(D), store=path)
+    for client in range(3):
+        push(server, client)
     held, reference = server.pull(), weakref.ref(server)
     del server
     gc.collect()
     assert reference() is None
     with Server.open(path) as server:
-        push(server, 2)
+        assert (server.joins, server.arrivals_waiting) == (2, 0)
+        for client in range(2):
+            push(server, client)
         assert server.version == 2
     assert held.params.tolist() == [1.0] * D, "what was pulled stays as it is"
 

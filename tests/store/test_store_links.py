@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import stat
 
 import numpy as np
 import pytest
@@ -67,6 +68,13 @@ def test_opening_refuses_it(place, kind, path, victim):
     assert (told.exit_code, said in told.stdout) == (1, True)
     with pytest.raises(StoreError, match=r"\[repair\] "):
         store.repair(path)
+
+
+def test_a_socket(path):
+    os.mknod(path / "params/c/1", stat.S_IFSOCK | 0o600)
+    with pytest.raises(StoreError, match=r"params/c/1 is a socket"):
+        Server.open(path, RULE)
+    assert store.check(path).problems == (f"{path}/params/c/1 is a socket",)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -316,6 +316,9 @@ def test_reading_leaves_nothing_behind(path):
         assert store.check(path).sound
         assert contents(path).keys() == before
         assert not (path / "index.sqlite-shm").exists()
+    closed = shutil.copytree(path, path.with_name("closed"))
+    Server.open(closed).close()
+    assert not [*closed.glob("index.sqlite-*")]
     damage(file, offset + 1000, 4)
     assert store.repair(path).dropped == (5,)
     assert not (path / "index.sqlite-wal").exists()
