@@ -93,8 +93,8 @@ def to_plain(value: object, depth: int = 0) -> Any:
     """Return a part, or a value of an option, as data for JSON, YAML and TOML. See `Rule.to_config`.
 
     Raises:
-        AffluxError: parts are nested more than `MAX_DEPTH` levels deep, or a text would be read as another value, or a field
-            that is annotated `str` holds no text.
+        AffluxError: parts are nested more than `MAX_DEPTH` levels deep, or a text would be read as another value, or a
+            field that is annotated `str` holds no text.
     """
     if depth > MAX_DEPTH:
         raise AffluxError(f"[to_config] the rule has more than {MAX_DEPTH} levels of parts within parts")
