@@ -6,7 +6,7 @@ import pkgutil
 import sys
 import tomllib
 from dataclasses import dataclass, is_dataclass
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -453,6 +453,9 @@ def test_a_field_of_any_type_comes_back_or_cannot_be_written():
         for part, field in ((AnyField(word), "value"), (AnyField(optional=word), "optional")):
             with pytest.raises(AffluxError, match=rf"\[to_config\] any\.{field} is '{word}', which is read as"):
                 own(part).to_config()
+    for value in (None, inf, nan, 1):  # None would be read as the text "none"
+        with pytest.raises(AffluxError, match=rf"\[to_config\] any\.name is {value}, must be a str"):
+            own(AnyField(name=value)).to_config()
 
 
 @pytest.mark.usefixtures("parts")

@@ -326,6 +326,27 @@ def test_a_state_of_format_4_is_loaded():
     assert second.log == first.log
 
 
+def test_infinite_losses_and_norms_of_format_4_are_loaded():
+    """A client could push such a loss, and the norm of a vector whose squares overflow was saved as it is."""
+    first, second = (Server(fedbuff(buffer_size=3), ONES, log=True) for _ in range(2))
+    push(first, 1)
+    state = first.state_dict()
+    state["meta"]["format"] = 4
+    (waiting,), (entry,) = state["meta"]["waiting"], state["meta"]["log"]
+    waiting[3:5], entry[6] = (-inf, inf), inf
+    second.load_state_dict(state)
+    state = second.state_dict()
+    assert [state["meta"]["waiting"][0][3], state["meta"]["log"][0][6]] == [None, None], "an unknown loss"
+    json.dumps(state["meta"], allow_nan=False)
+    second.load_state_dict(state)
+    for client in (2, 3):
+        push(second, client)
+    assert second.version == 1
+    waiting[4] = -inf
+    with pytest.raises(AffluxError, match="-inf is not a finite number"):
+        second.load_state_dict({**first.state_dict(), "meta": {**state["meta"], "waiting": [waiting]}})
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_a_store_has_the_facts(tmp_path, accumulate):
     options = {"log": True, "facts": ("tokens",), "accumulate": accumulate}

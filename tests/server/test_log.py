@@ -444,9 +444,6 @@ def test_a_loss_is_a_finite_number_or_unknown(fast):
     server.push(client=1, update=vectors[0], version=0)
     state = server.state_dict()
     json.dumps(state["meta"], allow_nan=False)
-    state["meta"]["waiting"][0][3] = -np.inf
-    with pytest.raises(AffluxError, match=r"\[load_state_dict\] -inf is not a finite number"):
-        server.load_state_dict(state)
     server.push(client=1, update=vectors[1], version=0, loss=1e300)
     assert [entry.loss for entry in server.log] == [pytest.approx(np.nan, nan_ok=True), 1e300]
     again = replay(

@@ -237,3 +237,64 @@ def test_every_call_clears_the_tracebacks_of_its_errors(kind):
             continue
         call = call.fget if isinstance(call, property) else call
         assert name in ("push", "pull") or hasattr(call, "__wrapped__"), name
+
+
+class Keeping:
+    """Weights of 1, and an error that each of its functions catches and keeps."""
+
+    def __init__(self):
+        self.errors, self.fails = [], False
+
+    def _keep(self):
+        try:
+            raise RuntimeError
+        except RuntimeError as error:
+            self.errors.append(error)
+
+    def __call__(self, arrivals):
+        self._keep()
+        if self.fails:
+            self.fails = False
+            raise self.errors[-1]
+        return np.ones(len(arrivals))
+
+    def on_arrival(self, staleness, num_examples, norm):
+        self._keep()
+        return 1.0
+
+    def factor(self, arrivals):
+        self._keep()
+        return 1.0
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_errors_that_a_rule_catches_and_keeps(accumulate):
+    """Their tracebacks end in the rule, whose frames refer to those of the push above it; also without an error."""
+    weigh = Keeping()
+    server = Server(own(weigh, 2), np.zeros(D, np.float32), max_slots=2, max_versions=2, accumulate=accumulate)
+    gc.disable()  # only references count
+    try:
+        for version in range(1, 6):
+            pushed(server, 0)
+            assert (server.push(client=1, version=0, update=UPDATE) if version % 2 else pushed(server, 1)).step
+            pushed(server, 2)
+            assert server.flush().version == 2 * version
+            assert server.version == 2 * version
+    finally:
+        gc.enable()
+    assert weigh.errors
+
+
+def test_errors_of_late_steps_that_a_rule_keeps():
+    """Of steps that a pull makes, whose errors it does not raise."""
+    weigh = Keeping()
+    server = Server(own(weigh, 2), np.zeros(D, np.float32), max_slots=2, max_versions=2, flush_after=1e-9)
+    gc.disable()
+    try:
+        for version in range(1, 4):
+            weigh.fails = True
+            pushed(server, 0)
+            assert server.pull().version == version - 1
+            assert pushed(server, 1).version == version
+    finally:
+        gc.enable()

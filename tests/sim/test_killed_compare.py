@@ -2,16 +2,22 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 
 import pytest
 
 import own_tasks
 from afflux.sim import ConfigError, Simulation, partitioned
-from afflux.sim.results import run_folder
+from afflux.sim.errors import ProcessKilledError
+from afflux.sim.results import figures, run_folder
+from afflux.sim.runs import compare
 from conftest import FORKS
 from crashes import in_child
 from pairwise import soak
@@ -84,6 +90,78 @@ def test_a_command_that_runs_is_not_replaced(tmp_path):
                 simulation().run(out=out)
 
     simulation().run(out=out, watch=watch)
+    assert {path.name for path in out.iterdir()} == FILES
+
+
+def test_the_same_command_replaces_the_folder_if_one_of_its_processes_was_killed(tmp_path, monkeypatch, caplog):
+    out = tmp_path / "out"
+    monkeypatch.setattr(figures, "draw_comparison", lambda *arguments: arguments[3].touch())
+
+    def watch(run, progress):
+        if (run, progress.arrivals) == (1, 3):
+            raise ProcessKilledError("killed")
+
+    with pytest.raises(ProcessKilledError):
+        simulation().run(out=out, watch=watch)
+    assert {path.name for path in out.iterdir()} == FILES | {run_folder.UNFINISHED}
+    assert (out / "metrics.csv").read_text().count("fedbuff") == 4
+    with pytest.raises(ConfigError, match="out holds the logs of another command"):
+        simulation(arrivals=16).run(out=out)
+    simulation().run(out=out)
+    assert caplog.messages == [f"{out}: this command was killed; it makes its runs again"]
+    assert {path.name for path in out.iterdir()} == FILES
+
+
+class BrokenPool:
+    """A pool of processes whose second job was killed."""
+
+    def __init__(self, *arguments):
+        self.jobs = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        assert not self.jobs
+
+    def submit(self, run, index, *arguments):
+        future = Future()
+        self.jobs.append(index)
+        if index:
+            future.set_exception(BrokenProcessPool("terminated abruptly"))
+        else:
+            future.set_result(["result"])
+        return future
+
+    def shutdown(self, *, cancel_futures):
+        self.jobs.clear()
+
+
+def test_a_killed_process_of_several_is_an_error_and_the_others_results_are_kept(monkeypatch):
+    monkeypatch.setattr(compare, "ProcessPoolExecutor", BrokenPool)
+    monkeypatch.setattr(compare, "sigint_blocked", nullcontext)
+    finished = {}
+    with pytest.raises(ProcessKilledError, match="a process of the runs was killed"):
+        compare.compare(simulation().jobs, simulation().config, processes=2, finished=finished)
+    assert finished == {0: ["result"]}
+
+
+@pytest.mark.soak
+def test_a_process_is_terminated_when_a_run_is_finished(tmp_path):
+    """By the command line, with two processes."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "afflux", "compare", "--rules", "fedbuff", "--seeds", "0,1,2", "--jobs", "2"]
+    command += ["--model", "logreg", "--arrivals", "1500", "--eval-every", "20", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (out / "audit" / "fedbuff-seed2.jsonl").exists():
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True)
+    os.kill(int(children.stdout.split()[0]), signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in errors
+    assert re.search("[12] of 3 runs were finished; kept .*/out/; the same command replaces it\n", errors)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
 
 

@@ -27,6 +27,7 @@ from afflux.sim import (
     partitioned,
     run_paired,
 )
+from afflux.sim.errors import ProcessKilledError
 from afflux.sim.results import run_folder
 from afflux.sim.runs import workers as pool
 from afflux.sim.runs.resume import resume, run_in_store
@@ -203,7 +204,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
         if run.arrivals == 9:
             os.kill(started[0]._processes[0].pid, signal.SIGKILL)
 
-    with pytest.raises(pool.WorkerError, match="a worker process has ended with exit code -9; the run can be resumed"):
+    with pytest.raises(ProcessKilledError, match="a worker process has ended with exit code -9; the run can be"):
         begin(tmp_path, SMALL, kill)
     assert started[0]._processes == [], "all have been ended"
     same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)

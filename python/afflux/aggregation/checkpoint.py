@@ -289,7 +289,8 @@ class _Loader:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which is impossible")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
-        if norm is not None and not _number(norm) >= 0:
+        norm = inf if norm == inf else _number(norm)  # infinite in states of format 4
+        if norm < 0:
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None
         if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
@@ -297,7 +298,7 @@ class _Loader:
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
-        numbers = version, examples, _number(loss), inf if norm == float_info.max else _number(norm)
+        numbers = version, examples, _loss(loss), inf if norm == float_info.max else norm
         own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
         return PendingArrival(_id(client_id), *own)
 
@@ -395,7 +396,7 @@ def _log_entry(record: Sequence[Any]) -> Entry:
         ):
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             steps, facts = _steps_and_facts(reported)
-            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent, steps, facts)
+            return Join(_count(number), status, _id(client_id), *counts, _loss(loss), lent, steps, facts)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
 
 
@@ -428,6 +429,11 @@ def _number(value: Any) -> float:
     if value is not None and not (isinstance(value, NUMBERS) and -inf < value < inf):
         _fail(f"{brief(value)} is not a finite number")
     return nan if value is None else float(value)
+
+
+def _loss(value: Any) -> float:
+    """Return the loss; NaN, which stands for an unknown one, if it is infinite, as it may be in format 4."""
+    return nan if value in (inf, -inf) else _number(value)
 
 
 def _fail(what: str) -> NoReturn:

@@ -17,6 +17,7 @@ from afflux._engine import Buffer, PreparedPass, columns, strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
@@ -179,6 +180,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     try:
         decision = decide(rule, arrivals, asked, before.limits, before.norms, removable=not terms)
     finally:
+        note_stored_frames()
         if asked is not None:
             asked.close()
     weights, step = decision.weights, decision.step
@@ -191,7 +193,10 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
     lent = [i for i, w in enumerate(ordered) if w.norm != w.norm]
     if terms:
         slots = terms[0].total.vectors
-        mix = combine(rule, arrivals, weights.vectors, terms, own)
+        try:
+            mix = combine(rule, arrivals, weights.vectors, terms, own)
+        finally:
+            note_stored_frames()
     else:
         mix = ops.Combine(slots, weights.vectors, own, before.limits.max_abs if lent else inf)
     rows = NewRows()

@@ -16,6 +16,7 @@ import numpy as np
 
 from afflux import ops
 from afflux._engine import Buffer, Pool, strict_float_mode
+from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.options import known_on_arrival
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.pools import Slot
@@ -113,7 +114,10 @@ class Streaming:
             AffluxError: the raw weight is not a number, or is too large.
         """
         # In the engine's floating-point mode, like all weights. ServerOptions.for_rule has checked the part.
-        raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
+        try:
+            raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
+        finally:
+            note_stored_frames()
         term = Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
         if place < total.added:
             term.slot, term.done = None, [True]

@@ -14,7 +14,7 @@ from afflux.cli.common import echo, parse_rules
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
-from afflux.sim.errors import EXTRA, require
+from afflux.sim.errors import EXTRA, ProcessKilledError, require
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -247,10 +247,12 @@ def _run_folder(
     try:
         with run_folder.new_run_folder(out, config, finished, command) as folder:
             yield folder
-    except BaseException:
+    except BaseException as error:
         if folder is not None and folder.exists():
             then = ""
-            if command is not None and not finished:
+            if command is not None and finished and isinstance(error, ProcessKilledError):
+                then = "; the same command replaces it"
+            elif command is not None and not finished:
                 then = f"; the next command with --out {quote(str(folder))} replaces it"
             elif command is not None and len(finished) < len(jobs):
                 then = "; make the other runs with another --out"

@@ -93,7 +93,8 @@ def to_plain(value: object, depth: int = 0) -> Any:
     """Return a part, or a value of an option, as data for JSON, YAML and TOML. See `Rule.to_config`.
 
     Raises:
-        AffluxError: parts are nested more than `MAX_DEPTH` levels deep, or a text would be read as another value.
+        AffluxError: parts are nested more than `MAX_DEPTH` levels deep, or a text would be read as another value, or a
+            field that is annotated `str` holds no text.
     """
     if depth > MAX_DEPTH:
         raise AffluxError(f"[to_config] the rule has more than {MAX_DEPTH} levels of parts within parts")
@@ -113,7 +114,9 @@ def to_plain(value: object, depth: int = 0) -> Any:
         return {OWN: getattr(value, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")}
     options = {field.name: getattr(value, field.name) for field in fields(part.cls) if field.init}
     for field in fields(part.cls):
-        entry = options.get(field.name)
-        if isinstance(entry, str) and entry in WORDS and field.type not in (str, "str"):
+        entry, is_text = options.get(field.name), field.type in (str, "str")
+        if isinstance(entry, str) and entry in WORDS and not is_text:
             raise AffluxError(f"[to_config] {part.name}.{field.name} is {entry!r}, which is read as {WORDS[entry]}")
+        if is_text and not isinstance(entry, str):
+            raise AffluxError(f"[to_config] {part.name}.{field.name} is {brief(entry)}, must be a str")
     return {PART: part.name} | {name: to_plain(entry, depth + 1) for name, entry in options.items()}

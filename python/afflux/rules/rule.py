@@ -307,7 +307,7 @@ class Rule:
 
         Raises:
             AffluxError: parts are nested more than 32 levels deep, or a part of your own has the text "none" or "inf"
-                in a field that is not annotated `str`.
+                in a field that is not annotated `str`, or no text in a field that is.
 
         >>> from afflux.rules import fedbuff
         >>> fedbuff(buffer_size=2).to_config()["weigh"]["law"]

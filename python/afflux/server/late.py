@@ -1,5 +1,6 @@
 """Steps for arrivals that have waited longer than flush_after."""
 
+from afflux.aggregation.frames import clear_stored_frames
 from afflux.ops.validation import raise_if_from_signal
 from afflux.server.aggregator import Aggregator
 
@@ -11,6 +12,7 @@ def flush_late(aggregator: Aggregator) -> None:
     """
     state = aggregator.admission.state
     tried = state.number, state.since
+    del state  # an error that the rule keeps may hold this frame
     if not aggregator.admission.late or aggregator.failed_late == tried:
         return
     try:
@@ -23,3 +25,5 @@ def flush_late(aggregator: Aggregator) -> None:
     except Exception as error:  # the next call does not try again unless the state has changed
         raise_if_from_signal(error)
         aggregator.failed_late = tried
+    finally:
+        clear_stored_frames()

@@ -9,6 +9,7 @@ import numpy as np
 from afflux import ops
 from afflux.aggregation.admission import ClientError
 from afflux.aggregation.arrivals import Pushed
+from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
 from afflux.aggregation.streaming import MOST_SQUARES
@@ -259,6 +260,7 @@ def push(  # noqa: D417
         # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot or versions.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
         task = version = None
+        clear_stored_frames()
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()

@@ -5,6 +5,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from afflux.aggregation.frames import clear_stored_frames
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -31,7 +33,7 @@ def clear_tracebacks(error: BaseException) -> None:
 
 
 def clears_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a public function clear the tracebacks of the errors that it raises."""
+    """Let a public function clear the tracebacks of the errors that it raises, and the frames that parts keep."""
 
     @wraps(call)
     def cleared(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -42,5 +44,6 @@ def clears_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Argument
             raise
         finally:
             del args, kwargs
+            clear_stored_frames()
 
     return cleared

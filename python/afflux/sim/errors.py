@@ -28,6 +28,10 @@ class DivergedError(TrainingError):
     """A client's loss or model stopped being finite."""
 
 
+class ProcessKilledError(AffluxError):
+    """A process of the simulation was killed, for example by a batch system or for lack of memory."""
+
+
 class MissingExtraError(AffluxError):
     """An optional package is not installed."""
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from afflux.ops.units import in_bytes
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.data_frames import participation_rows, target_rows
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
@@ -60,8 +60,8 @@ def new_run_folder(
         config: the settings.
         finished: results by the index of the run; the block fills it.
         command: all on which the files depend, with a `repr`. Then the folder is marked by `UNFINISHED`: the same
-            command replaces it if this one is killed, and any command if this one finishes no run. None: no command
-            replaces it.
+            command replaces it if this one, or one of its processes, is killed, and any command if this one finishes no
+            run. None: no command replaces it.
 
     Raises:
         ConfigError: see `create_run_folder`.
@@ -78,11 +78,12 @@ def new_run_folder(
             file.flush()
         try:
             yield folder
-        except BaseException:
+        except BaseException as error:
             results = [result for index in sorted(finished) for result in finished[index]]
             if results:
                 write_results(folder, results, config)
-            marker.unlink(missing_ok=True)
+            if not (results and isinstance(error, ProcessKilledError)):
+                marker.unlink(missing_ok=True)
             if remove_empty_logs(folder) and not results and command is not None:
                 marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
             raise

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import DivergedError, require
+from afflux.sim.errors import DivergedError, ProcessKilledError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_progress import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
@@ -165,9 +166,11 @@ def _run_in_processes(
                         watch(index, _progress(shared, index))
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     finished[futures[future]] = future.result()
-        except BaseException:
+        except BaseException as error:
             shared[-1] = 1
             pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise ProcessKilledError("a process of the runs was killed, or could not be started") from None
             raise
 
 

@@ -19,7 +19,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.sim.clients.model_broadcast import SentModel
 from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import ConfigError
+from afflux.sim.errors import ConfigError, ProcessKilledError
 from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
@@ -37,7 +37,7 @@ POLL_SECONDS = 1.0
 
 
 class WorkerError(AffluxError):
-    """A worker process has ended, or the code of the task has failed in it."""
+    """The code of the task has failed in a worker process."""
 
 
 class Workers:
@@ -280,10 +280,11 @@ class Workers:
             TrainingResult(self._memory.updates[job.result], examples, loss, steps, buffers, fault),
         )
 
-    def _ended(self, worker: int) -> WorkerError:
+    def _ended(self, worker: int) -> ProcessKilledError:
         process = self._processes[worker]
         process.join(POLL_SECONDS)
-        return WorkerError(f"a worker process has ended with exit code {process.exitcode}; the run can be resumed")
+        code = process.exitcode
+        return ProcessKilledError(f"a worker process has ended with exit code {code}; the run can be resumed")
 
     def close(self) -> None:
         """End the processes; only their trainings in progress are lost."""
