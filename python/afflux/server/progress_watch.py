@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from afflux.aggregation.admission import Admission
 
-#: The multiple of buffer_size from which on arrivals without a round are reported.
+#: The multiple of buffer_size from which on arrivals without a round are reported, and the factor to the next report.
 PATIENCE = 10
 #: The statuses of arrivals after which a buffer holds as many arrivals as before.
 WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped", "deferred")
@@ -13,10 +13,12 @@ WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped", "deferred")
 class ProgressWatch:
     """Gives one warning if `PATIENCE` * M arrivals since the last round have not filled its buffer any further.
 
-    There may be a further warning after the next round. Callers hold the mutex.
+    After another round there may be a further warning, about `PATIENCE` times as many arrivals: a run whose clients are
+    uneven, but which goes on, does not fill its log. Callers hold the mutex.
     """
 
     def __init__(self) -> None:
+        self._most = PATIENCE
         self._warned: Mapping[str, int] | None = None  # the counts at the last round before the warning
 
     def see(self, admission: Admission) -> str:
@@ -25,9 +27,10 @@ class ProgressWatch:
         size, counts = state.rule.buffer_size, state.counts_since_round
         without = {status: counts[status] for status in WITHOUT_PROGRESS if counts[status]}
         total = sum(without.values())
-        if total < PATIENCE * size or self._warned is state.round_counts:
+        if total < self._most * size or self._warned is state.round_counts:
             return ""
         self._warned = state.round_counts
+        self._most *= PATIENCE
         numbers = ", ".join(f"{count:,} {status}" for status, count in without.items())
         cause = _cause(max(without, key=without.__getitem__), admission)
         return (
