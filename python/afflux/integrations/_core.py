@@ -105,6 +105,8 @@ class TrainingRun:
         self.versions = VersionArrays(arrays, Layout.of(arrays))
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
+            assert self.server.layout is not None
+            self.versions = VersionArrays(arrays, self.server.layout)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         self._fact_names = self.server.options.fact_names(rule)
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
