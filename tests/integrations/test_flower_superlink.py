@@ -105,7 +105,7 @@ def test_a_node_that_is_killed_and_restarted_goes_on(superlink, tmp_path):
     kill_all([superlink.nodes[0]])
     superlink.start_node(0, 3)
     restart = version_of(folder)
-    wait_for(lambda: version_of(folder) >= restart + 20, 400)
+    wait_for(lambda: version_of(folder) >= restart + 12, 400)
     superlink.server_app().kill()
     wait_for(lambda: superlink.server_app() is None)
     with Server.open(folder) as server:
