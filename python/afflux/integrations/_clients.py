@@ -181,17 +181,18 @@ class Clients:
         if self._key is not None:
             self._looks += 1
             self._seen.update({address: self._looks for address in present if address not in self._seen})
-        unnamed: dict[str, list[ClientId]] = {}
+        addresses_by_reason: dict[str, list[ClientId]] = {}
         for address in present if callable(self._key) else ():
             if address not in self._ids:
                 try:
                     self.id_of(address)
                     self._left_out.pop(address, None)
                 except Exception as error:
-                    unnamed.setdefault(f"client_key has no id for it: {error!r}", []).append(address)
+                    reason = f"client_key has no id for it: {error!r}"
+                    addresses_by_reason.setdefault(reason, []).append(address)
         self._there = present
-        for reason, without in unnamed.items():
-            self._leave_out(without, reason)
+        for reason, excluded in addresses_by_reason.items():
+            self._leave_out(excluded, reason)
         self._there = [address for address in present if address not in self._left_out]
 
     def _leave_out(self, addresses: list[ClientId], reason: str) -> None:
@@ -223,15 +224,15 @@ class Clients:
 
     def _selected(self, select: Select, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
         """Return the choice of the user's function."""
-        chosen = list(select(list(idle), count))
-        if len(chosen) > count or len(set(chosen)) < len(chosen) or not set(chosen) <= set(idle):
+        choice = list(select(list(idle), count))
+        if len(choice) > count or len(set(choice)) < len(choice) or not set(choice) <= set(idle):
             raise AffluxError(
-                f"[choose] the choice is {brief(chosen)}, must be at most {count} of {brief(idle)}, each once"
+                f"[choose] the choice is {brief(choice)}, must be at most {count} of {brief(idle)}, each once"
             )
-        if waits and not chosen and not self._none_selected:
+        if waits and not choice and not self._none_selected:
             self.warn("None of %d idle clients is chosen, and none trains: the run waits", len(idle))
-        self._none_selected = waits and not chosen
-        return chosen
+        self._none_selected = waits and not choice
+        return choice
 
     def _rests(self, address: ClientId, now: float) -> bool:
         failed = self._failures.get(address)
@@ -242,18 +243,18 @@ class Clients:
         assert self._most is not None
         taken = self.known | {self.id_of(address) for address in busy}
         kept: list[ClientId] = []
-        without: list[ClientId] = []
+        excluded: list[ClientId] = []
         for address in idle:
             client = self.id_of(address)
             unknown = isinstance(self._key, str) and address not in self._ids
             if not unknown and self._is_full() and client not in self.known:
-                without.append(address)
+                excluded.append(address)
             elif len(kept) < count and (unknown or client in taken or len(taken) < self._most):
                 kept.append(address)
                 taken.add(client)
-        if without:
+        if excluded:
             reason = f"{self._rule} keeps something for each client, and has room for num_clients={self._most}"
-            self._leave_out(without, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
+            self._leave_out(excluded, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
         return kept
 
     def _is_full(self) -> bool:

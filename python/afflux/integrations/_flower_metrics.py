@@ -18,7 +18,7 @@ from afflux.ops.validation import brief
 _MOST_CONFIG = 10_000
 
 
-class KeptRecords(Mapping[str, Any]):
+class ReplyRecords(Mapping[str, Any]):
     """The MetricRecords of a reply, bounded, and its ConfigRecords: as a mapping JSON-able, for a checkpoint.
 
     ConfigRecords that are larger together than the limit are left out, from the first of them on.
@@ -28,17 +28,17 @@ class KeptRecords(Mapping[str, Any]):
     """
 
     def __init__(self, records: Iterable[tuple[str, Any]], weight: str) -> None:
-        kept: dict[str, MetricRecord | ConfigRecord] = {}
+        content: dict[str, MetricRecord | ConfigRecord] = {}
         room = _MOST_CONFIG
         for name, record in records:
             if isinstance(record, MetricRecord):
                 metrics = bounded(record, weight)
-                kept[name] = record if len(metrics) == len(record) else MetricRecord(metrics)
+                content[name] = record if len(metrics) == len(record) else MetricRecord(metrics)
             elif isinstance(record, ConfigRecord) and room > 0:
                 room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
                 if room >= 0:
-                    kept[name] = record
-        self.content = RecordDict(kept)
+                    content[name] = record
+        self.content = RecordDict(content)
 
     def __getitem__(self, kind: str) -> dict[str, dict[str, Any]]:
         records: Any = {"metrics": self.content.metric_records, "configs": self.content.config_records}[kind]
@@ -52,8 +52,8 @@ class KeptRecords(Mapping[str, Any]):
 
 
 def content_of(metrics: Metrics) -> RecordDict:
-    """Return the records of `KeptRecords`, also after a checkpoint."""
-    if isinstance(metrics, KeptRecords):
+    """Return the records of `ReplyRecords`, also after a checkpoint."""
+    if isinstance(metrics, ReplyRecords):
         return metrics.content
     content = RecordDict({name: MetricRecord(record) for name, record in metrics.get("metrics", {}).items()})
     for name, record in metrics.get("configs", {}).items():

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from afflux import Task
 from afflux.arrays.npy import array_of, bytes_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
-from afflux.integrations._flower_metrics import KeptRecords, content_of, mean_of
+from afflux.integrations._flower_metrics import ReplyRecords, content_of, mean_of
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import bounded
 from afflux.integrations._versions import OncePerVersion
@@ -89,8 +89,8 @@ class FlowerTransport(Transport):
         if callable(config):
             config = _checked(config(step), f"train_config for step {step}")
         if strategy.node_config is not None:
-            own = _checked(strategy.node_config(address, step), f"node_config for node {address} and step {step}")
-            config = {**config, **own}
+            extra = _checked(strategy.node_config(address, step), f"node_config for node {address} and step {step}")
+            config = {**config, **extra}
         config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout
@@ -144,7 +144,7 @@ class FlowerTransport(Transport):
             said.get(strategy.loss_key),
             said.get("client-lr"),
             said.get("local-steps"),
-            metrics=KeptRecords(message.content.items(), strategy.weighted_by_key) if metrics else None,
+            metrics=ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None,
             client=next(named, None),
             facts=said,
         )
