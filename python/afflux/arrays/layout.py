@@ -344,16 +344,6 @@ class Layout:
         ]
         write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves))
 
-    def _has_arrays_of(self, other: "Layout") -> bool:
-        """Return whether two layouts have arrays of the same names and shapes, whatever their roles."""
-        ours, theirs = (
-            {field.name: field.shape for field in (*each.fields, *each.buffers, *each.copied, *each.constants)}
-            for each in (self, other)
-        )
-        own = {field.name for field in (*self.locals, *other.locals)} | {*self.tied, *other.tied}
-        differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-        return self.partial == other.partial and differ <= own
-
     def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""
         arrays = {field.name: values for field, values in self._pieces_of(np.zeros(self.size), base)}

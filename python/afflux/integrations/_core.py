@@ -106,7 +106,7 @@ class TrainingRun:
         require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
-            self.versions = VersionArrays(arrays, self.server)
+            self.versions = VersionArrays(arrays, self.server)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         self._fact_names = self.server.options.fact_names(rule)
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}

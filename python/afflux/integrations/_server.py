@@ -8,6 +8,7 @@ from afflux import Layout, Server, ops
 from afflux.aggregation.options import Options
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import OnArrival, Rule, raw_weight
 from afflux.server.tasks import MOST_BASES
 
@@ -30,11 +31,11 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     """
     count = ops.threads(settings.num_threads)  # replies are pushed one after the other, each by all threads
     store = settings.store
-    if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
+    if store is not None and holds_server(settings):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
         try:
-            if server.layout is None or not server.layout._has_arrays_of(Layout.of(arrays, roles=settings.roles)):
-                raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
+            own = Layout.of(arrays, roles=settings.roles)
+            _require_model(server, own, f"[{rule.name}] {store} holds a server of another model")
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
             server.close(checkpoint=False)
@@ -46,12 +47,39 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
             )
         return server
     options: Options = {"faults": "record", **settings.server_options}
-    if rule.calibrate.cached or rule.needs.passes:
+    if keeps_clients(rule):
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
         options.setdefault("max_versions", concurrency + 2)
     layout = None if settings.roles is None else Layout.of(arrays, roles=settings.roles)
     return Server(rule, arrays, layout=layout, store=store, num_threads=count, push_threads=count, **options)
+
+
+def _require_model(server: Server, layout: Layout, message: str) -> None:
+    """Check that the server has the arrays of this layout, in any order and roles; the error begins with `message`."""
+    before, now = ({} if each is None else _arrays_of(each) for each in (server.layout, layout))
+    own = {name for each in (server.layout, layout) if each for name in (*(f.name for f in each.locals), *each.tied)}
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in own]
+    if names or server.layout is None:
+        first = names[0] if names else next(iter(now))
+        pair = (each.get(first, "no array of this name") for each in (before, now))
+        raise AffluxError("{}: {} is {} there, and {} in initial arrays".format(message, brief(first), *pair))
+
+
+def _arrays_of(layout: Layout) -> dict[str, str]:
+    """Return a description of each array by name."""
+    fields = (*layout.fields, *layout.buffers, *layout.copied, *layout.constants)
+    return {field.name: f"an array of shape {field.shape}" for field in fields}
+
+
+def holds_server(settings: RunSettings) -> bool:
+    """Return whether the settings have a store that holds something."""
+    return settings.store is not None and Path(settings.store).is_dir() and any(Path(settings.store).iterdir())
+
+
+def keeps_clients(rule: Rule) -> bool:
+    """Return whether the rule keeps something for each client."""
+    return rule.calibrate.cached or rule.needs.passes
 
 
 def weighs_by_examples(rule: Rule) -> bool:
