@@ -37,7 +37,8 @@ class VersionArrays:
         assert layout is not None  # the server was made with arrays by name
         leaves = layout.arrays(arrays)
         self._layout, self._constants = layout, server._adapter.constants
-        self._names = trees.names(layout.nesting)
+        # The layout of a store may have another order.
+        self._names = [*arrays] if isinstance(arrays, Mapping) else trees.names(layout.nesting)
         self._likes = {name: Like.of(name, array) for name, array in leaves.items()}
         self._places = [
             (
