@@ -21,13 +21,13 @@ import numpy.typing as npt
 from afflux import Layout, Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
-from afflux.integrations._reading import Unreadable, finite_number, own_dict
+from afflux.integrations._reading import Unreadable, finite_number, fraction_of, own_dict
 from afflux.integrations._server import open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, as_int, brief
-from afflux.rules.rule import ClientId, Rule
+from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
@@ -41,7 +41,7 @@ class Trained(msgspec.Struct, frozen=True):
     """The content of a reply, which may be invalid."""
 
     arrays: Arrays  #: the arrays of the model, by name
-    num_examples: Any = None  #: as for `Server.push`; None: unknown
+    num_examples: Any = None  #: a whole number, or another weight with a fraction; None: unknown
     loss: Any = None  #: anything but a finite number counts as unknown
     client_lr: Any = None  #: None: the learning rate of the settings
     local_steps: Any = None  #: None: the number of the settings
@@ -106,7 +106,8 @@ class TrainingRun:
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
             self.clients = Clients(self.server, settings, key)
-        self._fact_names = self.server.options.fact_names(rule)
+        fact_names = self.server.options.fact_names(rule)
+        self._fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -217,14 +218,22 @@ class TrainingRun:
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+        count = 1 if trained.num_examples is None else trained.num_examples
+        facts: dict[str, float] = {}
+        if type(count) is not int and (weight := fraction_of(count)) is not None:
+            if self._needs_examples and not self._takes_fractions:
+                raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
+            count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
         said: dict[str, Any] = {
-            "num_examples": 1 if trained.num_examples is None else trained.num_examples,
+            "num_examples": count,
             "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
         if trained.facts is not None and self._fact_names:
             values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
-            said["facts"] = {name: value for name, value in values.items() if value is not None}
+            facts |= {name: value for name, value in values.items() if value is not None}
+        if facts or self._fact_names:
+            said["facts"] = facts
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
             said["task"] = task  # "expired": the version that the client trained from is no longer known

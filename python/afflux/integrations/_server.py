@@ -8,7 +8,7 @@ from afflux import Layout, Server, ops
 from afflux.aggregation.options import Options
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
-from afflux.rules.rule import OnArrival, Rule, raw_weight
+from afflux.rules.rule import EXAMPLES, OnArrival, Rule, raw_weight
 from afflux.server.tasks import MOST_BASES
 
 _log = getLogger("afflux")
@@ -46,6 +46,8 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
             )
         return server
     options: Options = {"faults": "record", **settings.server_options}
+    if weighs_by_examples(rule):
+        options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
     if rule.calibrate.cached or rule.needs.passes:
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
