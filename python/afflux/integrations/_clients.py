@@ -183,15 +183,18 @@ class Clients:
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
         self._failures[address] = _Failures(count, now + rest, reason[:MOST_REASON])
 
-    def require_some_of_use(self) -> None:
+    def require_some_of_use(self, most: int | None = None) -> None:
         """Check that not all clients fail.
 
+        Args:
+            most: the number of failures in a row; None: max_failures.
+
         Raises:
-            RuntimeError: all connected clients have failed max_failures times in a row.
+            RuntimeError: all connected clients have failed so many times in a row.
         """
         if len(self._failures) < len(self._there) or not self._there:
             return
-        most = self._settings.max_failures
+        most = most or self._settings.max_failures
         if all(self._failures[address].times >= most for address in self._there):
             last = max(self._failures.values(), key=lambda failed: failed.until)
             raise RuntimeError(

@@ -11,6 +11,7 @@ Adapters with a loop use _loop.py. An adapter whose framework calls it uses `Tra
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import getLogger
 from time import monotonic
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from afflux import Layout, Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.integrations._clients import ClientKey, Clients
 from afflux.integrations._reading import Unreadable, finite_number, fraction_of, own_dict
-from afflux.integrations._server import open_server, weighs_by_examples
+from afflux.integrations._server import are_zero, open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays
 from afflux.ops.errors import AffluxError
@@ -80,6 +81,7 @@ class TrainingRun:
         slowest: the longest duration of a reply, in seconds.
         clock: the clock of the run.
         report: the report of the last step of this run.
+        warn: logs a warning, with %-arguments.
 
     Raises:
         AffluxError, StoreError: the rule does not fit the model or the options; the store belongs to another server, or
@@ -116,6 +118,8 @@ class TrainingRun:
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
+        self.warn: Callable[..., object] = getLogger("afflux").warning
+        self._has_warned = False  # of updates that are 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -147,7 +151,8 @@ class TrainingRun:
     def choose(self) -> list[ClientId]:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
         free = self.concurrency - len(self._assigned)
-        return self.clients.choose(free, self.busy, self.clock()) if free > 0 else []
+        enough = free >= min(self.settings.dispatch_size, self.concurrency)
+        return self.clients.choose(free, self.busy, self.clock()) if enough else []
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
@@ -166,10 +171,14 @@ class TrainingRun:
         where = task.client if address is None else address
         if key is None:
             task.cancel()
-            self.lost["failed"] += 1
-            self.clients.failed(where, "nothing can be sent to it", 0.0, self.clock())
+            self.drop(where, "nothing can be sent to it")
         else:
             self._assigned[key] = Assignment(task, where, self.clock(), pulled=pulled)
+
+    def drop(self, address: ClientId, reason: str) -> None:
+        """Record that a client without an assignment has failed."""
+        self.lost["failed"] += 1
+        self.clients.failed(address, reason, 0.0, self.clock())
 
     # Replies
 
@@ -197,7 +206,7 @@ class TrainingRun:
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             said = {"task": task, "model": Unreadable(error)}
         receipt = self.server.push(**said)
-        self.report = receipt.report or self.report
+        self._note(receipt.report, base)
         if "task" not in said:
             task.cancel()
         client = said.get("client", task.client)
@@ -290,7 +299,17 @@ class TrainingRun:
 
     def poll(self) -> None:
         """Make the step that `flush_after` requires, if one is due."""
-        self.report = self.server.poll() or self.report
+        self._note(self.server.poll())
+
+    def _note(self, report: Report | None, base: Pulled | None = None) -> None:
+        """Store the report of a step; warn once if all its updates are 0."""
+        if report is None:
+            return
+        first, self.report = self.report is None, report
+        if not self._has_warned and are_zero(self.server, report, base if first else None):
+            self._has_warned = True
+            text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
+            self.warn(text, report.version)
 
     def expire(self) -> list[str]:
         """End the assignments that exceed the timeout; return their keys."""

@@ -4,8 +4,12 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from afflux import Layout, Server, ops
+import numpy as np
+
+from afflux import Layout, Pulled, Server, ops
 from afflux.aggregation.options import Options
+from afflux.aggregation.reports import Report
+from afflux.arrays.interop import on_host
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import EXAMPLES, OnArrival, Rule, raw_weight
@@ -65,3 +69,16 @@ def weighs_by_examples(rule: Rule) -> bool:
         one, two = (raw_weight(rule, 0, count, 1.0, facts) for count in (1, 2))
         return one != two
     return bool(getattr(weigh, "by_examples", False))
+
+
+def are_zero(server: Server, report: Report, base: Pulled | None) -> bool:
+    """Return whether all updates of a step are exactly 0.
+
+    The norms of models do not tell. If clients push models, the new version is compared with `base`, the version before
+    the step; None: no version is compared.
+    """
+    if server.rule.kind != "model":
+        return not report.norms.any()
+    if base is None or report.version != base.version + 1:
+        return False
+    return np.array_equal(on_host(base.params), on_host(server.params))
