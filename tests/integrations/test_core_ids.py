@@ -131,3 +131,111 @@ def test_a_rule_of_passes_needs_clients_that_it_knows(tmp_path):
     with pytest.raises(AffluxError, match=r"keeps something for \d clients"):
         again.clients.require_known()
     again.close()
+
+
+def warnings_of(run):
+    lines = []
+    run.clients.warn = lambda message, *arguments: lines.append(message % arguments)
+    return lines
+
+
+def raising(address):
+    if address == 3:
+        raise LookupError("not in the list")
+    return {1: "ann", 2: "bob"}[address]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"), [({1: "ann", 2: "bob"}.get, "client_id is None"), (raising, "not in the list")]
+)
+def test_a_client_without_an_id_is_left_out(key, why):
+    run = run_of(ca2fl(buffer_size=2), num_clients=2, key=key)
+    lines = warnings_of(run)
+    for _ in range(2):
+        run.clients.are([1, 2, 3])
+        assert sorted(run.choose()) == [1, 2]
+    assert len(lines) == 1
+    assert lines[0].startswith("No task goes to client 3: client_key has no id for it:")
+    assert why in lines[0]
+    run.clients.require_known()
+    assert [receipt.status for receipt in one_round(run, [1, 2])] == ["joined", "joined"]
+    assert sorted(run.server.rows.client_ids) == ["ann", "bob"]
+
+
+def test_a_client_that_gets_an_id_later_trains():
+    names = {1: "ann"}
+    run = run_of(ca2fl(buffer_size=1), key=names.get)
+    run.clients.are([1, 2])
+    names[2] = "bob"
+    run.clients.are([1, 2])
+    assert sorted(run.choose()) == [1, 2]
+
+
+@pytest.mark.parametrize("has_open_task", [False, True])
+def test_a_client_that_was_restarted_takes_over_its_id(has_open_task):
+    run = run_of(ca2fl(buffer_size=2), num_clients=2, key="said")
+    lines = warnings_of(run)
+    run.clients.are([101, 102])
+    one_round(run, [101, 102], **{"101": "ann", "102": "bob"})
+    if has_open_task:
+        run.sent("101", run.assign(101), 101)
+    run.clients.are([101, 102, 201])  # 101 was killed, and is there until its time is over
+    (receipt,) = one_round(run, [201], **{"201": "ann"})
+    assert receipt.status == "joined"
+    assert lines == ["No task goes to client 101: 'ann' has connected again, as 201"]
+    assert 101 not in run.choose()
+    if has_open_task:
+        late = run.receive("101", lambda: trained(client="ann"))
+        assert late.status == "faulty"
+        assert "another client that is there is 'ann'" in late.reason
+    assert sorted(run.server.rows.client_ids) == ["ann", "bob"]
+
+
+def test_a_client_that_replies_keeps_its_id():
+    run = run_of(ca2fl(buffer_size=2), num_clients=2, key="said", concurrency=3)
+    run.clients.are([101, 102])
+    one_round(run, [101, 102], **{"101": "ann", "102": "bob"})
+    run.clients.are([101, 102, 201])
+    assert 101 in run.choose()
+    one_round(run, [101], **{"101": "ann"})
+    (receipt,) = one_round(run, [201], **{"201": "ann"})
+    assert "another client that is there is 'ann'" in receipt.reason
+    assert one_round(run, [101], **{"101": "ann"})[0].status == "replaced"
+
+
+@pytest.mark.parametrize("key", [None, "said"])
+def test_clients_without_room_are_named_once_and_end_a_run_in_which_none_may_train(key):
+    run = run_of(ca2fl(buffer_size=1), num_clients=2, key=key)
+    lines = warnings_of(run)
+    names = {str(address): f"client {address}" for address in range(20)} if key else {}
+    run.clients.are([0, 1])
+    one_round(run, [0, 1], **names)
+    run.clients.are([0, *range(5, 20)])
+    if key is not None:  # a client says its id when it has trained
+        one_round(run, range(5, 20), **names)
+    for _ in range(2):
+        assert run.choose() == [0]
+    assert len(lines) == (1 if key is None else 15)
+    assert lines[0].startswith("No task goes to client ")
+    assert "num_clients=2" in lines[0]
+    assert ("and 5 others" in lines[0]) is (key is None)
+    run.clients.require_some_of_use(0.0)
+    run.clients.are(range(5, 20))
+    run.clients.require_some_of_use(0.0)
+    run.clients.are([0, *range(5, 20)])  # a client that was away for a time
+    run.clients.require_some_of_use(50.0)
+    run.clients.are(range(5, 20))
+    run.clients.require_some_of_use(60.0)
+    run.clients.require_some_of_use(119.0)
+    with pytest.raises(RuntimeError, match=r"none of the 15 clients that are there may train, .*num_clients=2"):
+        run.clients.require_some_of_use(120.0)
+
+
+def test_the_end_of_a_long_reason_is_kept():
+    reason = "ray::ClientAppActor.run() raised\n" + "  File app.py\n" * 100 + "ValueError: no data for partition 7"
+    run = run_of(max_failures=1)
+    run.clients.are([1])
+    run.sent("a", run.assign(1), 1)
+    run.fail("a", reason)
+    with pytest.raises(RuntimeError, match=r"example: ray::ClientAppActor.run\(\) raised \.\.\. (.|\n)* partition 7$"):
+        run.clients.require_some_of_use()

@@ -5,11 +5,10 @@ import logging
 import pytest
 
 from afflux import AffluxError, Join, Server
-from afflux.integrations import _loop
 from afflux.integrations._loop import Loop
 from afflux.integrations._versions import OncePerVersion
 from afflux.rules import ca2fl, fedasync, fedbuff
-from core_runs import MODEL, Echo, looped, run_of, trained
+from core_runs import MODEL, Clock, Echo, looped, run_of, trained
 from pairwise import soak
 
 
@@ -59,10 +58,9 @@ def test_the_loop_logs_steps_and_counts(tmp_path, caplog):
     assert lines(5)[-1] == "Made 2 steps, after 3 of earlier runs; of all runs: {'joined': 10}"
 
 
-def test_a_run_that_all_clients_have_left_says_so_at_once_and_each_minute(caplog, monkeypatch):
-    now, transport = [0.0], Echo()
-    monkeypatch.setattr(_loop, "monotonic", lambda: now[0])
-    with Loop(run_of(num_clients=3), transport) as loop:
+def test_a_run_that_all_clients_have_left_says_so_at_once_and_each_minute(caplog):
+    clock, transport = Clock(), Echo()
+    with Loop(run_of(num_clients=3, clock=clock), transport) as loop:
         for there, lines in (
             ([], ["No client is connected: the run waits"]),
             *[([], [])] * 19,
@@ -71,7 +69,7 @@ def test_a_run_that_all_clients_have_left_says_so_at_once_and_each_minute(caplog
             ([1], []),
             ([], ["No client is connected: the run waits"]),
         ):
-            transport.there, now[0] = there, now[0] + 3.0
+            transport.there, clock.now = there, clock.now + 3.0
             caplog.clear()
             with caplog.at_level(logging.INFO, "afflux"):
                 loop.send_out()

@@ -105,3 +105,28 @@ def test_a_run_is_killed_with_clients_in_flight(tmp_path):
     assert again.receive("1", trained) is None
     assert again.lost["unknown"] == 1
     again.close()
+
+
+def test_the_arrays_of_a_store_may_come_in_another_order(tmp_path):
+    def run(arrays, steps):
+        run = TrainingRun(fedbuff(buffer_size=1), arrays, RunSettings(store=tmp_path / "store"), num_clients=1)
+        for _ in range(steps):
+            run.sent("1", run.assign(1), 1)
+            assert run.receive("1", trained).status == "joined"
+        version = run.versions.of(run.server.pull())
+        run.close({})
+        return version
+
+    first = run(MODEL, 1)
+    second = run(dict(reversed(MODEL.items())), 1)
+    assert [*second] == ["b", "w"]
+    for name in MODEL:
+        assert first[name].shape == second[name].shape == MODEL[name].shape
+        assert second[name].tobytes() == first[name].tobytes()  # the reply is the same model
+    other = {"w": MODEL["w"], "b": MODEL["b"][:3]}
+    with pytest.raises(
+        AffluxError, match=r"another model: 'b' is a parameter of shape \(4,\) there, and a .*\(3,\) in"
+    ):
+        run(other, 0)
+    with pytest.raises(AffluxError, match=r"'c' is no array of this name there, and a parameter of shape \(4,\) in"):
+        run({**MODEL, "c": MODEL["b"]}, 0)

@@ -139,8 +139,8 @@ def fit(own):
 
 
 def test_the_page_runs(tmp_path, monkeypatch):
-    """Its first block is a job, which is exported, and runs over functions; its second makes server objects; its third has
-    a filter.
+    """Its first block is a job, which is exported, and runs over functions; its second makes server objects; its third
+    has a filter.
     """
     pytest.importorskip("yaml")
     page = (Path(__file__).parents[2] / "docs" / "nvflare.md").read_text()

@@ -6,9 +6,11 @@ server, for example for cached rows. Id and address are equal unless the adapter
 
 import random
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from logging import getLogger
+from typing import Any, NamedTuple
 
 from afflux import Server
+from afflux.integrations._server import keeps_clients
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, plain_id
@@ -18,8 +20,14 @@ from afflux.rules.rule import ClientId
 ClientKey = Callable[[ClientId], ClientId] | str
 #: A client rests at most 2**10 times as long as after its first failure.
 _MOST_DOUBLINGS = 10
-#: The most characters of a client's error message that are kept and logged.
-MOST_REASON = 500
+#: Of a client's error message longer than their sum, the most characters of its first line and of its end that are kept
+#: and logged: traces of other processes have the cause at the end.
+_FIRST_LINE, _END = 100, 400
+#: Seconds after which the run ends if none of the clients that are there may train: others may come back.
+_MOST_EXCLUDED = 60.0
+_MOST_NAMED = 10  # in one warning
+#: A function from the addresses of idle clients and a number to at most that number of these addresses.
+Select = Callable[[list[ClientId], int], Iterable[ClientId]]
 
 
 class _Failures(NamedTuple):
@@ -35,18 +43,31 @@ class Clients:
         server: the server of the run.
         settings: the settings of the run.
         key: the id of the client at an address; None: the address itself.
+
+    Attributes:
+        known: the clients in the server's state: those with a row, and those that have entered in this pass.
+        warn: logs a warning: a message and its arguments.
+        select: chooses among the idle clients; None: at random.
     """
 
     def __init__(self, server: Server, settings: RunSettings, key: ClientKey | None = None) -> None:
         self._settings, self._key = settings, key
         self._random = random.Random(settings.seed)
-        self._there: list[ClientId] = []
+        self.warn: Callable[..., object] = getLogger("afflux").warning
+        self.select: Select | None = None
+        self._none_selected = False
+        self._there: list[ClientId] = []  # addresses, without those that are left out
+        self._left_out: dict[ClientId, str] = {}  # reason by address, of connected clients that get no task
+        self._excluded_since: float | None = None  # the time since which all connected clients are left out
+        self._looks = 0  # number of calls of `are`
+        self._seen: dict[ClientId, int] = {}  # by address: the first look that has it
+        self._chosen: dict[ClientId, int] = {}  # by address: the look before its last task
+        self._replied: dict[ClientId, int] = {}  # by address: the look before the last task that it has replied to
         self._ids: dict[ClientId, ClientId] = {}  # by address, of clients whose id is known
         self._failures: dict[ClientId, _Failures] = {}  # by address
         rule = server.rule
-        self._most = server.options.num_clients if rule.calibrate.cached or rule.needs.passes else None
+        self._most = server.options.num_clients if keeps_clients(rule) else None
         self._rule = rule.name
-        #: The clients in the server's state: those with a row, and those that have entered in this pass.
         self.known: set[ClientId] = set() if self._most is None else known_clients(server)
 
     # Ids
@@ -64,24 +85,34 @@ class Clients:
         """Return the id of the client at this address, whose reply contains the id `client`.
 
         Raises:
-            AffluxError: the reply has no id, another id than before, or that of another connected client; or the rule
-                allows no further client.
+            AffluxError: the reply has no id, another id than before, or that of another connected client, unless that
+                client has replied to no task since this one has connected: a client that was restarted may have a new
+                address.
+                Or the rule allows no further client.
         """
         if isinstance(self._key, str) and client is None:
             raise AffluxError(f"[client_key] nothing in the reply has the name {self._key!r}")
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
-        if self._most is not None and name not in self.known and len(self.known) >= self._most:
-            raise AffluxError(f"[clients] {brief(name)} would be client {self._most + 1} of num_clients={self._most}")
+        if self._is_full() and name not in self.known:
+            reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
+            self._leave_out([address], reason)
+            raise AffluxError(f"[clients] {reason}")
         if self._key is None:
             return name
         before = self._ids.get(address)
         if before is not None and before != name:
             raise AffluxError(f"[client_key] the client has said that it is {brief(before)}, and now {brief(name)}")
-        if before is None:
-            for other in self._there:
-                if other != address and self._ids.get(other) == name:
-                    raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
+        appeared = self._seen.get(address, 0)
+        for other in self._namesakes(address, name):
+            if self._seen[other] >= appeared or self._replied.get(other, 0) >= appeared:
+                raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
         return name
+
+    def _namesakes(self, address: ClientId, name: ClientId) -> list[ClientId]:
+        """Return the other addresses that have this id; none for an address that has had the id before."""
+        if address in self._ids:
+            return []
+        return [other for other in self._there if other != address and self._ids.get(other) == name]
 
     def require_known(self) -> None:
         """Check that a resumed server knows at least one of the connected clients.
@@ -128,26 +159,77 @@ class Clients:
 
     @property
     def there(self) -> int:
-        """The number of connected clients."""
+        """The number of connected clients, without those that are left out."""
         return len(self._there)
 
     def are(self, addresses: Iterable[ClientId]) -> None:
-        """Set the addresses of the connected clients."""
-        self._there = list(addresses)
-        gone = self._failures.keys() - set(self._there)
-        for address in gone:
-            del self._failures[address]
-        for address in self._ids.keys() - set(self._there):
-            del self._ids[address]
+        """Set the addresses of the connected clients. One without an id is left out, with a warning."""
+        present = list(addresses)
+        tables: tuple[dict[ClientId, Any], ...] = (
+            self._failures,
+            self._ids,
+            self._left_out,
+            self._seen,
+            self._chosen,
+            self._replied,
+        )
+        for table in filter(None, tables):
+            for address in table.keys() - set(present):
+                del table[address]
+        if self._key is not None:
+            self._looks += 1
+            self._seen.update({address: self._looks for address in present if address not in self._seen})
+        unnamed: dict[str, list[ClientId]] = {}
+        for address in present if callable(self._key) else ():
+            if address not in self._ids:
+                try:
+                    self.id_of(address)
+                    self._left_out.pop(address, None)
+                except Exception as error:
+                    unnamed.setdefault(f"client_key has no id for it: {error!r}", []).append(address)
+        self._there = present
+        for reason, without in unnamed.items():
+            self._leave_out(without, reason)
+        self._there = [address for address in present if address not in self._left_out]
+
+    def _leave_out(self, addresses: list[ClientId], reason: str) -> None:
+        """Give the clients at these addresses no task as long as they are connected, and warn once."""
+        new = [address for address in addresses if address not in self._left_out]
+        if new:
+            self._left_out.update(dict.fromkeys(new, reason))
+            self._there = [address for address in self._there if address not in self._left_out]
+            names = ", ".join(map(str, new[:_MOST_NAMED]))
+            others = f" and {len(new) - _MOST_NAMED} others" if len(new) > _MOST_NAMED else ""
+            self.warn("No task goes to client %s%s: %s", names, others, reason)
 
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
         """Draw the addresses of at most `count` clients that are not busy and do not rest."""
         idle = [address for address in self._there if address not in busy]
         if self._failures:
             idle = [address for address in idle if not self._rests(address, now)]
+        if self.select is not None:
+            count, most = len(idle), count
         if self._most is not None:
-            return self._with_room(self._random.sample(idle, len(idle)), count, busy)
-        return self._random.sample(idle, min(count, len(idle)))
+            idle = self._with_room(self._random.sample(idle, len(idle)), count, busy)
+        else:
+            idle = self._random.sample(idle, min(count, len(idle)))
+        if self.select is not None and idle:
+            idle = self._selected(self.select, idle, most, not busy)
+        if self._key is not None:
+            self._chosen.update(dict.fromkeys(idle, self._looks))
+        return idle
+
+    def _selected(self, select: Select, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
+        """Return the choice of the user's function."""
+        chosen = list(select(list(idle), count))
+        if len(chosen) > count or len(set(chosen)) < len(chosen) or not set(chosen) <= set(idle):
+            raise AffluxError(
+                f"[choose] the choice is {brief(chosen)}, must be at most {count} of {brief(idle)}, each once"
+            )
+        if waits and not chosen and not self._none_selected:
+            self.warn("None of %d idle clients is chosen, and none trains: the run waits", len(idle))
+        self._none_selected = waits and not chosen
+        return chosen
 
     def _rests(self, address: ClientId, now: float) -> bool:
         failed = self._failures.get(address)
@@ -158,13 +240,22 @@ class Clients:
         assert self._most is not None
         taken = self.known | {self.id_of(address) for address in busy}
         kept: list[ClientId] = []
+        without: list[ClientId] = []
         for address in idle:
             client = self.id_of(address)
             unknown = isinstance(self._key, str) and address not in self._ids
-            if len(kept) < count and (unknown or client in taken or len(taken) < self._most):
+            if not unknown and self._is_full() and client not in self.known:
+                without.append(address)
+            elif len(kept) < count and (unknown or client in taken or len(taken) < self._most):
                 kept.append(address)
                 taken.add(client)
+        if without:
+            reason = f"{self._rule} keeps something for each client, and has no room beyond num_clients={self._most}"
+            self._leave_out(without, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
         return kept
+
+    def _is_full(self) -> bool:
+        return self._most is not None and len(self.known) >= self._most
 
     # Failures
 
@@ -172,7 +263,11 @@ class Clients:
         """Record a reply that was no failure; with `joined`, the reply has joined."""
         self._failures.pop(address, None)
         if self._key is not None:
+            for other in self._namesakes(address, client):
+                self._leave_out([other], f"{brief(client)} has connected again, as {address}")
+                del self._ids[other]
             self._ids[address] = client
+            self._replied[address] = self._chosen.get(address, 0)
         if joined and self._most is not None:
             self.known.add(client)
 
@@ -181,26 +276,59 @@ class Clients:
         before = self._failures.get(address)
         count = 1 if before is None else before.times + 1
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
-        self._failures[address] = _Failures(count, now + rest, reason[:MOST_REASON])
+        self._failures[address] = _Failures(count, now + rest, shortened(reason))
 
-    def require_some_of_use(self, most: int | None = None) -> None:
-        """Check that not all clients fail.
+    def require_some_of_use(self, now: float | None = None, *, most: int | None = None) -> None:
+        """Check that not all clients fail, and at the time `now` that some of them may train.
 
         Args:
+            now: the time of the run's clock; None: whether some may train is not checked.
             most: the number of failures in a row; None: max_failures.
 
         Raises:
-            RuntimeError: all connected clients have failed so many times in a row.
+            RuntimeError: all connected clients have failed so many times in a row, or have been left out for a minute.
         """
+        if now is not None:
+            self._require_some_in(now)
         if len(self._failures) < len(self._there) or not self._there:
             return
+        failures = [self._failures[address] for address in self._there if address in self._failures]
         most = most or self._settings.max_failures
-        if all(self._failures[address].times >= most for address in self._there):
-            last = max(self._failures.values(), key=lambda failed: failed.until)
+        if len(failures) == len(self._there) and all(failed.times >= most for failed in failures):
+            last = max(failures, key=lambda failed: failed.until)
             raise RuntimeError(
                 f"none of {len(self._there)} clients is of use: each has failed {most} times in a row or more, for "
                 f"example: {last.reason}"
             )
+
+    def _require_some_in(self, now: float) -> None:
+        if self._there or not self._left_out:
+            self._excluded_since = None
+        elif self._excluded_since is None:
+            self._excluded_since = now
+        elif now - self._excluded_since >= _MOST_EXCLUDED:
+            address, reason = next(iter(self._left_out.items()))
+            raise RuntimeError(
+                f"none of the {len(self._left_out)} clients that are there may train, for example {address}: {reason}"
+            )
+
+
+_HOW_TO_NAME = "A client that was restarted may have a new address: client_key= recognizes it"
+
+
+def has_id(key: ClientKey | None, address: ClientId) -> bool:
+    """Return whether a function `key` has an id for this address; True if replies contain the ids."""
+    try:
+        return not callable(key) or plain_id(key(address), "client_key") is not None
+    except Exception:
+        return False
+
+
+def shortened(reason: str) -> str:
+    """Return the first line of a long message, and its end."""
+    if len(reason) <= _FIRST_LINE + _END:
+        return reason
+    return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"
 
 
 def known_clients(server: Server) -> set[ClientId]:

@@ -11,7 +11,6 @@ Adapters with a loop use _loop.py. An adapter whose framework calls it uses `Tra
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import getLogger
 from time import monotonic
 from typing import Any, Literal
 
@@ -81,7 +80,6 @@ class TrainingRun:
         slowest: the longest duration of a reply, in seconds.
         clock: the clock of the run.
         report: the report of the last step of this run.
-        warn: logs a warning, with %-arguments.
 
     Raises:
         AffluxError, StoreError: the rule does not fit the model or the options; the store belongs to another server, or
@@ -107,6 +105,8 @@ class TrainingRun:
         self.versions = VersionArrays(arrays, Layout.of(arrays))
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
+            assert self.server.layout is not None
+            self.versions = VersionArrays(arrays, self.server.layout)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         fact_names = self.server.options.fact_names(rule)
         self._fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
@@ -118,7 +118,6 @@ class TrainingRun:
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
-        self.warn: Callable[..., object] = getLogger("afflux").warning
         self._has_warned = False  # of updates that are 0
 
     @property
@@ -309,7 +308,7 @@ class TrainingRun:
         if not self._has_warned and are_zero(self.server, report, base if first else None):
             self._has_warned = True
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
-            self.warn(text, report.version)
+            self.clients.warn(text, report.version)
 
     def expire(self) -> list[str]:
         """End the assignments that exceed the timeout; return their keys."""

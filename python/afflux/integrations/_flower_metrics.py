@@ -1,12 +1,46 @@
-"""The mean of the metrics of nodes, without replies whose form differs from the others."""
+"""The metrics of nodes: those that are kept until their step, and their mean without replies whose form differs."""
 
+from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from typing import Any
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
+
+from afflux.integrations._core import Metrics
+from afflux.integrations._reading import bounded, finite_number
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
+
+#: The most characters, bytes and other values in the ConfigRecords of one reply that are kept.
+_MOST_CONFIG = 10_000
+
+
+def kept_records(records: Iterable[tuple[str, object]], weight: str) -> Metrics | None:
+    """Return the MetricRecords of a reply, bounded, and its ConfigRecords, JSON-able; None if it has neither.
+
+    ConfigRecords that are larger together than the limit are left out, from the first of them on.
+    """
+    room, metrics = _MOST_CONFIG, {}
+    configs: dict[str, dict[str, Any]] = {}
+    for name, record in records:
+        if isinstance(record, MetricRecord):
+            metrics[name] = bounded(record, weight)
+        elif isinstance(record, ConfigRecord) and room > 0:
+            room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
+            if room >= 0:
+                configs[name] = {key: _encoded(value) for key, value in record.items()}
+    return {"metrics": metrics, "configs": configs} if metrics or configs else None
+
+
+def content_of(kept: Metrics) -> RecordDict:
+    """Return the records that `kept_records` has kept, under their names."""
+    content = RecordDict({name: MetricRecord(record) for name, record in kept.get("metrics", {}).items()})
+    for name, record in kept.get("configs", {}).items():
+        content[name] = ConfigRecord({key: _decoded(value) for key, value in record.items()})
+    return content
 
 
 def mean_of(
@@ -14,38 +48,72 @@ def mean_of(
     replies: list[Any],
     contents: Iterable[RecordDict],
     weight: str,
-    mean: Callable[[list[Any]], MetricRecord | None],
+    mean: Callable[[list[Any]], Mapping[str, Any] | None],
+    *,
+    needs_weight: bool = True,
 ) -> MetricRecord | None:
-    """Return the mean over these replies.
+    """Return the mean over the largest group of replies of the same form.
 
-    If `mean` raises, return the mean over the largest group of replies of the same form: one MetricRecord with
-    `weight`, and with the same names and lengths.
+    The form of a reply is the name of its one MetricRecord, and the names and lengths of its metrics. If some replies
+    have the weight, those without one are left out.
+
+    Args:
+        what: the subject of the lines of the log.
+        replies: the arguments of `mean`.
+        contents: the records of each reply.
+        weight: the name of the metric that is the weight of the others.
+        mean: called once, with the replies of the group; its errors are raised.
+        needs_weight: do not call `mean` if no reply has a weight. It is never called if all weights are 0.
 
     Returns:
-        The mean. None, with a reason in the log, if there is none.
+        The mean; None if there is none.
     """
-    try:
-        return mean(replies) if replies else None
-    except Exception:  # the contents of nodes may differ in form
-        alike = _most_alike(replies, contents, weight)
-    try:
-        found = mean(alike)
-    except Exception as error:
-        log(WARNING, "%s cannot be aggregated: %r", what, error)
+    if not replies:
         return None
-    log(WARNING, "%s: %d replies differ from the others and are left out", what, len(replies) - len(alike))
-    return found
+    alike, total = _most_alike(replies, contents, weight)
+    if not alike or total == 0 or (needs_weight and total is None):
+        log(WARNING, "%s cannot be aggregated: no reply has one MetricRecord with a positive %r", what, weight)
+        return None
+    if len(alike) < len(replies):
+        log(WARNING, "%s: %d replies differ from the others and are left out", what, len(replies) - len(alike))
+    record = mean(alike)
+    if not (record is None or isinstance(record, Mapping)):
+        raise AffluxError(f"[start] {what} is aggregated to {brief(record)}, must be a MetricRecord or None")
+    return record if record is None or isinstance(record, MetricRecord) else MetricRecord(record)
 
 
-def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str) -> list[Any]:
-    """Return the replies of the most frequent form; all replies, if none has a form."""
-    alike = defaultdict(list)
+def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str) -> tuple[list[Any], float | None]:
+    """Return the replies of the most frequent form, and the sum of their weights; None if they have none."""
+    alike: dict[Any, list[Any]] = defaultdict(list)
+    totals: dict[Any, float] = defaultdict(float)
     for reply, content in zip(replies, contents, strict=True):
-        found = [(key, record) for key, record in content.items() if isinstance(record, MetricRecord)]
-        values = [pair for _, record in found for pair in record.items()]
-        form = frozenset((name, len(value) if isinstance(value, list) else None) for name, value in values)
-        if len(found) == 1 and (weight, None) in form:
-            alike[found[0][0], form].append(reply)
+        records = [(key, record) for key, record in content.items() if isinstance(record, MetricRecord)]
+        if len(records) == 1:
+            ((key, record),) = records
+            number = finite_number(record.get(weight))
+            form = frozenset((name, len(value) if isinstance(value, list) else None) for name, value in record.items())
+            group = number is not None and number >= 0, key, form
+            alike[group].append(reply)
+            totals[group] += number or 0.0
     # Of two equally frequent forms, the one with fewer numbers.
-    sizes = {key: (len(alike[key]), -sum(length or 1 for _, length in key[1])) for key in alike}
-    return alike[max(sizes, key=sizes.__getitem__)] if alike else replies
+    ranks = {group: (group[0], len(alike[group]), -sum(length or 1 for _, length in group[2])) for group in alike}
+    if not ranks:
+        return [], None
+    best = max(ranks, key=ranks.__getitem__)
+    return alike[best], totals[best] if best[0] else None
+
+
+def _size_of(value: Any) -> int:
+    return sum(map(_size_of, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else 1
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encoded(each) for each in value]
+    return {"base64": b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return b64decode(value["base64"]) if isinstance(value, dict) else value

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from logging import INFO, WARNING
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from afflux import Task
 from afflux.arrays.npy import array_of, bytes_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
-from afflux.integrations._flower_metrics import mean_of
+from afflux.integrations._flower_metrics import content_of, kept_records, mean_of
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import bounded
 from afflux.integrations._versions import OncePerVersion
@@ -23,6 +25,9 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+TrainConfig: TypeAlias = ConfigRecord | Callable[[int], ConfigRecord]
+NodeConfig = Callable[[int, int], Mapping[str, Any]]
+Choose = Callable[[list[int], int, int], Iterable[int]]
 #: The fields of a `Result` that a checkpoint keeps, and for how many steps: its cost then stays constant.
 _History = Literal["train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"]
 _STEPS_KEPT = 1000
@@ -53,12 +58,13 @@ class FlowerTransport(Transport):
     strategy: Any  #: an AsyncStrategy, whose module imports this one
     grid: Grid
     training: TrainingRun
-    train_config: ConfigRecord  #: configuration for the nodes that train
+    train_config: TrainConfig  #: configuration for the nodes that train, or a function of the step
     evaluate_config: ConfigRecord  #: configuration for the nodes that evaluate
     evaluate_fn: EvaluateFn | None  #: evaluates a version on the server
     last: int  #: the step that ends the run
     asked: dict[str, _Asked] = field(default_factory=dict)  #: evaluations without a reply, by the key of the reply
     evaluated: dict[int, list[Message]] = field(default_factory=dict)  #: replies by step, of steps that have not ended
+    evaluated_arrays: dict[int, ArrayRecord] = field(default_factory=dict)  #: of these steps, if the user may read them
 
     name = "flower"
     logger = FLOWER_LOGGER
@@ -67,6 +73,10 @@ class FlowerTransport(Transport):
     def __post_init__(self) -> None:
         #: The arrays of a version.
         self.arrays = OncePerVersion(lambda version: record_of(self.training.versions.of(version)))
+        choose = self.strategy.choose
+        if choose is not None:
+            server = self.training.server
+            self.training.clients.select = lambda nodes, count: choose(nodes, count, server.version + 1)
 
     # Messages
 
@@ -77,7 +87,13 @@ class FlowerTransport(Transport):
     def send(self, address: ClientId, task: Task) -> str | None:
         """Push a message; return its id, or None."""
         strategy, step = self.strategy, task.version + 1
-        config = ConfigRecord({**self.train_config, "server-round": step})
+        config = self.train_config
+        if callable(config):
+            config = _checked(config(step), f"train_config for step {step}")
+        if strategy.node_config is not None:
+            own = _checked(strategy.node_config(address, step), f"node_config for node {address} and step {step}")
+            config = {**config, **own}
+        config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout + _TTL_MARGIN
         message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
@@ -114,7 +130,7 @@ class FlowerTransport(Transport):
     # Training
 
     def _trained(self, message: Message) -> Trained:
-        strategy, records = self.strategy, list(message.content.values())  # the lists by kind take 10 us each
+        strategy, records = self.strategy, list(message.content.values())  # the properties by kind take 10 us each
         arrays = [record for record in records if isinstance(record, ArrayRecord)]
         metrics = [record for record in records if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) > 1:
@@ -130,7 +146,7 @@ class FlowerTransport(Transport):
             said.get(strategy.loss_key),
             said.get("client-lr"),
             said.get("local-steps"),
-            metrics=bounded(said, strategy.weighted_by_key) or None,
+            metrics=kept_records(message.content.items(), strategy.weighted_by_key),
             client=next(named, None),
             facts=said,
         )
@@ -138,8 +154,9 @@ class FlowerTransport(Transport):
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Aggregate the metrics."""
         key, aggregate = self.strategy.weighted_by_key, self.strategy.train_metrics_aggr_fn
-        records = [RecordDict({"metrics": MetricRecord(dict(own))}) for own in metrics]
-        mean = mean_of(f"Metrics of step {step}", records, records, key, lambda some: aggregate(some, key))
+        contents, is_default = [content_of(each) for each in metrics], aggregate is aggregate_metricrecords
+        what = f"Metrics of step {step}"
+        mean = mean_of(what, contents, contents, key, lambda some: aggregate(some, key), needs_weight=is_default)
         if mean is not None:
             self.strategy.result.train_metrics_clientapp[step] = mean
         return "" if mean is None else mean
@@ -167,6 +184,14 @@ class FlowerTransport(Transport):
             for key in filter(None, keys):
                 self.asked[key] = _Asked(step, node_of.get(key), now)
                 self.evaluated.setdefault(step, [])
+            if step in self.evaluated and self._aggregates_own():
+                self.evaluated_arrays[step] = arrays
+
+    def _aggregates_own(self) -> bool:
+        """Return whether functions of the user aggregate evaluations."""
+        strategy = self.strategy
+        is_default = type(strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
+        return not is_default or strategy.evaluate_metrics_aggr_fn is not aggregate_metricrecords
 
     def _evaluations_of(self, step: int, arrays: ArrayRecord) -> list[Message] | str:
         """Return messages to the free nodes that `configure_evaluate` chooses; or the reason why no node evaluates."""
@@ -208,9 +233,15 @@ class FlowerTransport(Transport):
     def _end_evaluation(self, step: int) -> None:
         strategy, what, replies = self.strategy, f"Evaluation of step {step}", self.evaluated.pop(step)
         contents, aggregate = (each.content for each in replies), partial(strategy.aggregate_evaluate, step)
-        mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate)
+        strategy.evaluated_arrays = self.evaluated_arrays.pop(step, None)
+        needs_weight = type(strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
+        mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate, needs_weight=needs_weight)
+        strategy.evaluated_arrays = None
         if mean is not None:
-            strategy.result.evaluate_metrics_clientapp[step] = mean
+            history = strategy.result.evaluate_metrics_clientapp
+            is_newest = step > next(reversed(history), 0)
+            later = {} if is_newest else {each: history.pop(each) for each in sorted(history) if each > step}
+            history.update({step: mean, **later})
             log(INFO, "%s by nodes: %s", what, mean)
 
     def finish(self) -> None:
@@ -234,6 +265,12 @@ class FlowerTransport(Transport):
         """Restore a history."""
         for name, kept in notes.items():
             getattr(self.strategy.result, name).update({step: MetricRecord(kept[step]) for step in sorted(kept)})
+
+
+def _checked(config: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(config, Mapping):
+        raise AffluxError(f"[start] the result of {what} is {brief(config)}, must be a ConfigRecord")
+    return config
 
 
 def _error_of(message: Message) -> str | None:

@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import Logger, getLogger
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, Self
 
 from afflux import Task
-from afflux.integrations._clients import MOST_REASON
+from afflux.integrations._clients import shortened
 from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
@@ -93,14 +93,14 @@ class Loop:
 
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
-        training.warn = transport.logger.warning
+        training.clients.warn = transport.logger.warning
         with training.closed_on_error():
             transport.restore(training.resume(transport.schema, adapter=transport.name))
             training.clients.are(transport.clients())
             training.clients.require_known()
             self._warn_too_few()
             training.checkpoint(transport.notes())  # so that the first steps are stored together with their notes
-        self._looked = monotonic()  # time of the last check for clients
+        self._looked = training.clock()  # time of the last check for clients
         self._gone: float | None = None  # time of the last warning that no client is connected; None: some are
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
@@ -156,11 +156,13 @@ class Loop:
     def send_out(self) -> None:
         """Send the newest version to idle clients, as many as may train."""
         training, clients = self.training, self.training.clients
-        if monotonic() - self._looked > _CLIENTS_EVERY:
-            clients.are(self.transport.clients())
-            clients.require_some_of_use()
-            self._looked = monotonic()
-            self._note_gone()
+        now = training.clock()
+        if now - self._looked > _CLIENTS_EVERY:
+            addresses = list(self.transport.clients())
+            clients.are(addresses)
+            clients.require_some_of_use(now)
+            self._looked = now
+            self._note_gone(len(addresses))
         for address in training.choose():
             task = training.assign(address)
             try:
@@ -172,9 +174,9 @@ class Loop:
             if key is None:
                 self._warn_failed(address, "nothing can be sent to it")
 
-    def _note_gone(self) -> None:
+    def _note_gone(self, there: int) -> None:
         """Log that no client is connected, at once and then each minute, and that some are again."""
-        if there := self.training.clients.there:
+        if there:
             if self._gone is not None:
                 self.transport.logger.info("%d clients are connected again", there)
             self._gone = None
@@ -211,7 +213,7 @@ class Loop:
 
     def _warn_failed(self, address: ClientId | None, why: str) -> None:
         if address is not None:
-            self.transport.logger.warning("Client %s: %s", address, why[:MOST_REASON])
+            self.transport.logger.warning("Client %s: %s", address, shortened(why))
             self.training.clients.require_some_of_use()
 
     def _note_step(self, last: int) -> None:

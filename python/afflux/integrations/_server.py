@@ -12,6 +12,7 @@ from afflux.aggregation.reports import Report
 from afflux.arrays.interop import on_host
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import EXAMPLES, OnArrival, Rule, raw_weight
 from afflux.server.tasks import MOST_BASES
 
@@ -34,11 +35,10 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     """
     count = ops.threads(settings.num_threads)  # replies are pushed one after the other, each by all threads
     store = settings.store
-    if store is not None and Path(store).is_dir() and any(Path(store).iterdir()):
+    if store is not None and holds_server(settings):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
         try:
-            if server.layout != Layout.of(arrays):
-                raise AffluxError(f"[{rule.name}] {store} holds a server of another model")
+            _require_model(server, Layout.of(arrays), f"[{rule.name}] {store} holds a server of another model")
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
             server.close(checkpoint=False)
@@ -52,11 +52,36 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     options: Options = {"faults": "record", **settings.server_options}
     if weighs_by_examples(rule):
         options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
-    if rule.calibrate.cached or rule.needs.passes:
+    if keeps_clients(rule):
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
         options.setdefault("max_versions", concurrency + 2)
     return Server(rule, arrays, store=store, num_threads=count, push_threads=count, **options)
+
+
+def _require_model(server: Server, layout: Layout, message: str) -> None:
+    """Check that the server has the arrays of this layout, in any order; the error begins with `message`."""
+    before, now = ({} if each is None else _arrays_of(each) for each in (server.layout, layout))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        pair = (each.get(names[0], "no array of this name") for each in (before, now))
+        raise AffluxError("{}: {} is {} there, and {} in initial arrays".format(message, brief(names[0]), *pair))
+
+
+def _arrays_of(layout: Layout) -> dict[str, str]:
+    """Return a description of each array by name."""
+    parameters = {field.name: f"a parameter of shape {field.shape}" for field in layout.fields}
+    return parameters | {field.name: f"a buffer of shape {field.shape}, {field.dtype}" for field in layout.buffers}
+
+
+def holds_server(settings: RunSettings) -> bool:
+    """Return whether the settings have a store that holds something."""
+    return settings.store is not None and Path(settings.store).is_dir() and any(Path(settings.store).iterdir())
+
+
+def keeps_clients(rule: Rule) -> bool:
+    """Return whether the rule keeps something for each client."""
+    return rule.calibrate.cached or rule.needs.passes
 
 
 def weighs_by_examples(rule: Rule) -> bool:

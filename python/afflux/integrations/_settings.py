@@ -1,5 +1,6 @@
 """The settings of a run that all adapters share, as one frozen, checked object; and the rule of a configuration."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from inspect import signature
@@ -148,6 +149,27 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
         given.setdefault("num_clients", num_clients)
     if "dialect" in own and given.get("dialect") == framework:
         return make(rule, **given)
-    names = [name for name in FRAMEWORK_NAMES[framework] if name in own or name in ONLY_IN_DIALECT]
+    names = [name for name in FRAMEWORK_NAMES.get(framework, ()) if name in own or name in ONLY_IN_DIALECT]
     kept = {name: given.pop(name) for name in names if name in given}
     return make(rule, **in_our_names(framework, given), **kept)
+
+
+def rule_of_text(framework: str, rule: object) -> Rule:
+    """Return a rule, or make it from its `Rule.to_config` or from its text `name:option=value:...`.
+
+    Raises:
+        AffluxError: `rule` is none of these; an option is unknown or has a wrong type or value.
+    """
+    if not isinstance(rule, str):
+        return rule_of(framework, rule, {})
+    name, *assignments = rule.split(":")
+    options = dict(assignment.partition("=")[::2] for assignment in assignments)
+    return rule_of(framework, name, {option: _value_of(text) for option, text in options.items()})
+
+
+def _value_of(text: str) -> Any:
+    """Return the number or the boolean of a text, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

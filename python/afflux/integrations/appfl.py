@@ -71,7 +71,7 @@ class AffluxAggregator(BaseAggregator):
             chosen.rule, model, chosen.settings, num_clients=chosen.num_clients or 64, timeout=_TIMEOUT
         )
         self.metrics = self.run.resume(_Notes, adapter="appfl").get("metrics", {})
-        self.run.warn = lambda text, *values: self._log(text % values)
+        self.run.clients.warn = lambda text, *values: self._log(text % values)
         self._lock = RLock()
         self._noted = self.server.version
         self._clients = KnownClients(self.run)
@@ -171,10 +171,10 @@ class AffluxAggregator(BaseAggregator):
 
         One client, or a few with forged ids, never end a run: as many clients as the run has must have failed.
         """
-        clients, count = self.run.clients, self._chosen.num_clients
-        clients.are(self._clients.ids)
-        if count is not None and clients.there >= count:
-            clients.require_some_of_use(None if self.server.joins else 1)
+        ids, count, clients = self._clients.ids, self._chosen.num_clients, self.run.clients
+        clients.are(ids)
+        if count is not None and len(ids) >= count:
+            clients.require_some_of_use(self.run.clock(), most=None if self.server.joins else 1)
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""

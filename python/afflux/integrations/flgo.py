@@ -101,7 +101,7 @@ class AffluxServer(StoredRounds):
             clock=lambda: self.gv.clock.current_time,
         )
         self.server, self.lost = self.training.server, self.training.lost
-        self.training.warn = self.gv.logger.warning
+        self.training.clients.warn = self.gv.logger.warning
         self._resumed = self.training.resume(Notes, adapter="flgo")
         if self.server.options.flush_after is not None:
             self.training.close()
@@ -133,7 +133,7 @@ class AffluxServer(StoredRounds):
     def _require_some_of_use(self) -> None:
         """Raise RuntimeError if all clients that FLGo may draw have failed repeatedly."""
         self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
-        self.training.clients.require_some_of_use()
+        self.training.clients.require_some_of_use(self.training.clock())
 
     # Packages
 
