@@ -127,7 +127,7 @@ class AffluxAggregator(BaseAggregator):
 
         Raises:
             RuntimeError: the models of all num_clients clients were unusable, each max_failures times in a row; or once
-                each, if no model has joined.
+                each, if no model has joined; or the rule has room for none of these clients.
         """
         with self._lock:
             client = id_of(client_id)
@@ -149,7 +149,7 @@ class AffluxAggregator(BaseAggregator):
                 known.joined |= receipt.status in JOINED
                 if receipt.status in NO_USE:
                     self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
-                    self._require_some_of_use()
+                    self._require_some_of_use(receipt.reason)
             self._note_step()
             # In virtual time, get_parameters determines the version that a client trains from.
             return self._copy_of(self.server.pull() if "virtual_time" in kwargs else self._clients.assign(client))
@@ -166,15 +166,17 @@ class AffluxAggregator(BaseAggregator):
         with self._lock:
             self.run.close({"metrics": self.metrics})
 
-    def _require_some_of_use(self) -> None:
-        """Raise RuntimeError if all clients fail repeatedly, or if none of their models has joined and all have failed.
+    def _require_some_of_use(self, reason: str) -> None:
+        """Raise RuntimeError if all clients fail repeatedly, or once while no model has joined, or if none may train.
 
         One client, or a few with forged ids, never end a run: as many clients as the run has must have failed.
         """
         ids, count, clients = self._clients.ids, self._chosen.num_clients, self.run.clients
         clients.are(ids)
         if count is not None and len(ids) >= count:
-            clients.require_some_of_use(self.run.clock(), most=None if self.server.joins else 1)
+            if not clients.there:  # the rule has room for none of them
+                raise RuntimeError(f"none of {len(ids)} clients may train: {reason}")
+            clients.require_some_of_use(most=None if self.server.joins else 1)
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""
