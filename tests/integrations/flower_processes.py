@@ -87,15 +87,18 @@ class SuperLink:
                 *(() if nodes else ("--simulation",)),
             )
             wait_for(self._answers)
-            for number in range(nodes):
-                self._start(
-                    "flower-supernode",
-                    *("--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
-                    *("--node-config", f"partition-id={number} num-partitions={nodes}"),
-                )
+            self.nodes = [self.start_node(number, nodes) for number in range(nodes)]
         except BaseException:
             self.close()
             raise
+
+    def start_node(self, number, nodes):
+        """A SuperNode that knows its number; its id is a new one."""
+        return self._start(
+            "flower-supernode",
+            *("--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
+            *("--node-config", f"partition-id={number} num-partitions={nodes}"),
+        )
 
     def _start(self, command, *arguments):
         with (self.folder / f"{command}-{len(self.processes)}.log").open("wb") as log:

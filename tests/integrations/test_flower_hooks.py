@@ -243,7 +243,8 @@ def test_the_best_model_is_that_of_its_evaluation(monkeypatch):
     class Best(AsyncStrategy):
         def configure_evaluate(self, server_round, arrays, config, grid):
             sent[server_round] = arrays
-            return super().configure_evaluate(server_round, arrays, config, grid)
+            messages = super().configure_evaluate(server_round, arrays, config, grid)
+            return [message for message in messages if message.metadata.dst_node_id == server_round]
 
         def aggregate_evaluate(self, server_round, replies):
             saved[server_round] = self.evaluated_arrays
@@ -253,7 +254,7 @@ def test_the_best_model_is_that_of_its_evaluation(monkeypatch):
         """The first evaluation comes last."""
 
         def pull_messages(self, keys):
-            held = {key for key in keys if self.sent[self.place[key]].metadata.group_id == ""}
+            held = {key for key in keys if self.sent[self.place[key]].metadata.message_type == "evaluate"}
             first = min(held, key=self.place.__getitem__, default=None)
             if self.training:
                 keys = [key for key in keys if key != first]
@@ -261,7 +262,7 @@ def test_the_best_model_is_that_of_its_evaluation(monkeypatch):
 
         training = True
 
-    options = {"min_available_nodes": 1, "poll_interval": 0.0, "min_evaluate_nodes": 1, "fraction_evaluate": 0.5}
+    options = {"min_available_nodes": 1, "poll_interval": 0.0, "min_evaluate_nodes": 1}
     own = Best(fedbuff(buffer_size=2), **options)
     grid = Slow({node: adds(1.0) for node in range(1, 7)})
     finish = _flower_run.FlowerTransport.finish
@@ -272,8 +273,9 @@ def test_the_best_model_is_that_of_its_evaluation(monkeypatch):
 
     monkeypatch.setattr(_flower_run.FlowerTransport, "finish", finished)
     result = own.start(grid, initial(), num_rounds=5)
+    assert sorted(saved) == [1, 2, 3, 4, 5]
     assert list(saved) != sorted(saved)
-    assert saved == {step: sent[step] for step in saved}
+    assert saved == sent
     assert list(result.evaluate_metrics_clientapp) == sorted(saved)
     assert own.evaluated_arrays is None
 

@@ -5,13 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
 from afflux import AffluxError
 from afflux.integrations._settings import RunSettings
-from afflux.integrations.flower import AsyncStrategy
+from afflux.integrations.flower import AsyncStrategy, model_of
 from afflux.rules import ca2fl, fedbuff
 from flower_grid import FakeGrid, adds, grid_of, initial, logged, strategy
 
@@ -70,7 +71,7 @@ def test_the_page_runs():
     """Its blocks define apps; here they get a strategy that notes how it is used, and the training of a client."""
     pytest.importorskip("torch")
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-    server, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    server, functions, best, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(compile(server, "flower.md", "exec"), names)
     assert names["AsyncStrategy"] is AsyncStrategy
@@ -99,3 +100,23 @@ def test_the_page_runs():
     own = strategy(ca2fl(buffer_size=2), client_key="partition-id")
     own.start(FakeGrid({11: node(0), 12: node(1)}), initial(), num_rounds=2)
     assert own.server.rows.client_ids == [0, 1]
+    names = {}
+    exec(compile(functions, "flower.md", "exec"), names)
+    own, grid = names["strategy"], FakeGrid({node: adds(1.0) for node in (7, 123, 8, 456, 9, 10)})
+    own.fraction_evaluate = 0.0
+    own.start(grid, initial(), num_rounds=1, train_config=names["schedule"])
+    configs = {message.metadata.dst_node_id: message.content["config"] for message in grid.sent[:5]}
+    assert sorted([*configs][:2]) == [123, 456]
+    assert all(config["local-epochs"] == (5 if node in (123, 456) else 1) for node, config in configs.items())
+    assert all(config["lr"] == 0.1 * 0.99 for config in configs.values())
+    names = {}
+    exec(compile(best, "flower.md", "exec"), names)
+    own = names["Best"](fedbuff(buffer_size=2), min_available_nodes=1)
+
+    def node(message):
+        reply = adds(1.0)(message)
+        reply["metrics"]["accuracy"] = reply["metrics"].pop("mean", 0.5)
+        return reply
+
+    own.start(FakeGrid({1: node, 2: node}), initial(), num_rounds=3)
+    assert np.mean([array.mean() for array in model_of(own.arrays).values()]) == pytest.approx(own.accuracy)

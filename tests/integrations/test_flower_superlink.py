@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs flwr: make soak-integrations")
 pytest.importorskip("torch", reason="needs torch: make soak-integrations")
 
 from afflux import Server
-from flower_processes import ROOT, SuperLink, superlink, version_of, wait_for
+from flower_processes import ROOT, SuperLink, kill_all, superlink, version_of, wait_for
 
 __all__ = ["superlink"]
 
@@ -37,6 +37,71 @@ def test_a_server_app_is_killed_and_a_second_run_goes_on(superlink, tmp_path):
         assert sorted(server.rows.client_ids) == [0, 1, 2]
         history = server.notes["own"]["train_metrics_clientapp"]
         assert sorted(map(int, history)) == [*range(1, killed + 3)]
+
+
+APP = """
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from afflux.integrations.flower import AsyncStrategy
+
+client, server = ClientApp(), ServerApp()
+
+
+@client.train()
+def train(message, context):
+    content = {"arrays": message.content["arrays"]}
+    content["metrics"] = MetricRecord({"num-examples": 1})
+    content["who"] = ConfigRecord({"partition-id": context.node_config["partition-id"]})
+    return Message(RecordDict(content), reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    options = {"concurrency": 2, "min_available_nodes": 3, "checkpoint_every": 1, "fraction_evaluate": 0.0}
+    store = context.run_config["store"]
+    strategy = AsyncStrategy("ca2fl:buffer_size=1", client_key="partition-id", store=store, **options)
+    strategy.start(grid, {"w": np.zeros(4, np.float32)}, num_rounds=10_000)
+"""
+PROJECT = """
+[project]
+name = "small"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "afflux"
+
+[tool.flwr.app.components]
+serverapp = "small:server"
+clientapp = "small:client"
+
+[tool.flwr.app.config]
+store = ""
+"""
+
+
+@pytest.mark.soak
+def test_a_node_that_is_killed_and_restarted_goes_on(superlink, tmp_path):
+    """Its replies under its new id join while Flower lists the old one for a minute; they were refused."""
+    app, folder = tmp_path / "app", tmp_path / "store"
+    app.mkdir()
+    (app / "small.py").write_text(APP)
+    (app / "pyproject.toml").write_text(PROJECT)
+    superlink.run(app, f"store='{folder}'")
+    wait_for(lambda: version_of(folder) >= 6, 400)
+    kill_all([superlink.nodes[0]])
+    superlink.start_node(0, 3)
+    restart = version_of(folder)
+    wait_for(lambda: version_of(folder) >= restart + 20, 400)
+    superlink.server_app().kill()
+    wait_for(lambda: superlink.server_app() is None)
+    with Server.open(folder) as server:
+        assert sorted(server.rows.client_ids) == [0, 1, 2]
+        assert server.counts["faulty"] == server.counts["expired"] == 0
 
 
 @pytest.mark.soak

@@ -26,6 +26,7 @@ _FIRST_LINE, _END = 100, 400
 #: Seconds after which the run ends if none of the clients that are there may train: others may come back.
 _MOST_EXCLUDED = 60.0
 _MOST_NAMED = 10  # in one warning
+_HOW_TO_NAME = "A client that was restarted may have a new address: client_key= recognizes it"
 #: A function from the addresses of idle clients and a number to at most that number of these addresses.
 Select = Callable[[list[ClientId], int], Iterable[ClientId]]
 
@@ -95,7 +96,8 @@ class Clients:
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
         if self._is_full() and name not in self.known:
             reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
-            self._leave_out([address], reason)
+            if address in self._there:
+                self._leave_out([address], reason)
             raise AffluxError(f"[clients] {reason}")
         if self._key is None:
             return name
@@ -250,7 +252,7 @@ class Clients:
                 kept.append(address)
                 taken.add(client)
         if without:
-            reason = f"{self._rule} keeps something for each client, and has no room beyond num_clients={self._most}"
+            reason = f"{self._rule} keeps something for each client, and has room for num_clients={self._most}"
             self._leave_out(without, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
         return kept
 
@@ -313,9 +315,6 @@ class Clients:
             )
 
 
-_HOW_TO_NAME = "A client that was restarted may have a new address: client_key= recognizes it"
-
-
 def has_id(key: ClientKey | None, address: ClientId) -> bool:
     """Return whether a function `key` has an id for this address; True if replies contain the ids."""
     try:
@@ -326,6 +325,7 @@ def has_id(key: ClientKey | None, address: ClientId) -> bool:
 
 def shortened(reason: str) -> str:
     """Return the first line of a long message, and its end."""
+    reason = reason.strip()
     if len(reason) <= _FIRST_LINE + _END:
         return reason
     return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"

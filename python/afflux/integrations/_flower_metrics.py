@@ -19,7 +19,7 @@ _MOST_CONFIG = 10_000
 
 
 def kept_records(records: Iterable[tuple[str, object]], weight: str) -> Metrics | None:
-    """Return the MetricRecords of a reply, bounded, and its ConfigRecords, JSON-able; None if it has neither.
+    """Return the MetricRecords of a reply, bounded, and its ConfigRecords, JSON-able; None without MetricRecords.
 
     ConfigRecords that are larger together than the limit are left out, from the first of them on.
     """
@@ -32,7 +32,7 @@ def kept_records(records: Iterable[tuple[str, object]], weight: str) -> Metrics 
             room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
             if room >= 0:
                 configs[name] = {key: _encoded(value) for key, value in record.items()}
-    return {"metrics": metrics, "configs": configs} if metrics or configs else None
+    return {"metrics": metrics, "configs": configs} if metrics else None
 
 
 def content_of(kept: Metrics) -> RecordDict:
