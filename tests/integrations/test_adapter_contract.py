@@ -195,7 +195,7 @@ def test_a_client_without_examples_is_said_to_have_none(started):
 
 
 @pytest.mark.parametrize(
-    "rule", [fedbuff(buffer_size=2), fedasync(), *soak(ca2fl(buffer_size=2), fedavg(buffer_size=3))]
+    "rule", [fedbuff(buffer_size=2), fedasync(), *soak(ca2fl(buffer_size=2)), *soak(fedavg(buffer_size=3))]
 )
 def test_clients_that_do_not_train_are_said_once(rule, started):
     for value, lines in ((0.0, 1), (1.0, 0)):
