@@ -47,7 +47,8 @@ from flwr.serverapp import ServerApp
 
 from afflux.integrations.flower import AsyncStrategy
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 @client.train()
@@ -66,11 +67,19 @@ def main(grid, context):
     strategy.start(grid, {"w": np.zeros(4, np.float32)}, num_rounds=10_000)
 """
 PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
 [project]
 name = "small"
 version = "1.0.0"
+description = "Replies with the model that it gets"
 license = "Apache-2.0"
-dependencies = []
+dependencies = ["flwr"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
 
 [tool.flwr.app]
 publisher = "afflux"
@@ -96,7 +105,7 @@ def test_a_node_that_is_killed_and_restarted_goes_on(superlink, tmp_path):
     kill_all([superlink.nodes[0]])
     superlink.start_node(0, 3)
     restart = version_of(folder)
-    wait_for(lambda: version_of(folder) >= restart + 20, 400)
+    wait_for(lambda: version_of(folder) >= restart + 12, 400)
     superlink.server_app().kill()
     wait_for(lambda: superlink.server_app() is None)
     with Server.open(folder) as server:

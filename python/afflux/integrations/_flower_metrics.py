@@ -2,7 +2,7 @@
 
 from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import WARNING
 from typing import Any
 
@@ -18,27 +18,45 @@ from afflux.ops.validation import brief
 _MOST_CONFIG = 10_000
 
 
-def kept_records(records: Iterable[tuple[str, object]], weight: str) -> Metrics | None:
-    """Return the MetricRecords of a reply, bounded, and its ConfigRecords, JSON-able; None without MetricRecords.
+class KeptRecords(Mapping[str, Any]):
+    """The MetricRecords of a reply, bounded, and its ConfigRecords: as a mapping JSON-able, for a checkpoint.
 
     ConfigRecords that are larger together than the limit are left out, from the first of them on.
+
+    Attributes:
+        content: the records, under their names.
     """
-    room, metrics = _MOST_CONFIG, {}
-    configs: dict[str, dict[str, Any]] = {}
-    for name, record in records:
-        if isinstance(record, MetricRecord):
-            metrics[name] = bounded(record, weight)
-        elif isinstance(record, ConfigRecord) and room > 0:
-            room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
-            if room >= 0:
-                configs[name] = {key: _encoded(value) for key, value in record.items()}
-    return {"metrics": metrics, "configs": configs} if metrics else None
+
+    def __init__(self, records: Iterable[tuple[str, Any]], weight: str) -> None:
+        kept: dict[str, MetricRecord | ConfigRecord] = {}
+        room = _MOST_CONFIG
+        for name, record in records:
+            if isinstance(record, MetricRecord):
+                metrics = bounded(record, weight)
+                kept[name] = record if len(metrics) == len(record) else MetricRecord(metrics)
+            elif isinstance(record, ConfigRecord) and room > 0:
+                room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
+                if room >= 0:
+                    kept[name] = record
+        self.content = RecordDict(kept)
+
+    def __getitem__(self, kind: str) -> dict[str, dict[str, Any]]:
+        records: Any = {"metrics": self.content.metric_records, "configs": self.content.config_records}[kind]
+        return {name: {key: _encoded(value) for key, value in record.items()} for name, record in records.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("metrics", "configs"))
+
+    def __len__(self) -> int:
+        return 2
 
 
-def content_of(kept: Metrics) -> RecordDict:
-    """Return the records that `kept_records` has kept, under their names."""
-    content = RecordDict({name: MetricRecord(record) for name, record in kept.get("metrics", {}).items()})
-    for name, record in kept.get("configs", {}).items():
+def content_of(metrics: Metrics) -> RecordDict:
+    """Return the records of `KeptRecords`, also after a checkpoint."""
+    if isinstance(metrics, KeptRecords):
+        return metrics.content
+    content = RecordDict({name: MetricRecord(record) for name, record in metrics.get("metrics", {}).items()})
+    for name, record in metrics.get("configs", {}).items():
         content[name] = ConfigRecord({key: _decoded(value) for key, value in record.items()})
     return content
 

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from afflux import Task
 from afflux.arrays.npy import array_of, bytes_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
-from afflux.integrations._flower_metrics import content_of, kept_records, mean_of
+from afflux.integrations._flower_metrics import KeptRecords, content_of, mean_of
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import bounded
 from afflux.integrations._versions import OncePerVersion
@@ -146,7 +146,7 @@ class FlowerTransport(Transport):
             said.get(strategy.loss_key),
             said.get("client-lr"),
             said.get("local-steps"),
-            metrics=kept_records(message.content.items(), strategy.weighted_by_key),
+            metrics=KeptRecords(message.content.items(), strategy.weighted_by_key) if metrics else None,
             client=next(named, None),
             facts=said,
         )
