@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from afflux import Server
 ROOT = Path(__file__).parents[2]
 
 
-def started(*arguments):
-    """The example's process, and a file that it writes to."""
-    command = [sys.executable, ROOT / "examples" / "appfl" / "digits.py", *map(str, arguments)]
+def started(*arguments, folder=ROOT / "examples" / "appfl"):
+    """The process of the example, or of a copy of it in another folder."""
+    command = [sys.executable, folder / "digits.py", *map(str, arguments)]
     path = os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests" / "integrations" / "stubs")))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
@@ -48,6 +49,18 @@ def test_the_example_learns_and_appfl_verifies_it(rule):
     assert (first, last) == (1, joined // 5)
     assert accuracy > 50
     assert "'val_accuracy'" in output
+
+
+@pytest.mark.soak
+def test_a_run_in_which_nothing_joins_ends_with_an_error(tmp_path):
+    """With a learning rate that makes all models NaN."""
+    folder = shutil.copytree(ROOT / "examples" / "appfl", tmp_path / "appfl")
+    config = (folder / "digits.yaml").read_text()
+    (folder / "digits.yaml").write_text(config.replace("lr: 0.1}", "lr: 1.0e+38}"))
+    process = started("--models", 60, folder=folder)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode != 0
+    assert re.search(r"RuntimeError: none of \d+ clients is of use: .*non-finite", output), output[-3000:]
 
 
 def test_a_run_is_killed_and_goes_on(tmp_path):

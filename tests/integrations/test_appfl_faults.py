@@ -53,7 +53,7 @@ MODELS = [
     "empty",
     "number",
 ]
-SIZES = {"zero": 0, "negative": -3, "huge": 10**400, "text size": "ten", "half": 0.5}
+SIZES = {"zero": 0, "negative": -3, "huge": 10**400, "text size": "ten"}
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fedavg"])

@@ -1,5 +1,7 @@
 """APPFL's aggregator goes on from a store."""
 
+from contextlib import closing, nullcontext
+
 import pytest
 
 pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
@@ -7,7 +9,7 @@ pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 import torch
 
 from afflux import AffluxError
-from appfl_here import aggregator, counted, moved, params
+from appfl_here import Lines, aggregator, counted, moved, params
 
 
 def test_models_of_another_run_do_not_join(tmp_path):
@@ -56,3 +58,14 @@ def test_a_store_goes_on_and_knows_its_own(tmp_path):
     third.server.close(checkpoint=False)
     with pytest.raises(AffluxError, match="notes are not those of this adapter"):
         own(rule="ca2fl")
+
+
+def test_a_store_of_other_clients_ends_the_run_and_names_them(tmp_path):
+    """The rule has room for its own clients alone: none of these may train."""
+    for clients, message in ((("ann", "ben"), None), (("cleo", "dan"), "none of 2 clients may train.*num_clients=2")):
+        own = aggregator(rule="ca2fl", num_clients=2, store=tmp_path / "store", logger=(lines := Lines()))
+        with closing(own), pytest.raises(RuntimeError, match=message) if message else nullcontext():
+            for client in (*clients, *clients):
+                own.aggregate(client, moved(own.get_parameters(client_id=client), 1.0))
+    assert len([line for line in lines if "No task goes to client" in line]) == 2
+    assert own.counts["faulty"] == 2

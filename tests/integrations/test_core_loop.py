@@ -4,10 +4,12 @@ import logging
 
 import pytest
 
-from afflux import Server
+from afflux import AffluxError, Join, Server
+from afflux.integrations._loop import Loop
 from afflux.integrations._versions import OncePerVersion
-from afflux.rules import fedbuff
-from core_runs import MODEL, Echo, looped
+from afflux.rules import ca2fl, fedasync, fedbuff
+from core_runs import MODEL, Clock, Echo, looped, run_of, trained
+from pairwise import soak
 
 
 def test_what_is_sent_is_made_once_per_version():
@@ -40,6 +42,9 @@ def test_the_loop_logs_steps_and_counts(tmp_path, caplog):
         def step_done(self, step, metrics):
             return f"{len(metrics)} of step {step}"
 
+        def read(self):
+            return trained(self.number + 1, metrics={"accuracy": 0.5})
+
         def finish(self):
             self.logger.info("finished")
 
@@ -51,6 +56,64 @@ def test_the_loop_logs_steps_and_counts(tmp_path, caplog):
     assert lines(2) == [going_on, "finished", "No step was needed: the store holds step 2 of 2: {'joined': 4}"]
     assert lines(3)[0] == going_on
     assert lines(5)[-1] == "Made 2 steps, after 3 of earlier runs; of all runs: {'joined': 10}"
+
+
+def test_a_run_that_all_clients_have_left_says_so_at_once_and_each_minute(caplog):
+    clock, transport = Clock(), Echo()
+    with Loop(run_of(num_clients=3, clock=clock), transport) as loop:
+        for there, lines in (
+            ([], ["No client is connected: the run waits"]),
+            *[([], [])] * 19,
+            ([], ["No client is connected: the run waits"]),
+            ([1, 2], ["2 clients are connected again"]),
+            ([1], []),
+            ([], ["No client is connected: the run waits"]),
+        ):
+            transport.there, clock.now = there, clock.now + 3.0
+            caplog.clear()
+            with caplog.at_level(logging.INFO, "afflux"):
+                loop.send_out()
+            assert caplog.messages == lines
+
+
+def test_clients_get_tasks_when_dispatch_size_places_are_free():
+    """With M and the concurrency, all replies of a step are of its version."""
+    transport = Echo(clients=range(6))
+    transport.replies = lambda keys, replies=transport.replies: replies(keys[:1])  # one at a time
+    for size, stale in ((4, False), (1, True)):
+        run = looped(
+            transport, 5, fedbuff(buffer_size=4), concurrency=4, dispatch_size=size, server_options={"log": True}
+        )
+        assert any(entry.staleness for entry in run.server.log if isinstance(entry, Join)) is stale
+    with pytest.raises(AffluxError, match="dispatch_size is 5, must be at most concurrency, 4"):
+        run_of(concurrency=4, dispatch_size=5)
+    run = run_of(num_clients=2, dispatch_size=9)  # at most as many as may train
+    run.clients.are([1, 2])
+    assert sorted(run.choose()) == [1, 2]
+
+
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), fedasync(), *soak(ca2fl(buffer_size=2))])
+def test_updates_that_are_all_0_are_said_once(rule, caplog):
+    for value, said in ((0.0, True), (1.0, False)):
+        run = run_of(rule, client_lr=0.1, local_steps=1)
+        for _ in range(2):
+            for client in (1, 2):
+                model = run.server.pull().params[0] + value  # the newest model's elements are equal
+                run.sent("a", run.assign(client))
+                assert run.receive("a", lambda model=model: trained(model)).status in ("joined", "deferred")
+        lines = [line for line in caplog.messages if "exactly 0" in line]
+        assert (
+            lines == ["All updates of step 1 are exactly 0: its clients replied with the models that they got"] * said
+        )
+        caplog.clear()
+
+
+def test_a_reply_without_examples_says_so(caplog):
+    transport = Echo()
+    transport.read = lambda: trained(num_examples=0)
+    with pytest.raises(RuntimeError, match="num_examples is 0"):
+        looped(transport, 3, max_failures=2, retry_after=0.001)
+    assert "its reply is empty. num_examples is 0" in caplog.text
 
 
 def test_clients_that_fail_at_once_do_not_end_the_run_of_the_others():

@@ -1,8 +1,9 @@
 """Replies: which of them join, and which are the fault of their client."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -147,6 +148,44 @@ def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
         receipt = run.receive("a", trained)
         assert receipt.status == ("faulty" if weighs else "joined")
         assert ("lacks its number of examples" in receipt.reason) is weighs
+
+
+@pytest.mark.parametrize("weights", [(0.25, 1, np.float32(0.75)), *soak((2.5, np.array(4.25), 3))])
+def test_weights_with_a_fraction_are_those_of_a_rule_that_weighs_by_examples(weights):
+    whole = [int(4 * weight) for weight in weights]
+    for rule, by_examples in ((fedavg(buffer_size=3), True), (fedbuff(buffer_size=3), False)):
+        runs = []
+        for numbers in (weights, whole):
+            run = run_of(rule)
+            for client, number in enumerate(numbers):
+                run.sent("a", run.assign(client), client)
+                assert run.receive("a", partial(trained, client, num_examples=number)).status == "joined"
+            runs.append(run)
+        first, second = (run.report.weights.tolist() for run in runs)
+        assert first == second
+        assert (len(set(first)) > 1) is by_examples
+        assert runs[0].server.params.tobytes() == runs[1].server.params.tobytes()
+
+
+def test_a_fraction_counts_only_as_the_number_of_examples():
+    """Not a metric of the same name; and a store's server that counts whole numbers refuses fractions."""
+    run = run_of(fedavg(buffer_size=2))
+    for client, facts in ((1, {"num_examples": 0.5}), (2, {})):
+        run.sent("a", run.assign(client), client)
+        run.receive("a", partial(trained, num_examples=1, facts=facts))
+    assert run.report.weights.tolist() == [0.5, 0.5]
+    for number in (-0.25, nan, "0.25", 1e-320):
+        run.sent("a", run.assign(1), 1)
+        assert run.receive("a", partial(trained, num_examples=number)).status == "faulty"
+
+
+def test_a_store_of_a_server_that_counts_whole_numbers_takes_no_fractions(tmp_path):
+    Server(fedavg(buffer_size=1), MODEL, store=tmp_path / "store", faults="record").close()
+    with closing(run_of(fedavg(buffer_size=1), store=tmp_path / "store")) as run:
+        run.sent("a", run.assign(1), 1)
+        receipt = run.receive("a", partial(trained, num_examples=0.5))
+        assert receipt.status == "faulty"
+        assert "its number of examples is 0.5, and the store's server counts whole numbers" in receipt.reason
 
 
 def test_a_rule_of_ones_own_says_that_it_weighs_by_examples():

@@ -114,7 +114,17 @@ def test_packages_that_are_late_lost_or_repeated(alone):
     runner = started(algorithm(fedbuff(buffer_size=1)), clients=2, simulator=lost, proportion=0.5)
     runner.run()
     assert runner.server.params.tobytes() == alone
-    assert sum({**runner.server.counts, **runner.lost}.values()) == 6
+    counts = {**runner.server.counts, **runner.lost}
+    assert counts.pop("failed") > 0
+    assert sum(counts.values()) == 6
+
+
+def test_clients_that_all_drop_out_end_the_run():
+    lost = simulator(drops=(0, 1))
+    runner = started(algorithm(fedbuff(buffer_size=1), max_failures=3), clients=2, simulator=lost)
+    with pytest.raises(RuntimeError, match=r"none of 2 clients is of use: each has failed 3 times.*it has dropped out"):
+        runner.run()
+    assert runner.lost["failed"] >= 6
 
 
 def test_clients_that_are_all_too_late_end_the_run():

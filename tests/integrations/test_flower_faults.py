@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
 from afflux.rules import fedbuff, wkafl
-from flower_grid import FakeGrid, adds, bad, flat, initial, said, strategy
+from flower_grid import Error, FakeGrid, Message, adds, bad, flat, initial, said, strategy
 
 FAULTS = {
     "error": "failed",
@@ -147,3 +147,18 @@ def test_a_loss_that_is_no_number_is_not_known():
     own.start(FakeGrid(nodes), initial(), num_rounds=4)
     assert own.server.counts["joined"] == 8
     assert all(np.isnan(entry.loss) for entry in own.server.log if hasattr(entry, "loss"))
+
+
+def test_a_node_that_does_not_reply_is_overdue_before_its_message_ends():
+    """The SuperLink answers for the node when the message ends, and such an answer would count as failed."""
+
+    class Link(FakeGrid):
+        def pull_messages(self, keys):
+            ended = [each for each in self.sent if time.time() >= each.metadata.created_at + each.metadata.ttl]
+            errors = [Message(Error(4, "expired"), reply_to=each) for each in ended if each.metadata.message_id in keys]
+            return [*super().pull_messages(keys), *errors]
+
+    own = strategy(fedbuff(buffer_size=2), timeout=0.02, poll_interval=0.001)
+    own.start(Link({5: adds(0.5), 9: bad("lost")}), initial(), num_rounds=60)
+    assert own.lost["overdue"] > 0
+    assert own.lost["failed"] == 0

@@ -1,5 +1,6 @@
 """What NVFlare's clients return, whatever it is; calls that fail, get lost or come late; jobs that are aborted."""
 
+import re
 import time
 
 import numpy as np
@@ -8,13 +9,15 @@ import pytest
 pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrations")
 
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.collab import CollabRecipe
 from nvflare.collab.api.exceptions import RunAborted
 
-from afflux import Server
+from afflux import AffluxError, Server
 from afflux.integrations import nvflare as adapter
 from afflux.rules import fedbuff
 from nvflare_servers import run, small
-from nvflare_sites import Lost, Sites, adds, flat
+from nvflare_sites import Client, Lost, Sites, adds, flat
 
 
 def bad(kind):
@@ -142,11 +145,47 @@ def test_a_run_with_useless_clients_alone_ends(monkeypatch):
         run(own, Sites({"site-1": bad("error")}), monkeypatch)
 
 
-def test_a_client_that_publishes_no_such_function_is_not_called(monkeypatch):
-    own = small("fedbuff", call="learn", settings={"max_failures": 2})
-    with pytest.raises(RuntimeError, match=r"none of 1 clients is of use"):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"call": "learn"}, r"call='learn' cannot be called at any client: .*does not have method 'learn'"),
+        ({"call": "_train"}, r"call='_train' cannot be called at any client: .*does not have method '_train'"),
+        ({"call_args": {"epochs": 3}}, r"call='train' cannot be called at any client: .*epochs"),
+    ],
+)
+def test_a_function_that_no_client_publishes_ends_the_job_at_once(arguments, message, monkeypatch):
+    sites = Sites({"site-1": adds(1.0), "site-2": adds(1.0)})
+    with pytest.raises(AffluxError, match=message):
+        run(small("fedbuff", **arguments), sites, monkeypatch)
+    assert sites.calls == []
+
+
+@pytest.mark.parametrize("result", [0.0, 0.5, (0.5, 1.0), "0.5", []])
+def test_an_evaluation_that_returns_no_numbers_by_name_ends_the_job(result, monkeypatch):
+    own = small("fedbuff")
+    own.evaluate = lambda version, model: result
+    message = rf"\[AsyncServer\] evaluate returned {re.escape(repr(result))}, must be numbers by name, or None"
+    with pytest.raises(AffluxError, match=message):
         run(own, Sites({"site-1": adds(1.0)}), monkeypatch)
-    assert own.lost["failed"] == 2
+    own.evaluate = lambda version, model: {} if version else None
+    run(own, Sites({"site-1": adds(1.0)}), monkeypatch)
+
+
+def test_filters_of_a_job_are_warned_of(caplog):
+    """Collab passes no results through them."""
+
+    def finalized(*filters):
+        recipe = CollabRecipe("job", server=small("fedbuff"), client=Client())
+        for each in filters:
+            recipe.add_client_output_filter(each, tasks=["*"])
+            recipe.add_server_output_filter(each, tasks=["*"])
+        caplog.clear()
+        recipe.finalize()
+        return [message for message in caplog.messages if "filters" in message]
+
+    assert finalized() == []
+    (line,) = finalized(ExcludeVars(exclude_vars="b"))
+    assert "no effect: ExcludeVars. Apply them in train() of the client" in line
 
 
 def test_a_job_that_is_aborted_ends_with_its_state_stored(tmp_path, monkeypatch):

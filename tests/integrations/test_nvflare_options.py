@@ -5,20 +5,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrations")
 
-from nvflare.collab import CollabRecipe
+from nvflare.apis.fl_context import FLContext
+from nvflare.collab import CollabRecipe, collab
 from nvflare.fuel.utils.class_utils import ModuleScanner
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 from afflux import AffluxError
 from afflux.integrations.nvflare import AsyncServer
 from afflux.rules import RULES, ca2fl, fadas, fedbuff
-from nvflare_servers import Small, run
+from nvflare_servers import Small, run, small
 from nvflare_sites import Client, Sites
 
 
@@ -137,10 +139,12 @@ def fit(own):
 
 
 def test_the_page_runs(tmp_path, monkeypatch):
-    """Its first block is a job, which is exported, and runs over functions; its second makes server objects."""
+    """Its first block is a job, which is exported, and runs over functions; its second makes server objects; its third
+    has a filter.
+    """
     pytest.importorskip("yaml")
     page = (Path(__file__).parents[2] / "docs" / "nvflare.md").read_text()
-    job, rules = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    job, rules, filtered = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "job_of_the_page.py").write_text(AROUND_THE_PAGE + job)
     monkeypatch.syspath_prepend(str(tmp_path))
     import job_of_the_page
@@ -162,3 +166,10 @@ def test_the_page_runs(tmp_path, monkeypatch):
     exec(compile(rules, "nvflare.md", "exec"), names)
     assert [each.configured()[0].name for each in made] == ["fadas", "fedbuff"]
     assert names["settings"] == {"server_options": {"max_staleness": 20}}
+    # The functions of these tests have no context of a call.
+    names["collab"] = SimpleNamespace(publish=collab.publish, fl_ctx=FLContext())
+    exec(compile(filtered, "nvflare.md", "exec"), names)
+    train, server = names["PrivateClient"]().train, small("fedbuff", {"buffer_size": 2}, params_type="DIFF")
+    server.model = lambda: {"w": np.zeros(3, np.float32)}
+    sites = {f"site-{i}": lambda model, version: train(model=model, version=version) for i in range(2)}
+    assert run(server, Sites(sites), monkeypatch)["w"].tolist() == [1.5, 1.5, 1.5]  # at most the filter's gamma a step

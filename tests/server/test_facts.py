@@ -14,9 +14,10 @@ import pytest
 import oracle
 from afflux import AffluxError, Needs, Rule, Server, replay
 from afflux.aggregation.options import STORED
-from afflux.rules import ca2fl, fedadam, fedbuff, gsgm, twafl, weights
+from afflux.rules import ca2fl, fedadam, fedavg, fedbuff, gsgm, twafl, weights
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
+from afflux.rules.staleness import Polynomial
 from afflux.store import schema
 from conftest import bits
 
@@ -115,7 +116,44 @@ def test_arrivals_that_are_left_keep_their_facts():
     assert server.rule.weigh.rounds[-1].local_steps.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_the_fact_num_examples_replaces_the_number_of_examples(accumulate):
+    by_examples = replace(fedbuff(buffer_size=3), weigh=weights.Staleness(Polynomial(0.5), by_examples=True))
+    for rule in (fedavg(buffer_size=3), by_examples):
+        server = Server(rule, ONES, facts=("num_examples",), accumulate=accumulate)
+        for client, share in enumerate((0.25, 0.5)):
+            push(server, client, {"num_examples": share})
+        receipt = push(server, 2, num_examples=2)  # a whole number needs no fact
+        counted = Server(rule, ONES, accumulate=accumulate)
+        for client, count in enumerate((1, 2, 8)):
+            expected = push(counted, client, num_examples=count)
+        assert receipt.report.weights.tolist() == expected.report.weights.tolist()
+        assert bits(server.params) == bits(counted.params)
+
+
+def test_a_rule_of_ones_own_reads_replaced_numbers_of_examples():
+    server = Server(seen(), ONES, facts=("num_examples", "tokens"), log=True)
+    for facts in ({"num_examples": 0.25}, {"tokens": 3.0}):
+        push(server, 1, facts, num_examples=7)
+    push(server, 1, num_examples=2**62 + 1)
+    push(server, 2, num_examples=3)
+    first, second = server.rule.weigh.rounds
+    assert first.num_examples.tolist() == [0.25, 7.0]
+    assert not first.num_examples.flags.writeable
+    assert second.num_examples.tolist() == [2**62 + 1, 3]  # integers, if no arrival has the fact
+    again = Server(seen(), ONES, facts=("num_examples", "tokens"))
+    replay(server.log, again, lambda join: ONES * (join.client_id + 1))
+    assert bits(again.params) == bits(server.params)
+    assert again.rule.weigh.rounds[0].num_examples.tolist() == [0.25, 7.0]
+
+
 # What is refused
+
+
+@pytest.mark.parametrize("value", [0.0, -0.25, 1e-320, 1e151])
+def test_a_replaced_number_of_examples_is_a_weight(value):
+    server = Server(fedavg(buffer_size=2), ONES, facts=("num_examples",))
+    refused(server, r"client 7's num_examples is .*, must be from 1e-150 to 1e\+150", {"num_examples": value})
 
 
 @pytest.mark.parametrize(
@@ -306,6 +344,10 @@ def test_a_state_has_the_facts(accumulate):
         (lambda record: record[:-2], "arrival 1 lacks the fact 'quality', by which fedbuff weighs"),
         (lambda record: record[:-1], "the state is damaged"),
         (lambda record: [*record[:-1], {"quality": inf}], "inf is not a finite number"),
+        (
+            lambda record: [*record[:-1], {"quality": 1.0, "num_examples": 0.0}],
+            "num_examples is 0.0, must be from 1e-150",
+        ),
         (lambda record: [*record[:-1], {"quality": "x"}], "'x' is not a finite number"),
         (lambda record: [*record[:-1], [1.0]], r"facts are \[1.0\], must be numbers by name"),
         (lambda record: [*record[:-1], dict.fromkeys(map(str, range(17)), 1.0)], "at most 16 different names"),

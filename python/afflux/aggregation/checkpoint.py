@@ -25,8 +25,9 @@ from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
-from afflux.rules.rule import ClientId, Facts, Float64, Rule, Scalars, names_of_facts
+from afflux.rules.rule import EXAMPLES, ClientId, Facts, Float64, Rule, Scalars, names_of_facts
 from afflux.rules.serialization import from_config
+from afflux.rules.weights import LEAST_GIVEN, MOST_GIVEN
 
 FORMAT = 5
 #: Formats that can be loaded: arrivals and joins of format 4 have no facts.
@@ -411,6 +412,8 @@ def _steps_and_facts(reported: Sequence[Any]) -> tuple[int, Facts]:
     values = [_number(facts[name]) for name in names]
     if not all(map(isfinite, values)):
         _fail(f"facts are {brief(facts)}, must be finite")
+    if EXAMPLES in facts and not LEAST_GIVEN <= facts[EXAMPLES] <= MOST_GIVEN:
+        _fail(f"{EXAMPLES} is {facts[EXAMPLES]}, must be from {LEAST_GIVEN:g} to {MOST_GIVEN:g}")
     return _count(steps), tuple(sorted(zip(names, values, strict=True)))
 
 

@@ -159,7 +159,7 @@ class ServerOptions:
             from which the row of a client that pushes is copied to the GPU.
         facts: names of facts that clients may push, `push(facts={"tokens": 8192.0})`, in addition to those that the
             rule needs; at most 16 names in all, each of at most 64 characters. They are in `Arrivals.facts` and in the
-            log, and adapters pass them from the metrics of replies.
+            log, and adapters pass them from the metrics of replies. "num_examples" replaces the number of examples.
 
     With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
     element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than the error of rounding params

@@ -156,7 +156,7 @@ class Receipt(NamedTuple):
     more: tuple[Report, ...] = ()  #: reports of rounds that were full as soon as their pass began (gradient scheduling)
     durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
     #: or if only checkpoint() and close() commit
-    reason: str = ""  #: the reason of an expired or faulty push, and of one that max_deferred rejects
+    reason: str = ""  #: the reason of an expired, empty or faulty push, and of one that max_deferred rejects
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from afflux.aggregation.streaming import Term, combine
 from afflux.aggregation.weighing import decide
 from afflux.arrays.interop import first_beyond, frozen
 from afflux.arrays.pools import Draft, Slot, Vector
-from afflux.rules.rule import Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
+from afflux.rules.rule import EXAMPLES, Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
 
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
 NamedVectors = Mapping[str, Vector]
@@ -313,6 +313,9 @@ def freeze(
     if before.fact_names:
         known = [dict(arrival.facts) for arrival in ordered]
         facts = {name: frozen([own.get(name, nan) for own in known], np.float64) for name in before.fact_names}
+        if any(EXAMPLES in own for own in known):
+            counts = [known[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
+            num_examples = frozen(counts, np.float64)
     arrivals = Arrivals(
         before.current.version,
         tuple([arrival.client_id for arrival in ordered]),

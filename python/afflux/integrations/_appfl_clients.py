@@ -18,6 +18,7 @@ from afflux.rules.rule import ClientId
 class Client:
     """The known facts about a client."""
 
+    id: ClientId
     size: Any = None  #: its number of examples; None: unknown
     last: Last | None = None  #: facts about its last model; None: it sent none, or it has requested a model since then
     joined: bool = False  #: whether one of its models has joined
@@ -38,6 +39,11 @@ class KnownClients:
         self._first: tuple[Pulled | None, float] = (None, 0.0)
         self._seen: set[str] = set()  # keys of clients that had an assignment, while `_first` may count
 
+    @property
+    def ids(self) -> list[ClientId]:
+        """The ids of the clients."""
+        return [each.id for each in self._known.values()]
+
     def of(self, client: ClientId) -> Client:
         """Return the facts about this client.
 
@@ -51,7 +57,7 @@ class KnownClients:
             forgotten = next(useless, next(iter(known)))
             self._run.cancel(forgotten)
             del known[forgotten]
-        known[key] = found = known.pop(key, None) or Client()
+        known[key] = found = known.pop(key, None) or Client(client)
         return found
 
     def assign(self, client: ClientId) -> Pulled:

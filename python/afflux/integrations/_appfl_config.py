@@ -12,7 +12,7 @@ from afflux.rules.rule import Rule
 #: The names of the values that APPFL's trainers report about a model.
 METRICS = ("pre_val_loss", "pre_val_accuracy", "val_loss", "val_accuracy")
 #: Settings without a meaning, because APPFL chooses the clients that train.
-_NO_SETTINGS = ("evaluate_every", "max_failures", "poll_interval", "retry_after", "seed")
+_NO_SETTINGS = ("dispatch_size", "evaluate_every", "poll_interval", "retry_after", "seed")
 #: Options that would change the meaning of the clients' models.
 _REFUSED = {
     "gradient_based": "clients send models here: set send_gradient to False",

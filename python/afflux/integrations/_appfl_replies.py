@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from afflux.integrations._appfl_config import Aggregation
 from afflux.integrations._core import Trained
-from afflux.integrations._reading import finite_number
+from afflux.integrations._reading import finite_number, fraction_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_int, plain_id, zero_dim
 from afflux.rules.rule import ClientId
@@ -67,7 +67,7 @@ def trained_of(
         raise ValueError(f"the model is a {type(model).__name__}, must be a dict of arrays")
     arrays = {name: array for name, array in model.items() if name not in unsaved} if unsaved else model
     if chosen.equal_weights:  # but clients without examples have not trained
-        count = 1 if size is None else as_int(size)
+        count = 1 if size is None or fraction_of(size) is not None else as_int(size)
         size = size if count is None else min(count, 1)
     found = {name: number for name in chosen.metrics if (number := number_of(report.get(name))) is not None}
     steps = as_int(report.get("current_local_steps"))
@@ -76,7 +76,7 @@ def trained_of(
         size,
         number_of(report.get(chosen.loss_key)),
         local_steps=None if steps is None or steps < 1 else steps,
-        metrics={WEIGHT: as_int(size) or 1, **found},
+        metrics={WEIGHT: fraction_of(size) or as_int(size) or 1, **found},
         facts={name: number_of(report.get(name)) for name in chosen.fact_names},
     )
 

@@ -281,19 +281,22 @@ class Clients:
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
         self._failures[address] = _Failures(count, now + rest, shortened(reason))
 
-    def require_some_of_use(self, now: float | None = None) -> None:
+    def require_some_of_use(self, now: float | None = None, *, most: int | None = None) -> None:
         """Check that not all clients fail, and at the time `now` that some of them may train.
 
+        Args:
+            now: the time of the run's clock; None: whether some may train is not checked.
+            most: the number of failures in a row; None: max_failures.
+
         Raises:
-            RuntimeError: all connected clients have failed max_failures times in a row, or have been left out for a
-                minute.
+            RuntimeError: all connected clients have failed so many times in a row, or have been left out for a minute.
         """
         if now is not None:
             self._require_some_in(now)
         if len(self._failures) < len(self._there) or not self._there:
             return
         failures = [self._failures[address] for address in self._there if address in self._failures]
-        most = self._settings.max_failures
+        most = most or self._settings.max_failures
         if len(failures) == len(self._there) and all(failed.times >= most for failed in failures):
             last = max(failures, key=lambda failed: failed.until)
             raise RuntimeError(

@@ -22,13 +22,13 @@ from afflux import Pulled, Task
 from afflux.aggregation.reports import Receipt, Report
 from afflux.arrays.interop import on_host
 from afflux.integrations._clients import ClientKey, Clients
-from afflux.integrations._reading import Unreadable, finite_number, own_dict
-from afflux.integrations._server import open_server, weighs_by_examples
+from afflux.integrations._reading import Unreadable, finite_number, fraction_of, own_dict
+from afflux.integrations._server import are_zero, open_server, weighs_by_examples
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays, require_names
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, as_int, brief
-from afflux.rules.rule import ClientId, Rule
+from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
 Arrays = Mapping[str, Any]
 #: JSON-able metrics of one reply, by name.
@@ -42,7 +42,7 @@ class Trained(msgspec.Struct, frozen=True):
     """The content of a reply, which may be invalid."""
 
     arrays: Arrays  #: the arrays of the model, by name
-    num_examples: Any = None  #: as for `Server.push`; None: unknown
+    num_examples: Any = None  #: a whole number, or another weight with a fraction; None: unknown
     loss: Any = None  #: anything but a finite number counts as unknown
     client_lr: Any = None  #: None: the learning rate of the settings
     local_steps: Any = None  #: None: the number of the settings
@@ -108,7 +108,8 @@ class TrainingRun:
         with self.closed_on_error():
             self.versions = VersionArrays(arrays, self.server)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
-        self._fact_names = self.server.options.fact_names(rule)
+        fact_names = self.server.options.fact_names(rule)
+        self._fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -117,6 +118,7 @@ class TrainingRun:
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
+        self._has_warned = False  # of updates that are 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -148,7 +150,8 @@ class TrainingRun:
     def choose(self) -> list[ClientId]:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
         free = self.concurrency - len(self._assigned)
-        return self.clients.choose(free, self.busy, self.clock()) if free > 0 else []
+        enough = free >= min(self.settings.dispatch_size, self.concurrency)
+        return self.clients.choose(free, self.busy, self.clock()) if enough else []
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
@@ -167,10 +170,14 @@ class TrainingRun:
         where = task.client if address is None else address
         if key is None:
             task.cancel()
-            self.lost["failed"] += 1
-            self.clients.failed(where, "nothing can be sent to it", 0.0, self.clock())
+            self.drop(where, "nothing can be sent to it")
         else:
             self._assigned[key] = Assignment(task, where, self.clock(), pulled=pulled)
+
+    def drop(self, address: ClientId, reason: str) -> None:
+        """Record that a client without an assignment has failed."""
+        self.lost["failed"] += 1
+        self.clients.failed(address, reason, 0.0, self.clock())
 
     # Replies
 
@@ -196,9 +203,10 @@ class TrainingRun:
             said = self._arguments(assigned, base, trained)
             metrics, readable = trained.metrics, True
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
-            said = {"task": task, "model": Unreadable(error)}
+            # Without its traceback, which would hold the base, and this frame, in a circle of references.
+            said = {"task": task, "model": Unreadable(error.with_traceback(None))}
         receipt = self.server.push(**said)
-        self.report = receipt.report or self.report
+        self._note(receipt.report, base)
         if "task" not in said:
             task.cancel()
         client = said.get("client", task.client)
@@ -219,14 +227,22 @@ class TrainingRun:
         client = self.clients.identify(assigned.address, trained.client)
         if trained.num_examples is None and self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+        count = 1 if trained.num_examples is None else trained.num_examples
+        facts: dict[str, float] = {}
+        if type(count) is not int and (weight := fraction_of(count)) is not None:
+            if self._needs_examples and not self._takes_fractions:
+                raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
+            count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
         said: dict[str, Any] = {
-            "num_examples": 1 if trained.num_examples is None else trained.num_examples,
+            "num_examples": count,
             "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
         if trained.facts is not None and self._fact_names:
             values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
-            said["facts"] = {name: value for name, value in values.items() if value is not None}
+            facts |= {name: value for name, value in values.items() if value is not None}
+        if facts or self._fact_names:
+            said["facts"] = facts
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
             said["task"] = task  # "expired": the version that the client trained from is no longer known
@@ -286,7 +302,17 @@ class TrainingRun:
 
     def poll(self) -> None:
         """Make the step that `flush_after` requires, if one is due."""
-        self.report = self.server.poll() or self.report
+        self._note(self.server.poll())
+
+    def _note(self, report: Report | None, base: Pulled | None = None) -> None:
+        """Store the report of a step; warn once if all its updates are 0."""
+        if report is None:
+            return
+        first, self.report = self.report is None, report
+        if not self._has_warned and are_zero(self.server, report, base if first else None):
+            self._has_warned = True
+            text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
+            self.clients.warn(text, report.version)
 
     def expire(self) -> list[str]:
         """End the assignments that exceed the timeout; return their keys."""

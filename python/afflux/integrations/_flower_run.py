@@ -37,6 +37,8 @@ _MOST_STEPS = 100
 #: At its end, a run waits for evaluations this number of seconds, or 3 times the duration of its slowest reply if that
 #: is longer, but not longer than the timeout: a node may have to train, and then to evaluate two versions.
 _LEAST_WAIT = 10.0
+#: Seconds from the timeout to the end of a message's life: the SuperLink would answer for the node at its end.
+_TTL_MARGIN = 10.0
 
 
 class _Asked(NamedTuple):
@@ -93,7 +95,7 @@ class FlowerTransport(Transport):
             config = {**config, **extra}
         config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
-        ttl = self.training.timeout
+        ttl = self.training.timeout + _TTL_MARGIN
         message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
         return next(iter(self.grid.push_messages([message])), None) or None  # none or "" for a node that has left
 

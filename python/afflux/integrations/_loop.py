@@ -15,6 +15,8 @@ from afflux.rules.rule import ClientId
 
 #: Seconds between two checks for clients that have connected or left.
 _CLIENTS_EVERY = 2.0
+#: Seconds between two warnings that no client is connected.
+_GONE_EVERY = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Loop:
             self._warn_too_few()
             training.checkpoint(transport.notes())  # so that the first steps are stored together with their notes
         self._looked = training.clock()  # time of the last check for clients
+        self._gone: float | None = None  # time of the last warning that no client is connected; None: some are
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
         if training.settings.store is not None and training.server.joins:
@@ -155,9 +158,11 @@ class Loop:
         training, clients = self.training, self.training.clients
         now = training.clock()
         if now - self._looked > _CLIENTS_EVERY:
-            clients.are(self.transport.clients())
+            addresses = list(self.transport.clients())
+            clients.are(addresses)
             clients.require_some_of_use(now)
             self._looked = now
+            self._note_gone(len(addresses))
         for address in training.choose():
             task = training.assign(address)
             try:
@@ -168,6 +173,16 @@ class Loop:
             training.sent(key, task, address)
             if key is None:
                 self._warn_failed(address, "nothing can be sent to it")
+
+    def _note_gone(self, there: int) -> None:
+        """Log that no client is connected, at once and then each minute, and that some are again."""
+        if there:
+            if self._gone is not None:
+                self.transport.logger.info("%d clients are connected again", there)
+            self._gone = None
+        elif self._gone is None or self._looked - self._gone >= _GONE_EVERY:
+            self.transport.logger.warning("No client is connected: the run waits")
+            self._gone = self._looked
 
     def take_replies(self, last: int) -> None:
         """Receive the replies that have arrived, and handle the steps that they make, up to `last`."""

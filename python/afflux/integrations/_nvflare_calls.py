@@ -18,6 +18,8 @@ from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import bounded, finite_number, means_of
 from afflux.integrations._versions import OncePerVersion
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 Model = Mapping[str, Any]
@@ -42,6 +44,22 @@ class CollabTransport(Transport):
         self._open: dict[str, Any] = {}  # results of the calls that have not ended, by key
         self._came: deque[tuple[str, Any]] = deque()
         self._something_came = Event()
+
+    def require_function(self) -> None:
+        """Check that a client publishes the function `call`, with the arguments that the server passes.
+
+        Raises:
+            AffluxError: none does; the message has the reason of one.
+        """
+        reason = None
+        for site in self._sites.values():
+            try:
+                site.adjust_func_args(self._app.call, ({}, 0), self._app.call_args)
+                return
+            except (RuntimeError, TypeError) as error:
+                reason = error
+        if reason is not None:
+            raise AffluxError(f"[AsyncServer] call={self._app.call!r} cannot be called at any client: {reason}")
 
     def clients(self) -> Iterable[ClientId]:
         """Return the names of the sites; NVFlare fixes them when the job starts."""
@@ -117,7 +135,10 @@ class CollabTransport(Transport):
         """Fire the event of a new version, and evaluate it on the server."""
         model = self._training.versions.copied(self._training.server.pull())
         self._app.publish_version(step, model)
-        metrics = _numbers(self._app.evaluate(step, model) or {})
+        result = self._app.evaluate(step, model)
+        if not (result is None or isinstance(result, Mapping)):
+            raise AffluxError(f"[AsyncServer] evaluate returned {brief(result)}, must be numbers by name, or None")
+        metrics = _numbers(result or {})
         if metrics:
             self.logger.info("Evaluation of version %d: %s", step, metrics)
             self._app.publish_metrics("evaluate", step, metrics)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from afflux.arrays.interop import all_own
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_float, brief
+from afflux.ops.validation import as_float, brief, zero_dim
 
 #: The limits of one reply: kept metrics, characters of each name, and numbers in all metrics.
 _MOST_NAMES, _MOST_CHARACTERS, _MOST_NUMBERS = 100, 100, 1000
@@ -49,6 +49,12 @@ def finite_number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
     number = as_float(value)
     return number if number is not None and isfinite(number) else None
+
+
+def fraction_of(value: object) -> float | None:
+    """Return a positive number with a fraction, also of an array without dimensions; None for anything else."""
+    number = finite_number(zero_dim(value))
+    return None if number is None or number <= 0 or number.is_integer() else number
 
 
 def means_of(reports: Iterable[Mapping[str, Any]], weight: str | None = None) -> dict[str, float]:

@@ -4,12 +4,16 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from afflux import Layout, Server, ops
+import numpy as np
+
+from afflux import Layout, Pulled, Server, ops
 from afflux.aggregation.options import Options
+from afflux.aggregation.reports import Report
+from afflux.arrays.interop import on_host
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
-from afflux.rules.rule import OnArrival, Rule, raw_weight
+from afflux.rules.rule import EXAMPLES, OnArrival, Rule, raw_weight
 from afflux.server.tasks import MOST_BASES
 
 _log = getLogger("afflux")
@@ -47,6 +51,8 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
             )
         return server
     options: Options = {"faults": "record", **settings.server_options}
+    if weighs_by_examples(rule):
+        options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
     if keeps_clients(rule):
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
@@ -92,3 +98,16 @@ def weighs_by_examples(rule: Rule) -> bool:
         one, two = (raw_weight(rule, 0, count, 1.0, facts) for count in (1, 2))
         return one != two
     return bool(getattr(weigh, "by_examples", False))
+
+
+def are_zero(server: Server, report: Report, base: Pulled | None) -> bool:
+    """Return whether all updates of a step are exactly 0.
+
+    The norms of models do not tell. If clients push models, the new version is compared with `base`, the version before
+    the step; None: no version is compared.
+    """
+    if server.rule.kind != "model":
+        return not report.norms.any()
+    if base is None or report.version != base.version + 1:
+        return False
+    return np.array_equal(on_host(base.params), on_host(server.params))

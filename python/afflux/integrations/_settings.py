@@ -34,6 +34,8 @@ class RunSettings:
 
     Args:
         concurrency: number of clients that train at the same time; None: all that are connected when the run starts.
+        dispatch_size: number of free places from which on clients get tasks: 1 fills each place at once; with M and
+            the concurrency, each step takes replies of one version.
         timeout: seconds after which another client trains instead of one that has not replied, and a later reply has
             no effect; None: the framework's value, or an hour if it has none.
         store: a folder for the server's state; if it holds a server, the run continues from it. None: in memory.
@@ -58,6 +60,7 @@ class RunSettings:
     """
 
     concurrency: int | None = None
+    dispatch_size: int = 1
     timeout: float | None = None
     store: "str | PathLike[str] | None" = None
     checkpoint_every: int = 10
@@ -74,8 +77,12 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         count = count_of(1)
-        check_fields(self, count, "checkpoint_every", "evaluate_every", "max_failures", op="settings")
+        check_fields(self, count, "checkpoint_every", "dispatch_size", "evaluate_every", "max_failures", op="settings")
         check_fields(self, optional(count), "concurrency", "local_steps", op="settings")
+        if self.concurrency is not None and self.dispatch_size > self.concurrency:
+            raise AffluxError(
+                f"[settings] dispatch_size is {self.dispatch_size}, must be at most concurrency, {self.concurrency}"
+            )
         check_fields(self, optional(positive), "timeout", "client_lr", op="settings")
         check_fields(self, not_negative, "poll_interval", "retry_after", op="settings")
         check_fields(self, integer(0), "seed", op="settings")

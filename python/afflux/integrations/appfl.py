@@ -47,7 +47,7 @@ class AffluxAggregator(BaseAggregator):
 
     A client's model is compared with the version that this client got: from `get_parameters` with its id, or from
     `aggregate`, or as the first model that was sent without an id. No message of a client raises an error; its outcome
-    is counted, and the client gets the newest model.
+    is counted, and the client gets the newest model. But `aggregate` raises an error if all clients fail.
 
     Args:
         model: the initial model; None: that of the configuration's `model_configs`, because APPFL passes no model to
@@ -73,6 +73,7 @@ class AffluxAggregator(BaseAggregator):
             chosen.rule, model, chosen.settings, num_clients=chosen.num_clients or 64, timeout=_TIMEOUT
         )
         self.metrics = self.run.resume(_Notes, adapter="appfl").get("metrics", {})
+        self.run.clients.warn = lambda text, *values: self._log(text % values)
         self._lock = RLock()
         self._noted = self.server.version
         self._clients = KnownClients(self.run)
@@ -125,6 +126,10 @@ class AffluxAggregator(BaseAggregator):
 
         Returns:
             A copy of the newest model, from which the client trains next.
+
+        Raises:
+            RuntimeError: the models of all num_clients clients were unusable, each max_failures times in a row; or once
+                each, if no model has joined; or the rule has room for none of these clients.
         """
         with self._lock:
             client = id_of(client_id)
@@ -146,7 +151,7 @@ class AffluxAggregator(BaseAggregator):
                 known.joined |= receipt.status in JOINED
                 if receipt.status in NO_USE:
                     self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
-            self.run.clients.are(())  # APPFL chooses the clients: consecutive failures do not count
+                    self._require_some_of_use(receipt.reason)
             self._note_step()
             # In virtual time, get_parameters determines the version that a client trains from.
             return self._copy_of(self.server.pull() if "virtual_time" in kwargs else self._clients.assign(client))
@@ -162,6 +167,18 @@ class AffluxAggregator(BaseAggregator):
         """Close the store, after a last checkpoint. Without this call, the store stays at its last commit."""
         with self._lock:
             self.run.close({"metrics": self.metrics})
+
+    def _require_some_of_use(self, reason: str) -> None:
+        """Raise RuntimeError if all clients fail repeatedly, or once while no model has joined, or if none may train.
+
+        One client, or a few with forged ids, never end a run: as many clients as the run has must have failed.
+        """
+        ids, count, clients = self._clients.ids, self._chosen.num_clients, self.run.clients
+        clients.are(ids)
+        if count is not None and len(ids) >= count:
+            if not clients.there:  # the rule has room for none of them
+                raise RuntimeError(f"none of {len(ids)} clients may train: {reason}")
+            clients.require_some_of_use(most=None if self.server.joins else 1)
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""

@@ -55,8 +55,8 @@ def algorithm(
         store: a folder for the server's state. If it holds a server, `run` continues from it.
         timeout: virtual time after which another client trains instead of one that has not replied; None: FLGo's
             tolerance for latency.
-        max_failures: consecutive unusable packages after which a client counts as failed. `run` raises an error when
-            all clients that may be drawn have failed.
+        max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after which a
+            client counts as failed. `run` raises an error when all clients that may be drawn have failed.
         num_threads: threads of a step; None: all CPUs that this process may use.
         roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
@@ -86,8 +86,8 @@ class AffluxServer(StoredRounds):
 
     Attributes:
         server: the `afflux.Server`: params, counts, rows, log, ...
-        lost: counts of packages that belong to no open task ("unknown"), and of clients that exceeded the timeout
-            ("overdue").
+        lost: counts of packages that belong to no open task ("unknown"), of clients that dropped out ("failed"), and of
+            clients that exceeded the timeout ("overdue").
     """
 
     given_rule: Rule | Mapping[str, Any] | None = None
@@ -109,6 +109,7 @@ class AffluxServer(StoredRounds):
             clock=lambda: self.gv.clock.current_time,
         )
         self.server, self.lost = self.training.server, self.training.lost
+        self.training.clients.warn = self.gv.logger.warning
         self._resumed = self.training.resume(Notes, adapter="flgo")
         if self.server.options.flush_after is not None:
             self.training.close()
@@ -128,14 +129,19 @@ class AffluxServer(StoredRounds):
             self._require_some_of_use()
         # FLGo's own set keeps clients that drop out, which would block their places.
         self.concurrent_clients = self.training.busy
+        self._dropped_selected_clients: list[int] = []  # FLGo's simulator sets it when it draws clients
         updated: bool = super().iterate()
+        for client in self._dropped_selected_clients:
+            self.training.drop(client, "it has dropped out")
         self.buffered_clients = self._in_buffer
+        if self._dropped_selected_clients:
+            self._require_some_of_use()
         return updated
 
     def _require_some_of_use(self) -> None:
         """Raise RuntimeError if all clients that FLGo may draw have failed repeatedly."""
         self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
-        self.training.clients.require_some_of_use()
+        self.training.clients.require_some_of_use(self.training.clock())
 
     # Packages
 

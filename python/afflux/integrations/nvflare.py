@@ -135,6 +135,7 @@ class AsyncServer(FLComponent):
 
         Raises:
             AffluxError, StoreError: the rule does not fit the model or the options; the store is another server's.
+                Or no client publishes the function `call`, or `evaluate` returns no numbers by name.
             RuntimeError: all clients fail.
             RunAborted: the job was aborted.
         """
@@ -142,11 +143,27 @@ class AsyncServer(FLComponent):
         sites = {proxy.name: proxy for proxy in collab.clients}
         training = TrainingRun(rule, self.initial_model(), settings, num_clients=len(sites))
         self.server, self.lost = training.server, training.lost
-        with Loop(training, CollabTransport(self, sites, training)) as loop:
+        transport = CollabTransport(self, sites, training)
+        with training.closed_on_error():
+            transport.require_function()
+        with Loop(training, transport) as loop:
             loop.run(self.num_rounds)
             return training.versions.copied(training.server.pull())
 
-    # NVFlare's events
+    # NVFlare's jobs and events
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **options: Any) -> Any:
+        """Add this object to a job; NVFlare calls this method. Warns of filters, because Collab calls none of them."""
+        apps = [app.app_config for app in getattr(job, "_deploy_map", {}).values()]
+        tables = [table for app in apps for table in (app.task_data_filters, app.task_result_filters)]
+        if names := sorted({type(each).__name__ for table in tables for _, own in table for each in own}):
+            self.logger.warning(
+                "Collab does not pass models and results through task filters. These have no effect: %s. Apply them in "
+                "%s() of the client (docs/nvflare.md)",
+                ", ".join(names),
+                self.call,
+            )
+        return job.add_component(ctx.comp_id, self, ctx)
 
     def publish_version(self, version: int, model: Model) -> None:
         """Fire GLOBAL_WEIGHTS_UPDATED, for persistors and other handlers."""

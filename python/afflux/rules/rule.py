@@ -35,6 +35,8 @@ Kind = ops.Kind
 Facts = tuple[tuple[str, float], ...]
 #: The largest number of names of facts of one server.
 MOST_FACTS = 16
+#: The name of the fact that replaces a client's number of examples, for weights that are no whole numbers.
+EXAMPLES = "num_examples"
 
 
 class InnerSweep(Protocol):
@@ -56,7 +58,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     client_ids: tuple[ClientId, ...]
     versions: Int64  #: (M,) the version that each client pulled
     staleness: Int64  #: (M,) version - version pulled, >= 0
-    num_examples: Int64  #: (M,)
+    num_examples: Int64 | Float64  #: (M,); float64 if a client has pushed the fact "num_examples", which replaces it
     losses: Float64  #: (M,) as reported by the clients; NaN if not reported
     #: (M,) Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons with NaN are
     #: false. So a rule that reads norms either declares `Needs(norms=True)`, and no vector is lent, or checks for NaN.
@@ -191,7 +193,7 @@ class OnArrival(Weigh, Protocol):
 
         `norm` is never NaN, because a streaming server copies every vector. In `arrivals.norms` of a buffering server,
         the norms of lent vectors are NaN. A part with `Needs(facts=...)` gets a fourth argument: the arrival's facts,
-        {name: value}.
+        {name: value}. `num_examples` is a float if the arrival has the fact of this name.
         """
         ...
 
@@ -321,7 +323,8 @@ def raw_weight(rule: Rule, staleness: int, num_examples: int, norm: float, facts
     """Return the raw weight of an arrival, of a rule whose weigh part is an `OnArrival`."""
     weigh: Any = rule.weigh
     own = (dict(facts),) if rule.needs.facts else ()
-    weight: float = weigh.on_arrival(staleness, num_examples, norm, *own)
+    examples = dict(facts).get(EXAMPLES, num_examples) if facts else num_examples
+    weight: float = weigh.on_arrival(staleness, examples, norm, *own)
     return weight
 
 

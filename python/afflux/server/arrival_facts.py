@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping
 
 from afflux.aggregation.admission import ClientError
+from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, finite, known_names
-from afflux.rules.rule import ClientId, Facts, Rule
+from afflux.rules.rule import EXAMPLES, ClientId, Facts, Rule
+from afflux.rules.weights import LEAST_GIVEN, MOST_GIVEN
 
 
 def facts_of(client_id: ClientId, facts: object, names: Collection[str], rule: Rule) -> Facts:
@@ -18,7 +20,7 @@ def facts_of(client_id: ClientId, facts: object, names: Collection[str], rule: R
 
     Raises:
         ClientError: the argument is not a mapping, a name is not one of `names`, or one that the rule needs is missing.
-        AffluxError: a value is not a finite number.
+        AffluxError: a value is not a finite number, or "num_examples" is not in the range of weights.
     """
     whose = f"[push] client {brief(client_id)}'s facts"
     if not (facts is None or isinstance(facts, Mapping)):
@@ -31,6 +33,12 @@ def facts_of(client_id: ClientId, facts: object, names: Collection[str], rule: R
                 f"{known_names(name, names) if names else 'no names are known'}"
             )
         values[name] = finite("push", f"client {brief(client_id)}'s {name}", (facts or {})[name])
+    examples = values.get(EXAMPLES, 1.0)
+    if not LEAST_GIVEN <= examples <= MOST_GIVEN:
+        raise AffluxError(
+            f"[push] client {brief(client_id)}'s {EXAMPLES} is {examples}, "
+            f"must be from {LEAST_GIVEN:g} to {MOST_GIVEN:g}"
+        )
     for name in rule.needs.facts:
         if name not in values:
             raise ClientError(f"{whose} lack {name!r}, by which {rule.name} weighs")

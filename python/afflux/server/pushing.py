@@ -193,7 +193,7 @@ def push(  # noqa: D417
         if type(num_examples) is not int or not 0 < num_examples < 2**63:
             examples = _examples(client_id, num_examples)
         if examples == 0:
-            return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "", found)
+            return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", found)
         known_loss = nan
         if loss is not None:
             known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
