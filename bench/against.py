@@ -14,14 +14,13 @@ from typing import Any
 
 import typer
 
-from afflux import ops
 from bench.builds import OWN, OWN_PACKAGE, BuildProcess, NoBuild, find
 from bench.measure import machine
 from bench.measure.timing import Timed
 from bench.output import report, tables
 from bench.output.files import Files
 from bench.output.tables import Printed
-from bench.run import QUICK, QUICK_REPEATS, choose, chosen_rows, notes_on_load
+from bench.run import QUICK, choose, chosen_rows, notes_on_load
 from bench.session import check_room, measure_all, progress
 from bench.spec.columns import Column, milliseconds, number
 from bench.spec.inputs import Case
@@ -151,25 +150,11 @@ def execute(case: Case, rows: list[Row], builds: Sequence[BuildProcess], repeats
     return lines
 
 
-def run(
-    path: Path,
-    names: str,
-    d: int | None,
-    m: int | None,
-    threads: int | None,
-    isa: str | None,
-    repeats: int | None,
-    sets: int,
-    quick: bool,
-    files: Files,
-) -> None:
+def run(path: Path, names: str, asked: Asked, isa: str | None, repeats: int, files: Files) -> None:
     """Compare the build at `path` with this one."""
-    repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
     rows = chosen_rows(names)
     files.check()
-    if isa:
-        choose(isa)
-    asked = Asked(d, m, threads or ops.default_threads(), quick, sets)
+    choose(isa)
     box = machine.describe()
     with ExitStack() as processes:
         try:
@@ -186,7 +171,7 @@ def run(
             check_room(case, ours * 2, 0, processes=2)
         pairs = [line for case, sharing in plan.items() for line in execute(case, sharing, [old, new], repeats)]
     left_out = [row.name for row in rows if row not in both]
-    notes = [QUICK] if quick else []
+    notes = [QUICK] if asked.quick else []
     notes += [f"left out, because both builds must have them: {', '.join(left_out)}"] if left_out else []
     notes += notes_on_load(pairs)
     package = {"package": "this build's" if build.package == OWN_PACKAGE else "its own"}
@@ -195,7 +180,7 @@ def run(
         "machine": box,
         "software": machine.software(),
         "old": {key: value for key, value in old.description.items() if key != "contenders"} | package,
-        "settings": {"repeats": repeats, "sets": sets, "quick": quick, "notes": notes},
+        "settings": {"repeats": repeats, "sets": asked.sets, "quick": asked.quick, "notes": notes},
         "pairs": pairs,
     }
     show(out)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afflux import ops
+
 if TYPE_CHECKING:
     from bench.output.files import Files
 
@@ -73,34 +75,42 @@ def bench(
     if machines:
         from bench.output.machines import markdown
 
-        given: dict[str, object] = {"-d": d, "-M": m, "--threads": threads, "--isa": isa, "--repeats": repeats}
-        given |= {"--compile": compiled, "--quick": quick, "--json": json_path, "--markdown": markdown_path}
-        given |= {"--picture": picture_path, "--samples": samples, "--out": folder, "--against": against}
-        given |= {"--list": list_only, "--rows": rows != DEFAULT_ROWS, "--sets": sets != 2, "--device": device != "cpu"}
-        if refused := [name for name, value in given.items() if value]:
-            raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--machines")
+        others: dict[str, object] = {"-d": d, "-M": m, "--threads": threads, "--isa": isa, "--repeats": repeats}
+        others |= {"--compile": compiled, "--quick": quick, "--json": json_path, "--markdown": markdown_path}
+        others |= {"--picture": picture_path, "--samples": samples, "--out": folder, "--against": against}
+        others |= {
+            "--list": list_only,
+            "--rows": rows != DEFAULT_ROWS,
+            "--sets": sets != 2,
+            "--device": device != "cpu",
+        }
+        if names := [name for name, value in others.items() if value]:
+            raise typer.BadParameter(f"does not go with {', '.join(names)}", param_hint="--machines")
         try:
             typer.echo(markdown(machines), nl=False)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--machines") from None
         return
+    from bench import run
+    from bench.spec.row import Asked
+
     files = Files(json_path, markdown_path, picture_path, samples, folder)
+    asked = Asked(d, m, threads or ops.default_threads(), quick, sets)
+    few = run.QUICK_REPEATS if quick else None
     if against:
-        if refused := [name for name, given in (("--compile", compiled), ("--picture", picture_path)) if given]:
-            raise typer.BadParameter(f"does not go with {', '.join(refused)}", param_hint="--against")
-        if device != "cpu":
-            raise typer.BadParameter("compares on the CPU", param_hint="--against")
         from bench import against as comparison
 
-        names = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
-        comparison.run(against, names, d, m, threads, isa, repeats, sets, quick, files)
-        return
-    if device != "cpu":
+        for name, used in (("--compile", compiled), ("--picture", picture_path), ("--device", device != "cpu")):
+            if used:
+                raise typer.BadParameter(f"does not go with {name}", param_hint="--against")
+        compared = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
+        comparison.run(against, compared, asked, isa, repeats or few or comparison.REPEATS, files)
+    elif device != "cpu":
         on_gpu(device, rows, d, repeats, compiled, files)
-        return
-    from bench.run import run
-
-    run(rows, d, m, threads, isa, repeats, sets, compiled, quick, files, list_only)
+    elif list_only:
+        run.list_rows(asked)
+    else:
+        run.run(rows, asked, isa, repeats or few or run.REPEATS, compiled, files)
 
 
 def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:

@@ -173,8 +173,8 @@ def case_of(row: Row, d: int) -> Case:
 def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
     """Return the largest d, at most the given one, at which all contenders of a row fit into memory."""
     able = [contenders(row, compiled) for row in rows]
-    kept = max(sum(c.kept(d, M) for c in own) for own in able)
-    passing = max(c.temporary(d, M) for own in able for c in own)
+    kept = max(sum(c.kept_bytes(d, M) for c in own) for own in able)
+    passing = max(c.temporary_bytes(d, M) for own in able for c in own)
     needed = 1.1 * (inputs.shared_bytes(Case(d, M, 1), COPIED) + kept + passing)  # all of it is proportional to d
     free, _ = torch.cuda.mem_get_info()
     return d if needed <= free else int(d * free / needed)
@@ -194,11 +194,7 @@ def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled:
 
 
 def run(
-    sizes: Sequence[int],
-    place: Gpu,
-    repeats: int = REPEATS,
-    rows: Sequence[str] = tuple(ROWS),
-    compiled: bool = True,
+    sizes: Sequence[int], place: Gpu, repeats: int = REPEATS, rows: Sequence[str] = tuple(ROWS), compiled: bool = True
 ) -> dict[str, Any]:
     """Run the rows; return the results in the form of the CPU's, and the times of launches."""
     chosen, notes, cases = [ROWS[name] for name in rows], [], []

@@ -1,6 +1,7 @@
 """A whole run: the engine's operations and torch's, timed, with their bytes, the machine's limit, and the errors."""
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
@@ -34,11 +35,11 @@ def chosen_rows(names: str) -> list[Row]:
     return list({row.name: row for name in wanted for row in known[name]}.values())
 
 
-def list_rows(threads: int, sets: int) -> None:
+def list_rows(asked: Asked) -> None:
     wide = max(len(row.name) for row in ROWS) + 1
     indent = " " * wide
     for row in ROWS:
-        cases = "; ".join(map(str, row.cases(Asked(None, None, threads, quick=False, sets=sets))))
+        cases = "; ".join(map(str, row.cases(replace(asked, d=None, m=None, quick=False))))
         print(f"{row.name:{wide}}{row.formula}\n{indent}bytes: {row.counted}\n{indent}cases: {cases}")
         for contender in row.contenders:
             role = f" [{contender.role}]" if contender.role not in ("", "ours") else ""
@@ -49,9 +50,10 @@ def list_rows(threads: int, sets: int) -> None:
         print(f"{indent}- {probe.name}")
 
 
-def choose(isa: str) -> None:
+def choose(isa: str | None) -> None:
     try:
-        ops.choose_isa(isa)
+        if isa:
+            ops.choose_isa(isa)
     except UnavailableError as error:
         raise typer.BadParameter(str(error), param_hint="--isa") from None
 
@@ -99,46 +101,18 @@ def notes(
     return found
 
 
-def run(
-    rows: str,
-    d: int | None,
-    m: int | None,
-    threads: int | None,
-    isa: str | None,
-    repeats: int | None,
-    sets: int,
-    compiled: bool,
-    quick: bool,
-    files: Files,
-    list_only: bool,
-) -> None:
-    threads = threads or ops.default_threads()
-    if list_only:
-        list_rows(threads, sets)
-        return
+def run(rows: str, asked: Asked, isa: str | None, repeats: int, compiled: bool, files: Files) -> None:
     selected = chosen_rows(rows)
-    repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
     files.check()
-    if isa:
-        choose(isa)
-    asked = Asked(d, m, threads, quick, sets)
+    choose(isa)
     plan = planned(selected, lambda row: row.cases(asked))
     for case, sharing in plan.items():
         check_memory(case, sharing, compiled)
 
     box = machine.describe()  # now, before this process adds to the load
-    cases = [execute(case, sharing, repeats, compiled, quick) for case, sharing in plan.items()]
-    settings: dict[str, Any] = {
-        "rows": [row.name for row in selected],
-        "d": d,
-        "m": m,
-        "threads": threads,
-        "repeats": repeats,
-        "sets": sets,
-        "compile": compiled,
-        "quick": quick,
-        "notes": notes(selected, plan, cases, repeats, quick),
-    }
+    cases = [execute(case, sharing, repeats, compiled, asked.quick) for case, sharing in plan.items()]
+    noted = {"notes": notes(selected, plan, cases, repeats, asked.quick)}
+    settings = asdict(asked) | {"rows": [row.name for row in selected], "repeats": repeats, "compile": compiled} | noted
     out = report.results(box, selected, cases, settings)
     tables.show(out, selected)
     write_run(files, out, selected)

@@ -58,15 +58,15 @@ def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
     contenders = [contender for _, contender in entrants(rows, compiled)]
     if not contenders:
         names = ", ".join(row.name for row in rows)
-        why = next((reason for row in rows for c in row.contenders if (reason := c.absent())), "torch is not installed")
+        why = next(reason for row in rows for c in row.contenders if (reason := c.absent()))
         raise typer.BadParameter(f"nothing in {names} can run here: {why}", param_hint="--rows")
     check_room(case, contenders, scratch(case, rows))
 
 
 def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int, processes: int = 1) -> None:
     """Raise an error if the memory of these contenders, and of the inputs of each process, is not available."""
-    kept = sum(c.kept(case.d, case.m) for c in contenders)
-    temporary = max(c.temporary(case.d, case.m) for c in contenders)
+    kept = sum(c.kept_bytes(case.d, case.m) for c in contenders)
+    temporary = max(c.temporary_bytes(case.d, case.m) for c in contenders)
     shared = processes * data.shared_bytes(case, scratch_vectors)
     needed = int(1.05 * (shared + kept + temporary)) + processes * data.LIBRARIES
     available = machine.available_bytes()

@@ -58,10 +58,7 @@ def numpy_max(inputs: Inputs) -> Callable[[int], object]:
     return lambda k: parts(lambda s: flat[k][s].max(initial=0))
 
 
-NUMPY = [
-    Probe("numpy copyto", copying, numpy_copy),
-    Probe("numpy max", reading, numpy_max),
-]
+NUMPY = [Probe("numpy copyto", copying, numpy_copy), Probe("numpy max", reading, numpy_max)]
 TORCH: list[Probe] = []
 
 if torch is not None:

@@ -60,10 +60,7 @@ def wall_clock() -> Callable[[], float]:
 
 
 def measure(
-    everything: Sequence[Timed],
-    repeats: int,
-    turn: Callable[[], object] = lambda: None,
-    clock: Clock = wall_clock,
+    everything: Sequence[Timed], repeats: int, turn: Callable[[], object] = lambda: None, clock: Clock = wall_clock
 ) -> None:
     """Add `repeats` samples to each element of `everything`; call `turn` after each sample."""
     measure_groups([[timed] for timed in everything], repeats, turn, clock)

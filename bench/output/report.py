@@ -80,6 +80,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
                 "percent_of_limit": 100 * timed.gbps / most.gbps,
                 "times_ours": timed.median / ours.median if whole else None,
                 "compile_seconds": timed.first - timed.median if contender.compiles else None,
+                "us": 1e6 * timed.median / case.m,
                 "errors": timed.errors,
                 "error": timed.errors.get(row.output),
             }

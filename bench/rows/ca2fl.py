@@ -8,7 +8,7 @@ from afflux import ops
 from bench.rows.passes import applied
 from bench.rows.references import weighted_sum
 from bench.spec.arrays import Conversion, Vector, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Contender, Round, best, extra, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -149,38 +149,32 @@ def cached(formula: Formula | None = None, *, compiled: bool = False, convert: C
 
 
 def in_torch() -> list[Contender]:
-    own = vector_bytes(lambda m: m + 1)
+
+    def own(m: int) -> int:
+        return m + 1
+
     return [
-        Contender(
+        extra(
             "torch stack",
             "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
             cached(difference_stack),
             own,
-            vector_bytes(lambda m: 3 * m + 2),
+            lambda m: 3 * m + 2,
         ),
-        Contender(
-            "torch loop",
-            "total += u - row for each client, eager; float32 h",
-            cached(difference_loop),
-            own,
-            vector_bytes(lambda m: 4),
-            role="plain",  # the faster of the two formulas
-        ),
-        Contender(
+        plain("torch loop", "total += u - row for each client, eager; float32 h", cached(difference_loop), own, 4),
+        best(
             "torch mv, addmv_",
             "contiguous buffers, nothing allocated; float32 h",
             cached(),
-            vector_bytes(lambda m: m + 2),
-            role="best",
+            lambda m: m + 2,
             caveat="needs contiguous matrices; float32 sums",
         ),
-        Contender(
+        best(
             "torch.compile",
             "the formula, compiled; float32 h",
             cached(difference_sum, compiled=True),
             own,
-            vector_bytes(lambda m: 2),
-            role="best",
+            2,
             caveat="float32 sums; compiles for each M",
             compiles=True,
         ),
@@ -195,14 +189,5 @@ CA2FL = Row(
     traffic=traffic,
     reference=reference,
     cases=one_case,
-    contenders=[
-        Contender(
-            "afflux",
-            "ops.apply, rows in place, float64 sum",
-            afflux_round,
-            kept=lambda d, m: 4 * d * m + 8 * d,
-            role="ours",
-        ),
-        *(in_torch() if torch is not None else []),
-    ],
+    contenders=[ours("afflux", "ops.apply, rows in place, float64 sum", afflux_round, lambda m: m + 2), *in_torch()],
 )

@@ -5,7 +5,7 @@ from functools import partial
 
 from bench.rows import ca2fl, fadas, fedbuff, gram, mf_ca2fl, wkafl
 from bench.spec.arrays import as_cupy
-from bench.spec.contender import Contender, Round, vector_bytes
+from bench.spec.contender import Contender, Round
 from bench.spec.inputs import Inputs
 from bench.spec.optional_torch import Tensor
 
@@ -17,7 +17,7 @@ def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Ten
 
 
 def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Contender:
-    return Contender("CuPy", what, make, vector_bytes(lambda m: kept), vector_bytes(lambda m: 4))
+    return Contender("CuPy", what, make, kept, 4)
 
 
 def coded(bits: int) -> Contender:
@@ -29,8 +29,7 @@ def coded(bits: int) -> Contender:
 CONTENDERS = {
     "gram": contender("U @ U.T, float32", gram.product(gram.whole, as_cupy)),
     "fedbuff": contender(
-        "params + lr * sum(w * u)",
-        fedbuff.functional(fedbuff.one_expression, weighted=True, convert=as_cupy),
+        "params + lr * sum(w * u)", fedbuff.functional(fedbuff.one_expression, weighted=True, convert=as_cupy)
     ),
     "fadas": contender("the formula", fadas.functional(adaptive, convert=as_cupy), 3),
     "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, convert=as_cupy), 11),

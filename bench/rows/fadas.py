@@ -12,7 +12,7 @@ from afflux.rules.presets.fadas import BETA1, BETA2, EPSILON
 from bench.rows.passes import applied
 from bench.rows.references import adaptive_step, weighted_sum
 from bench.spec.arrays import Conversion, Vector, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, best, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -28,10 +28,7 @@ def moments(inputs: Inputs) -> list[Vector]:
     m is the mean of the last set's updates. v and v_hat are its variance, so that a part of v_hat grows.
     """
     place = inputs.place
-    return [
-        inputs.last_mean(),
-        *(place.filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat")),
-    ]
+    return [inputs.last_mean(), *(place.filled(inputs.d, 0.01**2 / inputs.m) for _ in ("v", "v_hat"))]
 
 
 def named(arrays: Any) -> Arrays:
@@ -168,46 +165,38 @@ def in_place(make_step: Formula, *, sign: int = 1) -> Callable[[Inputs], Round]:
 IN_FLOAT32 = "needs one contiguous matrix; float32 throughout; overwrites params"
 
 CONTENDERS = [
-    Contender("afflux", "ops.apply, moments in place", afflux_round, kept=vector_bytes(lambda m: 3), role="ours")
+    ours("afflux", "ops.apply, moments in place", afflux_round, kept=3),
+    plain(
+        "torch stack().mean",
+        "m, v, v_hat = ..., params + lr * m / (sqrt(v_hat) + eps), eager",
+        functional(stack_mean),
+        3,
+        lambda m: m + 8,
+    ),
+    best(
+        "torch mv, addcdiv_",
+        "mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
+        in_place(eager_step),
+        5,
+        caveat=IN_FLOAT32,
+    ),
+    best(
+        "torch fused Adam",
+        "mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
+        in_place(fused_step, sign=-1),
+        5,
+        caveat=IN_FLOAT32,
+    ),
+    best(
+        "torch.compile",
+        "the formula, compiled; moments in place",
+        functional(summed, compiled=True),
+        3,
+        1,
+        caveat="float32 throughout; compiles for each M",
+        compiles=True,
+    ),
 ]
-
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch stack().mean",
-            "m, v, v_hat = ..., params + lr * m / (sqrt(v_hat) + eps), eager",
-            functional(stack_mean),
-            vector_bytes(lambda m: 3),
-            vector_bytes(lambda m: m + 8),
-            role="plain",
-        ),
-        Contender(
-            "torch mv, addcdiv_",
-            "mv, lerp_, addcmul_, maximum, sqrt, addcdiv_; nothing allocated",
-            in_place(eager_step),
-            vector_bytes(lambda m: 5),
-            role="best",
-            caveat=IN_FLOAT32,
-        ),
-        Contender(
-            "torch fused Adam",
-            "mv, then torch.optim.Adam(amsgrad=True, fused=True) far from its first step",
-            in_place(fused_step, sign=-1),
-            vector_bytes(lambda m: 5),
-            role="best",
-            caveat=IN_FLOAT32,
-        ),
-        Contender(
-            "torch.compile",
-            "the formula, compiled; moments in place",
-            functional(summed, compiled=True),
-            vector_bytes(lambda m: 3),
-            vector_bytes(lambda m: 1),
-            role="best",
-            caveat="float32 throughout; compiles for each M",
-            compiles=True,
-        ),
-    ]
 
 FADAS = Row(
     name="fadas",

@@ -1,6 +1,7 @@
 """FedBuff: params plus the weighted mean of the updates; at one size, from M = 1 to 1000, and in the caches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 from afflux import ops
 from bench.measure import machine
 from bench.rows.passes import applied
-from bench.rows.references import weighted_sum
+from bench.rows.references import oracle
 from bench.spec.arrays import Conversion, as_tensor
 from bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
-from bench.spec.contender import Arrays, Contender, Round, nothing, vector_bytes
+from bench.spec.contender import Arrays, Round, best, extra, ours, plain
 from bench.spec.inputs import LR, Case, Float32, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import QUICK_D, Asked, D, Exact, Row, one_case
@@ -24,9 +25,8 @@ def traffic(m: int) -> Traffic:
 
 
 def reference(before: Arrays) -> Exact:
-    params = before["params"].astype(np.float64)
-    step, size = weighted_sum(LR * before["weights"], before["updates"])
-    return {"params": (params + step, np.abs(params) + size)}
+    step = oracle.combine(before["params"], before["updates"], LR * before["weights"], params_weight=1.0)
+    return {"params": step}
 
 
 def as_vectors(inputs: Inputs) -> list[list[Float32]]:
@@ -116,51 +116,44 @@ def in_place(formula: Formula) -> Any:
     return make
 
 
-STACK_MEAN = Contender(
+STACK_MEAN = plain(
     "torch stack().mean",
     "params + lr * torch.stack(updates).mean(0)",
     functional(stack_mean, weighted=False),
-    temporary=vector_bytes(lambda m: m + 2),
-    role="plain",
+    temporary=lambda m: m + 2,
 )
-ADDMV = Contender(
+ADDMV = best(
     "torch addmv_",
     "params.addmv_(U.T, lr * w), contiguous U",
     in_place(addmv),
-    vector_bytes(lambda m: 1),
-    role="best",
+    1,
     caveat="needs one contiguous matrix; float32 sums; overwrites params",
 )
 
 
-def in_torch() -> list[Contender]:
-    own = vector_bytes(lambda m: 1)
-    return [
-        STACK_MEAN,
-        Contender(
-            "torch stack, weighted",
-            "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
-            functional(stack_weighted, weighted=True),
-            temporary=vector_bytes(lambda m: 2 * m + 2),
-        ),
-        Contender("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), own),
-        ADDMV,
-        Contender(
-            "torch.compile",
-            "the weighted sum, compiled",
-            functional(one_expression, weighted=True, compiled=True),
-            nothing,
-            own,
-            role="best",
-            caveat="float32 sums; compiles for each M",
-            compiles=True,
-        ),
-    ]
+IN_TORCH = [
+    STACK_MEAN,
+    extra(
+        "torch stack, weighted",
+        "params + lr * (w[:, None] * torch.stack(updates)).sum(0)",
+        functional(stack_weighted, weighted=True),
+        temporary=lambda m: 2 * m + 2,
+    ),
+    extra("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), 1),
+    ADDMV,
+    best(
+        "torch.compile",
+        "the weighted sum, compiled",
+        functional(one_expression, weighted=True, compiled=True),
+        temporary=1,
+        caveat="float32 sums; compiles for each M",
+        compiles=True,
+    ),
+]
 
 
-IN_TORCH = in_torch() if torch is not None else []
 #: The contenders of rows with many sizes: the papers' formula, and the fastest code.
-FEW_IN_TORCH = [STACK_MEAN, ADDMV] if torch is not None else []
+FEW_IN_TORCH = [STACK_MEAN, ADDMV]
 
 
 # The same from M = 1 to 1000, on updates in separate arrays, as clients send them
@@ -212,44 +205,30 @@ FEDBUFF = Row(
     traffic=traffic,
     reference=reference,
     cases=one_case,
-    contenders=[
-        Contender("afflux", "ops.apply, weighted", afflux_round(), role="ours"),
-        *IN_TORCH,
-    ],
+    contenders=[ours("afflux", "ops.apply, weighted", afflux_round()), *IN_TORCH],
 )
 
-ROUNDS = Row(
+ROUNDS = replace(
+    FEDBUFF,
     name="rounds",
     formula="fedbuff from M = 1 to 1000: out = params + lr sum_i w_i u_i",
     counted="4 d (M + 2), as fedbuff",
-    traffic=traffic,
-    reference=reference,
     cases=from_one_to_many,
     contenders=[
-        Contender("afflux", "ops.apply, M separate updates", afflux_round(), role="ours"),
-        Contender("afflux, one block", "ops.apply, updates side by side", afflux_round(as_rows), role="ours"),
+        ours("afflux", "ops.apply, M separate updates", afflux_round()),
+        ours("afflux, one block", "ops.apply, updates side by side", afflux_round(as_rows)),
         *FEW_IN_TORCH,
     ],
-    columns=(
-        BY_M,
-        BY_D,
-        ROLE,
-        *TIME,
-        number("vs M = 10", "times_m10", ".2f"),
-        TIMES_OURS,
-        ULP,
-    ),
+    columns=(BY_M, BY_D, ROLE, *TIME, number("vs M = 10", "times_m10", ".2f"), TIMES_OURS, ULP),
     compare=beside_m10,
 )
 
-CACHED = Row(
+CACHED = replace(
+    FEDBUFF,
     name="cached",
     formula="fedbuff in the caches: out = params + lr sum_i w_i u_i",
     counted="4 d (M + 2), as fedbuff",
-    traffic=traffic,
-    reference=reference,
     cases=in_caches,
-    contenders=FEDBUFF.contenders,
     columns=(BY_D, Column("in", lambda line: line["lies_in"]), ROLE, *TIME, TIMES_OURS, ERROR, ULP),
     compare=lies_in,
 )

@@ -12,7 +12,7 @@ from bench.rows import fedbuff
 from bench.rows.passes import applied
 from bench.spec.arrays import HOST
 from bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
-from bench.spec.contender import Arrays, Contender, Round, ends
+from bench.spec.contender import Arrays, Round, best, ends, ours, plain
 from bench.spec.inputs import LR, Float32, Inputs
 from bench.spec.optional_torch import Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -91,53 +91,40 @@ def mv(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
     return params.add_(torch.mv(updates.T, weights.bfloat16()), alpha=LR)
 
 
-def copies(d: int, m: int) -> int:
-    """Return the bytes of both input sets in bfloat16, and of params."""
-    return 2 * 2 * d * m + 4 * d
+def copies(m: int) -> int:
+    """Return both input sets in bfloat16, and params."""
+    return m + 1
 
 
 IN_BFLOAT16 = "rounds the mean to bfloat16"
 
 CONTENDERS = [
-    Contender("afflux", "ops.apply on bfloat16 slots", afflux_round, copies, role="ours"),
-    Contender(
-        "afflux, float32",
-        "the same on float32 updates",
-        fedbuff.afflux_round(),
-        role="ours",
-        traffic=fedbuff.traffic,
+    ours("afflux", "ops.apply on bfloat16 slots", afflux_round, copies),
+    ours("afflux, float32", "the same on float32 updates", fedbuff.afflux_round(), traffic=fedbuff.traffic),
+    plain(
+        "torch stack().mean",
+        "params + lr * torch.stack(updates).mean(0)",
+        on_tensors(stack_mean),
+        copies,
+        temporary=lambda m: m / 2 + 2,
+        caveat=IN_BFLOAT16,
+    ),
+    best(
+        "torch add_ loop",
+        "params.add_(u, alpha=lr * w) for each u",
+        on_tensors(add_loop),
+        copies,
+        caveat="float32 sums; overwrites params",
+    ),
+    best(
+        "torch mv",
+        "params.add_(torch.mv(U.T, w), alpha=lr), contiguous U",
+        on_tensors(mv),
+        copies,
+        temporary=0.5,
+        caveat=IN_BFLOAT16,
     ),
 ]
-
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch stack().mean",
-            "params + lr * torch.stack(updates).mean(0)",
-            on_tensors(stack_mean),
-            copies,
-            temporary=lambda d, m: 2 * d * m + 8 * d,
-            role="plain",
-            caveat=IN_BFLOAT16,
-        ),
-        Contender(
-            "torch add_ loop",
-            "params.add_(u, alpha=lr * w) for each u",
-            on_tensors(add_loop),
-            copies,
-            role="best",
-            caveat="float32 sums; overwrites params",
-        ),
-        Contender(
-            "torch mv",
-            "params.add_(torch.mv(U.T, w), alpha=lr), contiguous U",
-            on_tensors(mv),
-            copies,
-            temporary=lambda d, m: 2 * d,
-            role="best",
-            caveat=IN_BFLOAT16,
-        ),
-    ]
 
 
 def beside_float32(lines: list[Line]) -> None:

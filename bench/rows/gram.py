@@ -9,7 +9,7 @@ from afflux import ops
 from afflux.arrays.interop import on_host
 from bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
 from bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
-from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, best, extra, ours, plain
 from bench.spec.inputs import Inputs
 from bench.spec.optional_torch import Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -74,7 +74,7 @@ def in_batches(block: Tensor) -> Tensor:
 ONE_MATRIX = "needs one contiguous matrix; float32 sums"
 
 CONTENDERS = [
-    Contender("afflux", "ops.gram", afflux_round, role="ours"),
+    ours("afflux", "ops.gram", afflux_round),
     Contender(
         "numpy U @ U.T",
         "float32, on all cores",
@@ -83,31 +83,15 @@ CONTENDERS = [
         numpy=True,
         rest=REST_OF_OPENBLAS,
     ),
+    plain("torch U @ U.T", "float32", product(whole), caveat=ONE_MATRIX),
+    best("torch bmm", "float32, in batches of 1024 columns", product(in_batches), caveat=ONE_MATRIX),
+    extra(
+        "torch U @ U.T, float64",
+        "U.double() @ U.double().T",
+        product(lambda u: whole(u.double())),
+        temporary=lambda m: 2 * m,
+    ),
 ]
-
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch U @ U.T",
-            "float32",
-            product(whole),
-            role="plain",
-            caveat=ONE_MATRIX,
-        ),
-        Contender(
-            "torch bmm",
-            "float32, in batches of 1024 columns",
-            product(in_batches),
-            role="best",
-            caveat=ONE_MATRIX,
-        ),
-        Contender(
-            "torch U @ U.T, float64",
-            "U.double() @ U.double().T",
-            product(lambda u: whole(u.double())),
-            temporary=vector_bytes(lambda m: 2 * m),
-        ),
-    ]
 
 RELATIVE = Column("error / largest", lambda line: f"{line['error']['abs'] / line['error']['terms']:.1e}")
 

@@ -8,9 +8,8 @@ from bench.measure.library_probes import threaded
 from bench.rows.server import push
 from bench.spec.arrays import as_tensor
 from bench.spec.columns import ROLE, TIME, TIMES_OURS
-from bench.spec.contender import REST_OF_OPENBLAS, Contender, Round
+from bench.spec.contender import REST_OF_OPENBLAS, Contender, Round, best, ours, plain
 from bench.spec.inputs import Case, Float32, Inputs
-from bench.spec.optional_torch import torch
 from bench.spec.row import Asked, Row, one_case
 from bench.spec.streams import Streams
 
@@ -46,38 +45,32 @@ def numpy_careful(inputs: Inputs) -> Round:
 
 
 CONTENDERS = [
-    Contender("afflux", "ops.ingest", afflux_round, push.own, role="ours"),
-    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.own, caveat=push.ONLY_COPIES, numpy=True),
+    ours("afflux", "ops.ingest", afflux_round, push.slots),
+    Contender("numpy copyto", "np.copyto(slot, u)", numpy_copy, push.slots, caveat=push.ONLY_COPIES, numpy=True),
     Contender(
         "numpy, careful",
         "copyto, isfinite(slot).all(), linalg.norm(slot)",
         numpy_careful,
-        push.own,
-        temporary=lambda d, m: d,
+        push.slots,
+        temporary=0.25,
         numpy=True,
         rest=REST_OF_OPENBLAS,
     ),
+    plain(
+        "torch, careful",
+        "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
+        push.into_slots(push.torch_careful, as_tensor),
+        push.slots,
+        temporary=2,
+    ),
+    best(
+        "torch copy_",
+        "slot.copy_(u)",
+        push.into_slots(push.torch_copy, as_tensor, measured=False),
+        push.slots,
+        caveat=push.ONLY_COPIES,
+    ),
 ]
-
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch, careful",
-            "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
-            push.into_slots(push.torch_careful, as_tensor),
-            push.own,
-            temporary=lambda d, m: 8 * d,
-            role="plain",
-        ),
-        Contender(
-            "torch copy_",
-            "slot.copy_(u)",
-            push.into_slots(torch.Tensor.copy_, as_tensor, measured=False),
-            push.own,
-            role="best",
-            caveat=push.ONLY_COPIES,
-        ),
-    ]
 
 INGEST = Row(
     name="ingest",

@@ -14,7 +14,7 @@ from bench.rows import ca2fl
 from bench.rows.passes import applied
 from bench.spec.arrays import Conversion, as_tensor
 from bench.spec.columns import TIMED, Column
-from bench.spec.contender import Arrays, Contender, Round, ends, vector_bytes
+from bench.spec.contender import Arrays, Contender, Round, best, ends, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Tensor, torch
 from bench.spec.row import Row, one_case
@@ -160,43 +160,38 @@ def cached(
 
 
 def baselines(bits: int) -> list[Contender]:
-    if torch is None:
-        return []
     own = 2 if bits == 16 else 1
 
-    def kept(d: int, m: int) -> int:
-        return own * d * m + 4 * d
+    def kept(m: int) -> float:
+        return own * m / 4 + 1
 
     one_scale = "float32 h" if bits == 16 else "one scale a vector; codes of a byte; float32 h"
     found = [
-        Contender(
+        plain(
             "torch, client by client",
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
             cached(partial(Coder, bits)),
             kept,
-            vector_bytes(lambda m: 9),
-            role="plain",
+            9,
         ),
-        Contender(
+        best(
             "torch.compile",
             f"the same, compiled; {one_scale}",
             cached(partial(Coder, bits), compiled=True),
             kept,
-            vector_bytes(lambda m: 3),
-            role="best",
+            3,
             caveat="float32 sums; compiles for each M",
             compiles=True,
         ),
     ]
     if bits != 16:
         found.append(
-            Contender(
+            best(
                 "torch.compile, to nearest",
                 f"without random numbers, compiled; {one_scale}",
                 cached(partial(Coder, bits, nearest=True), compiled=True),
                 kept,
-                vector_bytes(lambda m: 3),
-                role="best",
+                3,
                 caveat="biased rows; float32 sums; compiles for each M",
                 compiles=True,
             )
@@ -218,12 +213,11 @@ def row(codec: Codec, bits: int) -> Row:
         reference=ca2fl.reference,
         cases=one_case,
         contenders=[
-            Contender(
+            ours(
                 "afflux",
                 f"ops.apply, {codec.name} rows in place, float64 sum",
                 afflux_round(codec),
-                kept=lambda d, m: m * codec.row_bytes(d) + 12 * d,
-                role="ours",
+                kept=lambda m: m * row_bytes(codec) / 4 + 3,
             ),
             *baselines(bits),
         ],

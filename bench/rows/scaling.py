@@ -1,6 +1,7 @@
 """The growth of the time of a round: proportional to d and M, independent of the number of clients N."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import ceil
@@ -10,7 +11,7 @@ from afflux.rules.presets.ca2fl import ca2fl as ca2fl_rule
 from bench.measure import machine
 from bench.rows import ca2fl, fedbuff
 from bench.spec.columns import BY_D, BY_M, BY_N, ERROR, ROLE, TIME, TIMES_OURS
-from bench.spec.contender import Contender, Round
+from bench.spec.contender import Round, ours
 from bench.spec.inputs import LR, Case, Inputs
 from bench.spec.row import Asked, Row
 from bench.spec.streams import Streams, Traffic, moved
@@ -71,27 +72,18 @@ def server_round(inputs: Inputs) -> Round:
 
 
 SCALING = [
-    Row(
-        name="scaling-d",
-        formula="fedbuff over d",
-        counted="4 d (M + 2), as fedbuff",
-        traffic=fedbuff.traffic,
-        reference=fedbuff.reference,
-        cases=over_d,
-        along="d",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *fedbuff.FEW_IN_TORCH],
-        columns=(BY_D, ROLE, *TIME, TIMES_OURS, ERROR),
-    ),
-    Row(
-        name="scaling-m",
-        formula="fedbuff over M",
-        counted="4 d (M + 2), as fedbuff",
-        traffic=fedbuff.traffic,
-        reference=fedbuff.reference,
-        cases=over_m,
-        along="m",
-        contenders=[Contender("afflux", "ops.apply", fedbuff.afflux_round(), role="ours"), *fedbuff.FEW_IN_TORCH],
-        columns=(BY_M, ROLE, *TIME, TIMES_OURS, ERROR),
+    *(
+        replace(
+            fedbuff.FEDBUFF,
+            name=f"scaling-{along}",
+            formula=f"fedbuff over {by_size.head}",
+            counted="4 d (M + 2), as fedbuff",
+            cases=cases,
+            along=along,
+            contenders=[ours("afflux", "ops.apply", fedbuff.afflux_round()), *fedbuff.FEW_IN_TORCH],
+            columns=(by_size, ROLE, *TIME, TIMES_OURS, ERROR),
+        )
+        for along, by_size, cases in (("d", BY_D, over_d), ("m", BY_M, over_m))
     ),
     Row(
         name="scaling-n",
@@ -101,11 +93,7 @@ SCALING = [
         reference=ca2fl.reference,
         cases=over_n,
         along="clients",
-        contenders=[
-            Contender(
-                "afflux", "Server.push, ca2fl", server_round, kept=lambda d, m: 4 * d * (SEEN + 2 * m + 10), role="ours"
-            )
-        ],
+        contenders=[ours("afflux", "Server.push, ca2fl", server_round, kept=lambda m: SEEN + 2 * m + 10)],
         columns=(BY_N, *TIME, ERROR),
     ),
 ]

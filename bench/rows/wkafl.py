@@ -19,7 +19,7 @@ from afflux.rules.rule import Arrivals, InnerSweep, Weights
 from bench.rows import gram
 from bench.rows.references import weighted_sum
 from bench.spec.arrays import Conversion, Vector, as_cupy, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, best, ours, plain
 from bench.spec.inputs import LR, Float64, Inputs, Int64
 from bench.spec.optional_torch import Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -166,7 +166,7 @@ def client_by_client(params: Tensor, gradients: list[Tensor], last: Tensor, trus
     return params - LR * direction, estimate, shares * torch.stack(clips)
 
 
-def plain(inputs: Inputs) -> Round:
+def eager(inputs: Inputs) -> Round:
     convert = inputs.place.tensor
     params = [convert(p) for p in inputs.params]
     gradients = [[convert(g) for g in block] for block in inputs.updates]
@@ -285,45 +285,31 @@ def traffic(m: int) -> Traffic:
 IN_FLOAT32 = "needs one contiguous matrix; float32 products and sums; uses our weights"
 
 CONTENDERS = [
-    Contender("afflux", "ops.inner, CosineSelection, ops.apply", two_sweeps, vector_bytes(lambda m: 1), role="ours"),
-    Contender(
-        "afflux inner",
-        "the first sweep alone",
-        first_sweep,
-        vector_bytes(lambda m: 1),
-        role="ours",
-        traffic=lambda m: traffic(m)[:1],
+    ours("afflux", "ops.inner, CosineSelection, ops.apply", two_sweeps, 1),
+    ours("afflux inner", "the first sweep alone", first_sweep, 1, traffic=lambda m: traffic(m)[:1]),
+    plain(
+        "torch, client by client",
+        "g + alpha e, norm, clip, cosine_similarity, softmax, sum(p * g), eager",
+        eager,
+        1,
+        lambda m: m + 6,
+    ),
+    best(
+        "torch bmm, mm",
+        "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
+        products(in_torch),
+        3,
+        caveat=IN_FLOAT32,
+    ),
+    best(
+        "torch.compile",
+        "each product and both sums elementwise, compiled; our weights",
+        products(compiled),
+        3,
+        caveat=f"{IN_FLOAT32}; compiles for each M",
+        compiles=True,
     ),
 ]
-
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch, client by client",
-            "g + alpha e, norm, clip, cosine_similarity, softmax, sum(p * g), eager",
-            plain,
-            vector_bytes(lambda m: 1),
-            vector_bytes(lambda m: m + 6),
-            role="plain",
-        ),
-        Contender(
-            "torch bmm, mm",
-            "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
-            products(in_torch),
-            vector_bytes(lambda m: 3),
-            role="best",
-            caveat=IN_FLOAT32,
-        ),
-        Contender(
-            "torch.compile",
-            "each product and both sums elementwise, compiled; our weights",
-            products(compiled),
-            vector_bytes(lambda m: 3),
-            role="best",
-            caveat=f"{IN_FLOAT32}; compiles for each M",
-            compiles=True,
-        ),
-    ]
 
 WKAFL = Row(
     name="wkafl",

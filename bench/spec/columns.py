@@ -47,7 +47,7 @@ COMPILING = number("compile s", "compile_seconds", ".1f")
 ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
 ULP = Column("ulp", lambda line: of_output(line, "ulp", ".3g"))
 TIMED = (ROLE, *TIME, TIMES_OURS, COMPILING, ERROR, ULP)
-#: The columns of rows that time one update with its share of the round; the rows compute `us`.
+#: The columns of rows that time one update with its share of the round.
 UPDATE = (
     number("us an update", "us", ".1f"),
     Column("min .. max", lambda line: " .. ".join(f"{1e6 * line[end] / line['m']:.1f}" for end in ("min", "max"))),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from afflux.arrays.interop import on_host
 from bench.spec.arrays import Vector
 from bench.spec.inputs import Inputs
+from bench.spec.libraries import absent
 from bench.spec.streams import Traffic
 
 #: ours: afflux; plain: the papers' formula in torch; best: the fastest torch code; peer: another framework; or empty
@@ -35,17 +37,12 @@ class Round:
     prepare: Callable[[int], object] = unprepared  #: called before each run, and not timed
 
 
-def nothing(d: int, m: int) -> int:
-    return 0
+#: a number of float32 vectors (d,), or its function of M
+Vectors = float | Callable[[int], float]
 
 
-def vector_bytes(count: Callable[[int], int]) -> Callable[[int, int], int]:
-    """Return a function of (d, M): the bytes of count(M) float32 vectors."""
-    return lambda d, m: 4 * d * count(m)
-
-
-def here() -> None:
-    return None
+def count(vectors: Vectors, m: int) -> float:
+    return vectors(m) if callable(vectors) else vectors
 
 
 @dataclass(frozen=True)
@@ -55,15 +52,34 @@ class Contender:
     name: str
     what: str
     make: Callable[[Inputs], Round]
-    kept: Callable[[int, int], int] = nothing  #: bytes of its own state, a function of (d, M)
-    temporary: Callable[[int, int], int] = nothing  #: bytes that a round allocates and frees
-    role: Role = ""
+    kept: Vectors = 0  #: its own state
+    temporary: Vectors = 0  #: what a round allocates and frees
     caveat: str = ""  #: its requirements and omissions in comparison with afflux; for "where we lose"
+    role: Role = ""
+    modules: tuple[str, ...] = ()  #: modules of other libraries; imported only if its row runs
     traffic: Callable[[int], Traffic] | None = None  #: of M, if its streams are not the row's
     rest: float = REST  #: seconds of rest before the next contender's turn
     numpy: bool = False  #: runs on NumPy arrays, so only on the host
     compiles: bool = False  #: its first run compiles for a long time, so it runs only with --compile
-    absent: Callable[[], str | None] = here  #: returns the reason why it cannot run here; called only if its row runs
+    requirement: Callable[[], str | None] = lambda: None  #: returns another reason why it cannot run here
+
+    def kept_bytes(self, d: int, m: int) -> int:
+        return int(4 * d * count(self.kept, m))
+
+    def temporary_bytes(self, d: int, m: int) -> int:
+        return int(4 * d * count(self.temporary, m))
+
+    def absent(self) -> str | None:
+        """Return the reason why it cannot run here; None if it can."""
+        return absent(*self.modules) or self.requirement()
+
+
+TORCH = ("torch",)
+ours = partial(Contender, role="ours")
+plain, best = (partial(Contender, role=role, modules=TORCH) for role in ("plain", "best"))
+peer = partial(Contender, role="peer")
+#: another contender of torch
+extra = partial(Contender, modules=TORCH)
 
 
 def ends(array: Vector, size: int) -> npt.NDArray[Any]:

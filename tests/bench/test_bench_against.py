@@ -35,6 +35,7 @@ def checkout(tmp_path):
     shutil.copytree(ENGINE.parent, package, ignore=ignored)
     shutil.copy(ENGINE, package)
     shutil.copytree(ROOT / "bench", tmp_path / "old" / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    (tmp_path / "old" / "tests").symlink_to(ROOT / "tests")
     return tmp_path / "old"
 
 
@@ -134,7 +135,7 @@ def test_this_build_against_itself(tmp_path):
         ({"against": Path(__file__).parent}, "no built extension"),
         ({"against": ENGINE, "compiled": True}, "does not go with --compile"),
         ({"against": ENGINE, "picture_path": Path("x.png")}, "does not go with --picture"),
-        ({"against": ENGINE, "device": "cuda"}, "compares on the CPU"),
+        ({"against": ENGINE, "device": "cuda"}, "does not go with --device"),
         ({"against": ENGINE, "rows": "fedbuf"}, "unknown: fedbuf"),
     ],
 )

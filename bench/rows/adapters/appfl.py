@@ -4,13 +4,12 @@ from itertools import count
 from typing import Any
 
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.find import absent, find
+from bench.rows.peers.means import APPFL_MODULES
 from bench.rows.peers.models import Model, appfl, flat, model_of, models_of, of
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, ours, peer
 from bench.spec.inputs import Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
-
-APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
 
 
 def by_adapter(inputs: Inputs) -> Round:
@@ -44,29 +43,25 @@ def by_adapter(inputs: Inputs) -> Round:
     return Round(run, before, lambda made: {"params": flat(made)})  # type: ignore[arg-type]
 
 
-CONTENDERS: list[Contender] = []
-if torch is not None:
-    of_appfl: Any = of(appfl)
-    CONTENDERS = [
-        Contender(
-            "afflux",
-            "M x AffluxAggregator.aggregate, the last with the round",
-            by_adapter,
-            vector_bytes(lambda m: m + 4),
-            temporary=vector_bytes(lambda m: 2),
-            role="ours",
-            absent=lambda: absent(*APPFL_MODULES),
-        ),
-        Contender(
-            "appfl, no gc",
-            "M x FedBuffAggregator.aggregate, gc.collect doing nothing",
-            of_appfl,
-            kept=vector_bytes(lambda m: 4),
-            temporary=vector_bytes(lambda m: 3),
-            role="peer",
-            caveat="checks nothing; float32 sums",
-            absent=lambda: absent(*APPFL_MODULES),
-        ),
-    ]
+of_appfl: Any = of(appfl)
+CONTENDERS = [
+    ours(
+        "afflux",
+        "M x AffluxAggregator.aggregate, the last with the round",
+        by_adapter,
+        lambda m: m + 4,
+        temporary=2,
+        modules=APPFL_MODULES,
+    ),
+    peer(
+        "appfl, no gc",
+        "M x FedBuffAggregator.aggregate, gc.collect doing nothing",
+        of_appfl,
+        kept=4,
+        temporary=3,
+        caveat="checks nothing; float32 sums",
+        modules=APPFL_MODULES,
+    ),
+]
 
 APPFL_ADAPTER = adapter_row("appfl", "from M models of 20 tensors to the next model for each client", CONTENDERS)

@@ -6,10 +6,10 @@ from typing import Any
 
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.find import absent, find
 from bench.rows.peers.models import Model, flat, model_of, models_of, of
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, ours, peer
 from bench.spec.inputs import Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 
 FLGO_MODULES = ("torch", "flgo.algorithm.asyncbase", "flgo.algorithm.fedbuff")
@@ -111,35 +111,30 @@ def average(inputs: Inputs, params: Model) -> Any:
     return list, lambda models: mean(models, weights)
 
 
-CONTENDERS: list[Contender] = []
-if torch is not None:
-    CONTENDERS = [
-        Contender(
-            "afflux",
-            "M x AffluxServer.open_task, M x package_handler, the last with the round",
-            by_adapter,
-            vector_bytes(lambda m: m + 4),
-            role="ours",
-            absent=lambda: absent(*FLGO_MODULES),
-        ),
-        Contender(
-            "flgo, FedBuff",
-            "M x fedbuff.Server.package_handler, the last with the round",
-            by_fedbuff,
-            temporary=vector_bytes(lambda m: 6),
-            role="peer",
-            caveat="of updates: the clients have subtracted; checks nothing; float32 sums",
-            absent=lambda: absent(*FLGO_MODULES),
-        ),
-        Contender(
-            "flgo, average",
-            "_modeldict_weighted_average(models, weights)",
-            of(average),
-            temporary=vector_bytes(lambda m: 2),
-            role="peer",
-            caveat="of models: subtracts and adds nothing; checks nothing; float32 sums",
-            absent=lambda: absent(*FLGO_MODULES),
-        ),
-    ]
+CONTENDERS = [
+    ours(
+        "afflux",
+        "M x AffluxServer.open_task, M x package_handler, the last with the round",
+        by_adapter,
+        lambda m: m + 4,
+        modules=FLGO_MODULES,
+    ),
+    peer(
+        "flgo, FedBuff",
+        "M x fedbuff.Server.package_handler, the last with the round",
+        by_fedbuff,
+        temporary=6,
+        caveat="of updates: the clients have subtracted; checks nothing; float32 sums",
+        modules=FLGO_MODULES,
+    ),
+    peer(
+        "flgo, average",
+        "_modeldict_weighted_average(models, weights)",
+        of(average),
+        temporary=2,
+        caveat="of models: subtracts and adds nothing; checks nothing; float32 sums",
+        modules=FLGO_MODULES,
+    ),
+]
 
 FLGO_ADAPTER = adapter_row("flgo", "from M models of 20 tensors to FLGo's next model", CONTENDERS)

@@ -4,14 +4,13 @@ from typing import Any
 
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.find import absent, find
+from bench.rows.peers.means import FLOWER_MODULES
 from bench.rows.peers.models import Model, flat, flower, model_of, models_of, of
 from bench.spec.arrays import Vector
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, ours, peer
 from bench.spec.inputs import Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
-
-FLOWER_MODULES = ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils")
 
 
 def flat_of(record: Any) -> Vector:
@@ -114,41 +113,31 @@ def by_fedavg(inputs: Inputs) -> Round:
     return Round(run, before, lambda record: {"params": flat_of(record)})
 
 
-CONTENDERS: list[Contender] = []
-if torch is not None:
-
-    def flower_record(inputs: Inputs) -> Round:
-        made: Round = of(flowers_own)(inputs)
-        return Round(made.run, made.before, lambda record: {"params": flat_of(record)})
-
-    CONTENDERS = [
-        Contender(
-            "afflux",
-            "AsyncStrategy: M replies taken in, a step with its metrics, the next ArrayRecord",
-            by_adapter,
-            vector_bytes(lambda m: m + 4),
-            temporary=vector_bytes(lambda m: 2),
-            role="ours",
-            absent=lambda: absent(*FLOWER_MODULES),
-        ),
-        Contender(
-            "flower",
-            "aggregate_arrayrecords(replies)",
-            flower_record,
-            temporary=vector_bytes(lambda m: 2 * m + 4),
-            role="peer",
-            caveat="of models: subtracts and adds nothing; checks nothing; float32 sums; no metrics",
-            absent=lambda: absent(*FLOWER_MODULES),
-        ),
-        Contender(
-            "flower, FedAvg",
-            "FedAvg.aggregate_train(step, replies)",
-            by_fedavg,
-            temporary=vector_bytes(lambda m: 2 * m + 4),
-            role="peer",
-            caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
-            absent=lambda: absent(*FLOWER_MODULES),
-        ),
-    ]
+CONTENDERS = [
+    ours(
+        "afflux",
+        "AsyncStrategy: M replies taken in, a step with its metrics, the next ArrayRecord",
+        by_adapter,
+        lambda m: m + 4,
+        temporary=2,
+        modules=FLOWER_MODULES,
+    ),
+    peer(
+        "flower",
+        "aggregate_arrayrecords(replies)",
+        of(flowers_own, flat_of),
+        temporary=lambda m: 2 * m + 4,
+        caveat="of models: subtracts and adds nothing; checks nothing; float32 sums; no metrics",
+        modules=FLOWER_MODULES,
+    ),
+    peer(
+        "flower, FedAvg",
+        "FedAvg.aggregate_train(step, replies)",
+        by_fedavg,
+        temporary=lambda m: 2 * m + 4,
+        caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
+        modules=FLOWER_MODULES,
+    ),
+]
 
 FLOWER_ADAPTER = adapter_row("flower", "from the bytes of M replies of 20 arrays to the next ArrayRecord", CONTENDERS)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.find import absent, find
 from bench.rows.peers.models import LAPS, Model, model_of, of
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, ours, peer
 from bench.spec.inputs import Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 
 MODULES = ("torch", "nvflare.collab")
@@ -120,14 +120,6 @@ def helper(kind: Callable[[Model], Model]) -> Any:
     return step
 
 
-def as_arrays(make: Callable[[Inputs], Round]) -> Callable[[Inputs], Round]:
-    def made(inputs: Inputs) -> Round:
-        of_tensors = make(inputs)
-        return Round(of_tensors.run, of_tensors.before, lambda model: {"params": flat_of(model)})
-
-    return made
-
-
 def edge(inputs: Inputs) -> Round:
     """Return a contender that runs NVFlare's manager of models for devices.
 
@@ -171,70 +163,55 @@ def edge(inputs: Inputs) -> Round:
 MEAN = "checks nothing; float32 sums"
 HELPER_MODULES = ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper")
 EDGE_MODULES = ("torch", "nvflare.edge.assessors.buff_model_manager", "nvflare.edge.mud", "nvflare.apis.dxo")
-CONTENDERS: list[Contender] = []
-if torch is not None:
-    CONTENDERS = [
-        Contender(
-            "afflux",
-            "AsyncServer: M clients assigned, their results of tensors taken in, the next state_dict made",
-            by_adapter(as_they_are),
-            vector_bytes(lambda m: m + 4),
-            role="ours",
-            absent=lambda: absent(*MODULES),
-        ),
-        Contender(
-            "afflux, ndarrays",
-            "the same of NumPy's arrays",
-            by_adapter(arrays_of),
-            vector_bytes(lambda m: m + 4),
-            role="ours",
-            absent=lambda: absent(*MODULES),
-        ),
-        Contender(
-            "afflux, deltas",
-            "the same of NumPy's arrays, which hold what clients added",
-            by_adapter(arrays_of, deltas=True),
-            vector_bytes(lambda m: m + 4),
-            temporary=vector_bytes(lambda m: 2 * m),
-            role="ours",
-            absent=lambda: absent(*MODULES),
-        ),
-        Contender(
-            "nvflare, example",
-            "y - x for each, their weighted sum, its mean added to x, a copy for the clients: its example of FedBuff",
-            of(example),
-            temporary=vector_bytes(lambda m: m + 5),
-            role="peer",
-            caveat=f"written after its example, without its logs and its collection of garbage; {MEAN}",
-            absent=lambda: absent(*MODULES),
-        ),
-        Contender(
-            "nvflare, edge",
-            "BuffModelManager.process_updates of M deltas; the next model in lists",
-            edge,
-            temporary=vector_bytes(lambda m: 20),
-            role="peer",
-            caveat=f"of deltas, beside afflux's of deltas; makes lists of Python's floats; {MEAN}",
-            absent=lambda: absent(*EDGE_MODULES),
-        ),
-        Contender(
-            "nvflare, helper, tensors",
-            "WeightedAggregationHelper.add each, get_result()",
-            of(helper(as_they_are)),
-            temporary=vector_bytes(lambda m: 1),
-            role="peer",
-            caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
-            absent=lambda: absent(*HELPER_MODULES),
-        ),
-        Contender(
-            "nvflare, helper, ndarrays",
-            "the same of NumPy's arrays",
-            as_arrays(of(helper(arrays_of))),
-            temporary=vector_bytes(lambda m: 3),
-            role="peer",
-            caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
-            absent=lambda: absent(*HELPER_MODULES),
-        ),
-    ]
+CONTENDERS = [
+    ours(
+        "afflux",
+        "AsyncServer: M clients assigned, their results of tensors taken in, the next state_dict made",
+        by_adapter(as_they_are),
+        lambda m: m + 4,
+        modules=MODULES,
+    ),
+    ours("afflux, ndarrays", "the same of NumPy's arrays", by_adapter(arrays_of), lambda m: m + 4, modules=MODULES),
+    ours(
+        "afflux, deltas",
+        "the same of NumPy's arrays, which hold what clients added",
+        by_adapter(arrays_of, deltas=True),
+        lambda m: m + 4,
+        temporary=lambda m: 2 * m,
+        modules=MODULES,
+    ),
+    peer(
+        "nvflare, example",
+        "y - x for each, their weighted sum, its mean added to x, a copy for the clients: its example of FedBuff",
+        of(example),
+        temporary=lambda m: m + 5,
+        caveat=f"written after its example, without its logs and its collection of garbage; {MEAN}",
+        modules=MODULES,
+    ),
+    peer(
+        "nvflare, edge",
+        "BuffModelManager.process_updates of M deltas; the next model in lists",
+        edge,
+        temporary=20,
+        caveat=f"of deltas, beside afflux's of deltas; makes lists of Python's floats; {MEAN}",
+        modules=EDGE_MODULES,
+    ),
+    peer(
+        "nvflare, helper, tensors",
+        "WeightedAggregationHelper.add each, get_result()",
+        of(helper(as_they_are)),
+        temporary=1,
+        caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
+        modules=HELPER_MODULES,
+    ),
+    peer(
+        "nvflare, helper, ndarrays",
+        "the same of NumPy's arrays",
+        of(helper(arrays_of), flat_of),
+        temporary=3,
+        caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
+        modules=HELPER_MODULES,
+    ),
+]
 
 NVFLARE_ADAPTER = adapter_row("nvflare", "from M results of 20 arrays to the next model that can be sent", CONTENDERS)

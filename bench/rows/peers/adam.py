@@ -8,19 +8,21 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from afflux import ops
 from afflux.rules.presets.fedopt import BETA1, BETA2, EPSILON
-from bench.rows.peers.find import absent, find
-from bench.rows.peers.means import FlowerRecords, NVFlare, Pfl, module
+from bench.rows.peers import means
+from bench.rows.peers.means import APPFL_MODULES, NVFLARE_MODULES, PFL_MODULES, module
 from bench.rows.peers.rounds import containers, examples, weights
 from bench.rows.references import adaptive_step, weighted_sum
 from bench.spec.arrays import HOST
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Round, best, ours, peer, plain
 from bench.spec.inputs import LR, Float32, Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 from bench.spec.row import Exact
 
@@ -117,7 +119,7 @@ def fused(inputs: Inputs) -> Ready:
 
 def nvflare(inputs: Inputs) -> Ready:
     """Return the step of NVFlare's FedOpt, without the workflow around it."""
-    peer = NVFlare(inputs.d, inputs.m, tensors=True)
+    peer = means.nvflare(inputs.d, inputs.m, tensors=True)
     prebuilt = [containers(peer, block, inputs.m) for block in inputs.updates]
     generator = find("nvflare.app_opt.pt.fedopt").PTFedOptModelShareableGenerator({"path": "torch.optim.Adam"})
     (m, v), generator.model, generator.device = moments(inputs), own_module(inputs), torch.device("cpu")
@@ -131,7 +133,7 @@ def nvflare(inputs: Inputs) -> Ready:
 
 
 def pfl(inputs: Inputs) -> Ready:
-    peer = Pfl(inputs.d, inputs.m)
+    peer = means.pfl(inputs.d, inputs.m)
     prebuilt = [containers(peer, block, inputs.m) for block in inputs.updates]
     model, (m, v) = own_module(inputs), moments(inputs)
     model.loss = model.metrics = None  # required attributes, for training and evaluation
@@ -154,7 +156,7 @@ def flower(inputs: Inputs) -> Ready:
 
     The result, a record, is unpacked as in the next round.
     """
-    peer = FlowerRecords(inputs.d, inputs.m)
+    peer = means.flower_records(inputs.d, inputs.m)
     prebuilt = [[Reply(content) for content in containers(peer, block, inputs.m)] for block in inputs.updates]
     logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise it logs each round
     options = {"eta": LR, "beta_1": BETA1, "beta_2": BETA2, "tau": EPSILON}
@@ -186,90 +188,44 @@ def appfl(inputs: Inputs) -> Ready:
     )
 
 
-def entrant(
-    name: str,
-    what: str,
-    make: Callable[[Inputs], Ready],
-    modules: tuple[str, ...],
-    kept: int,
-    temporary: int,
-    *,
-    models: bool = False,
-    contained: bool = False,
-) -> Contender:
-    """Return the contender of a peer.
+from_models = partial(stepping, models=True)
+SUMS = "float32 sums"
+FEDOPT = (*NVFLARE_MODULES, "nvflare.app_opt.pt.fedopt")
+FLWR = ("torch", "flwr.app", "flwr.serverapp.strategy")
+ADAM = "PyTorchModel.apply_model_update with torch.optim.Adam"
 
-    `kept` and `temporary` count vectors. `contained`: the containers are copies of the input sets.
-    """
-    return Contender(
-        name,
-        what,
-        stepping(make, models=models),
-        vector_bytes(lambda m: kept + 2 * m * contained),
-        vector_bytes(lambda m: temporary),
-        role="peer",
-        caveat="float32 sums",
-        absent=lambda: absent(*modules),
-    )
+
+def with_containers(m: int) -> int:
+    """Return four vectors, and containers that are copies of both input sets."""
+    return 4 + 2 * m
 
 
 CONTENDERS = [
-    Contender("afflux", "ops.apply, all in place", stepping(afflux_step), vector_bytes(lambda m: 3), role="ours")
-]
-if torch is not None:
-    CONTENDERS += [
-        Contender(
-            "torch stack().mean",
-            "m, v = ..., params + lr * m / (sqrt(v) + eps), eager, unweighted",
-            stepping(eager, weighted=False),
-            vector_bytes(lambda m: 3),
-            vector_bytes(lambda m: m + 6),
-            role="plain",
-        ),
-        Contender(
-            "torch fused Adam",
-            "mv, then torch.optim.Adam(fused=True)",
-            stepping(fused),
-            vector_bytes(lambda m: 4),
-            role="best",
-            caveat="needs one contiguous matrix; float32 throughout",
-        ),
-    ]
-CONTENDERS += [
-    entrant(
+    ours("afflux", "ops.apply, all in place", stepping(afflux_step), 3),
+    plain(
+        "torch stack().mean",
+        "m, v = ..., params + lr * m / (sqrt(v) + eps), eager, unweighted",
+        stepping(eager, weighted=False),
+        3,
+        lambda m: m + 6,
+    ),
+    best(
+        "torch fused Adam",
+        "mv, then torch.optim.Adam(fused=True)",
+        stepping(fused),
+        4,
+        caveat="needs one contiguous matrix; float32 throughout",
+    ),
+    peer(
         "nvflare",
         "WeightedAggregationHelper, PTFedOptModelShareableGenerator.server_update",
-        nvflare,
-        ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper", "nvflare.app_opt.pt.fedopt"),
+        stepping(nvflare),
         4,
         5,
+        SUMS,
+        modules=FEDOPT,
     ),
-    entrant(
-        "pfl",
-        "SumAggregator, PyTorchModel.apply_model_update with torch.optim.Adam",
-        pfl,
-        ("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base"),
-        4,
-        5,
-        contained=True,
-    ),
-    entrant(
-        "flower, records",
-        "FedAdam.aggregate_train",
-        flower,
-        ("torch", "flwr.app", "flwr.serverapp.strategy"),
-        4,
-        12,
-        models=True,
-        contained=True,
-    ),
-    entrant(
-        "appfl",
-        "FedAdamAggregator.aggregate",
-        appfl,
-        ("torch", "omegaconf", "appfl.algorithm.aggregator"),
-        4,
-        6,
-        models=True,
-    ),
+    peer("pfl", f"SumAggregator, {ADAM}", stepping(pfl), with_containers, 5, SUMS, modules=PFL_MODULES),
+    peer("flower, records", "FedAdam.aggregate_train", from_models(flower), with_containers, 12, SUMS, modules=FLWR),
+    peer("appfl", "FedAdamAggregator.aggregate", from_models(appfl), 4, 6, SUMS, modules=APPFL_MODULES),
 ]

@@ -6,31 +6,34 @@ and the longest sweeps. Containers are views of the client's vector wherever the
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 from unittest import mock
 
-from bench.rows.peers.find import find
 from bench.spec.arrays import HOST
-from bench.spec.contender import nothing, vector_bytes
+from bench.spec.contender import TORCH, Vectors
 from bench.spec.inputs import Float32
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 
 Containers = list[Any]
-Bytes = Callable[[int, int], int]
 
 
-class Mean(Protocol):
-    """A peer, prepared for M vectors (d,)."""
+def only_array(result: Any) -> Any:
+    return result["w"]
 
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        """Return the peer's container of one client's vector and weight."""
 
-    def mean(self, clients: Containers) -> Any:
-        """Call the peer's function, which computes sum_i examples_i u_i / sum_i examples_i."""
+@dataclass(frozen=True)
+class Mean:
+    """The functions of a peer, prepared for M vectors (d,)."""
 
-    def array(self, result: Any) -> Any:
-        """Return the mean as an array or tensor, from the result of `mean`."""
+    #: (client, vector, number of examples): returns the peer's container of them
+    contain: Callable[[int, Float32, int], Any]
+    #: calls the peer's function of M containers, which computes sum_i examples_i u_i / sum_i examples_i
+    mean: Callable[[Containers], Any]
+    array: Callable[[Any], Any] = only_array  #: returns the mean as an array or tensor, from the result of `mean`
 
 
 def shares(clients: Containers) -> list[float]:
@@ -39,114 +42,77 @@ def shares(clients: Containers) -> list[float]:
     return [examples / total for *_, examples in clients]
 
 
-class NVFlare:
-    """NVFlare's mean. It adds tensors in place, other arrays out of place, and computes the weights itself."""
+def nvflare(d: int, m: int, tensors: bool) -> Mean:
+    """Return NVFlare's mean. It adds tensors in place, other arrays out of place, and computes the weights itself."""
+    helper = find("nvflare.app_common.aggregators.weighted_aggregation_helper").WeightedAggregationHelper()
 
-    def __init__(self, d: int, m: int, tensors: bool) -> None:
-        aggregators = find("nvflare.app_common.aggregators.weighted_aggregation_helper")
-        self.helper = aggregators.WeightedAggregationHelper()
-        self.tensors = tensors
+    def contain(client: int, vector: Float32, examples: int) -> Any:
+        return f"client {client}", {"w": torch.from_numpy(vector) if tensors else vector}, examples
 
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        return f"client {client}", {"w": torch.from_numpy(vector) if self.tensors else vector}, examples
-
-    def mean(self, clients: Containers) -> Any:
+    def mean(clients: Containers) -> Any:
         for name, data, examples in clients:
-            self.helper.add(data, examples, name, 0)
-        return self.helper.get_result()
+            helper.add(data, examples, name, 0)
+        return helper.get_result()
 
-    def array(self, result: Any) -> Any:
-        return result["w"]
+    return Mean(contain, mean)
 
 
-class Pfl:
-    """The mean of pfl. Clients multiply their statistics by the weights where they train, which is not timed."""
+def pfl(d: int, m: int) -> Mean:
+    """Return the mean of pfl. Clients multiply their statistics by the weights where they train, which is not timed."""
+    find("pfl.model.pytorch")  # this import selects torch as the framework
+    statistics_of = find("pfl.stats").MappedVectorStatistics
+    aggregator = find("pfl.aggregate.base").SumAggregator()
 
-    def __init__(self, d: int, m: int) -> None:
-        find("pfl.model.pytorch")  # this import selects torch as the framework
-        self.statistics = find("pfl.stats").MappedVectorStatistics
-        self.aggregator = find("pfl.aggregate.base").SumAggregator()
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
+    def contain(client: int, vector: Float32, examples: int) -> Any:
         if examples == 1:
-            return self.statistics({"w": torch.from_numpy(vector)}, 1.0)
-        weighted = self.statistics({"w": torch.from_numpy(HOST.copied(vector))}, 1.0)
+            return statistics_of({"w": torch.from_numpy(vector)}, 1.0)
+        weighted = statistics_of({"w": torch.from_numpy(HOST.copied(vector))}, 1.0)
         weighted.reweight(float(examples))
         return weighted
 
-    def mean(self, clients: Containers) -> Any:
+    def mean(clients: Containers) -> Any:
         accumulated: Any = None
         for statistics in clients:
-            accumulated = self.aggregator.accumulate(accumulated=accumulated, user_stats=statistics)
+            accumulated = aggregator.accumulate(accumulated=accumulated, user_stats=statistics)
         accumulated.average()
         return accumulated
 
-    def array(self, result: Any) -> Any:
-        return result["w"]
+    return Mean(contain, mean)
 
 
-class Flower:
-    """The aggregation of Flower's strategies on lists of arrays."""
-
-    def __init__(self, d: int, m: int) -> None:
-        self.aggregate = find("flwr.server.strategy.aggregate").aggregate
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        return [vector], examples
-
-    def mean(self, clients: Containers) -> Any:
-        return self.aggregate(clients)
-
-    def array(self, result: Any) -> Any:
-        return result[0]
+def flower(d: int, m: int) -> Mean:
+    """Return the aggregation of Flower's strategies on lists of arrays."""
+    aggregate = find("flwr.server.strategy.aggregate").aggregate
+    return Mean(lambda client, vector, examples: ([vector], examples), aggregate, lambda result: result[0])
 
 
-class FlowerRecords:
-    """The aggregation of Flower's message-based strategies; a record holds the bytes of an .npy file."""
+def flower_records(d: int, m: int) -> Mean:
+    """Return the aggregation of Flower's message-based strategies; a record holds the bytes of an .npy file."""
+    app, key = find("flwr.app"), "num-examples"
+    aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
 
-    KEY = "num-examples"
+    def contain(client: int, vector: Float32, examples: int) -> Any:
+        arrays = app.ArrayRecord({"w": app.Array(vector)})
+        return app.RecordDict({"arrays": arrays, "metrics": app.MetricRecord({key: examples})})
 
-    def __init__(self, d: int, m: int) -> None:
-        self.app = find("flwr.app")
-        self.aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        arrays = self.app.ArrayRecord({"w": self.app.Array(vector)})
-        return self.app.RecordDict({"arrays": arrays, "metrics": self.app.MetricRecord({self.KEY: examples})})
-
-    def mean(self, clients: Containers) -> Any:
-        return self.aggregate(clients, self.KEY)
-
-    def array(self, result: Any) -> Any:
-        return result["w"].numpy()
+    return Mean(contain, lambda clients: aggregate(clients, key), lambda result: result["w"].numpy())
 
 
-class FLGo:
-    def __init__(self, d: int, m: int) -> None:
-        self.average = find("flgo.utils.fmodule")._modeldict_weighted_average
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        return {"w": torch.from_numpy(vector)}, examples
-
-    def mean(self, clients: Containers) -> Any:
-        return self.average([model for model, _ in clients], shares(clients))
-
-    def array(self, result: Any) -> Any:
-        return result["w"]
+def flgo(d: int, m: int) -> Mean:
+    average = find("flgo.utils.fmodule")._modeldict_weighted_average
+    return Mean(
+        lambda client, vector, examples: ({"w": torch.from_numpy(vector)}, examples),
+        lambda clients: average([model for model, _ in clients], shares(clients)),
+    )
 
 
-class FedLab:
-    def __init__(self, d: int, m: int) -> None:
-        self.average = find("fedlab.utils.aggregator").Aggregators.fedavg_aggregate
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        return torch.from_numpy(vector), examples
-
-    def mean(self, clients: Containers) -> Any:
-        return self.average([vector for vector, _ in clients], [examples for _, examples in clients])
-
-    def array(self, result: Any) -> Any:
-        return result
+def fedlab(d: int, m: int) -> Mean:
+    average = find("fedlab.utils.aggregator").Aggregators.fedavg_aggregate
+    return Mean(
+        lambda client, vector, examples: (torch.from_numpy(vector), examples),
+        lambda clients: average(*map(list, zip(*clients, strict=True))),
+        lambda result: result,
+    )
 
 
 def module(values: Any, *, trained: bool = False) -> Any:
@@ -156,56 +122,48 @@ def module(values: Any, *, trained: bool = False) -> Any:
     return made
 
 
-class Fluke:
-    """The mean of fluke, which moves a target towards the mean; here the target becomes the mean."""
-
-    def __init__(self, d: int, m: int) -> None:
-        self.aggregate = find("fluke.utils.model").aggregate_models
-        self.target = module(torch.zeros(d))
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        return module(torch.from_numpy(vector)), examples
-
-    def mean(self, clients: Containers) -> Any:
-        return self.aggregate(self.target, [model for model, _ in clients], shares(clients), eta=1.0)
-
-    def array(self, result: Any) -> Any:
-        return result.w.data
+def fluke(d: int, m: int) -> Mean:
+    """Return the mean of fluke, which moves a target towards the mean; here the target becomes the mean."""
+    aggregate, target = find("fluke.utils.model").aggregate_models, module(torch.zeros(d))
+    return Mean(
+        lambda client, vector, examples: (module(torch.from_numpy(vector)), examples),
+        lambda clients: aggregate(target, [model for model, _ in clients], shares(clients), eta=1.0),
+        lambda result: result.w.data,
+    )
 
 
-class APPFL:
-    """The mean of APPFL, which computes x + sum_i w_i (y_i - x) with its own x.
+def appfl_aggregator(model: Any, m: int, optimize_memory: bool = False) -> Any:
+    options = {"K": m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": optimize_memory}
+    config = find("omegaconf").OmegaConf.create(options)
+    return find("appfl.algorithm.aggregator").FedBuffAggregator(model, config)
+
+
+def without_collections() -> Any:
+    """Return a context in which gc.collect does nothing."""
+    return mock.patch.object(gc, "collect", return_value=0)
+
+
+def appfl(d: int, m: int, optimize_memory: bool = False, collecting: bool = True) -> Mean:
+    """Return the mean of APPFL, which computes x + sum_i w_i (y_i - x) with its own x.
 
     If the sum of the weights is 1, the result is the mean of the y, and the y are our vectors.
 
     Each call returns a copy of x. With optimize_memory, its default, each call also collects the garbage of the whole
     process, which here includes the imports of all peers. `collecting=False` makes this collection do nothing.
     """
+    aggregator = appfl_aggregator(module(torch.full((d,), 0.01)), m, optimize_memory)
 
-    def __init__(self, d: int, m: int, optimize_memory: bool = False, collecting: bool = True) -> None:
-        options = {"K": m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": optimize_memory}
-        config = find("omegaconf").OmegaConf.create(options)
-        aggregators = find("appfl.algorithm.aggregator")
-        self.aggregator = aggregators.FedBuffAggregator(module(torch.full((d,), 0.01)), config)
-        self.collecting = collecting
-
-    def contain(self, client: int, vector: Float32, examples: int) -> Any:
-        self.aggregator.set_client_sample_size(client, examples)
+    def contain(client: int, vector: Float32, examples: int) -> Any:
+        aggregator.set_client_sample_size(client, examples)
         return client, {"w": torch.from_numpy(vector)}
 
-    def mean(self, clients: Containers) -> Any:
-        if not self.collecting:
-            with mock.patch.object(gc, "collect", return_value=0):
-                return self.one_by_one(clients)
-        return self.one_by_one(clients)
-
-    def one_by_one(self, clients: Containers) -> Any:
-        for client, model in clients:
-            x = self.aggregator.aggregate(client, model)
+    def mean(clients: Containers) -> Any:
+        with nullcontext() if collecting else without_collections():
+            for client, model in clients:
+                x = aggregator.aggregate(client, model)
         return x
 
-    def array(self, result: Any) -> Any:
-        return result["w"]
+    return Mean(contain, mean)
 
 
 @dataclass(frozen=True)
@@ -216,92 +174,45 @@ class Peer:
     what: str
     modules: tuple[str, ...]  #: the modules that the peer needs
     make: Callable[[int, int], Mean]  #: makes the mean for (d, M)
-    contained: Bytes = nothing  #: bytes of containers that are not views, for two input sets
-    kept: Bytes = nothing  #: bytes of the peer's own state
-    temporary: Bytes = nothing  #: bytes that a round allocates and frees
+    contained: Vectors = 0  #: containers that are not views, for two input sets
+    kept: Vectors = 0  #: the peer's own state
+    temporary: Vectors = 0  #: what a round allocates and frees
 
 
 APPFL_MODULES = ("torch", "omegaconf", "appfl.algorithm.aggregator")
-APPFL_KEPT, APPFL_TEMPORARY = vector_bytes(lambda m: 4), vector_bytes(lambda m: 3)
+FLOWER_MODULES = ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils")
+NVFLARE_MODULES = ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper")
+PFL_MODULES = ("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base")
+
+
+def of_appfl(name: str, what: str, **options: bool) -> Peer:
+    return Peer(name, what, APPFL_MODULES, partial(appfl, **options), kept=4, temporary=3)
+
+
+def of_nvflare(name: str, what: str, temporary: int, tensors: bool) -> Peer:
+    return Peer(name, what, NVFLARE_MODULES, partial(nvflare, tensors=tensors), temporary=temporary)
+
 
 #: This peer takes as long as twelve walks over the whole heap, for any d, so it is timed in one row only, `peers`.
-COLLECTING = Peer(
-    "appfl, gc",
-    "with optimize_memory, collecting garbage",
-    APPFL_MODULES,
-    lambda d, m: APPFL(d, m, optimize_memory=True),
-    kept=APPFL_KEPT,
-    temporary=APPFL_TEMPORARY,
-)
+COLLECTING = of_appfl("appfl, gc", "with optimize_memory, collecting garbage", optimize_memory=True)
 
+AGGREGATE = "flwr.server.strategy.aggregate"
 PEERS = [
-    Peer(
-        "nvflare, tensors",
-        "WeightedAggregationHelper.add each, get_result",
-        ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
-        lambda d, m: NVFlare(d, m, tensors=True),
-        temporary=vector_bytes(lambda m: 1),
-    ),
-    Peer(
-        "nvflare, ndarrays",
-        "the same on NumPy arrays",
-        ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper"),
-        lambda d, m: NVFlare(d, m, tensors=False),
-        temporary=vector_bytes(lambda m: 3),
-    ),
-    Peer(
-        "pfl",
-        "SumAggregator.accumulate each, average()",
-        ("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base"),
-        Pfl,
-        contained=vector_bytes(lambda m: 2 * m),
-        temporary=vector_bytes(lambda m: 2),
-    ),
-    Peer(
-        "flower",
-        "flwr.server.strategy.aggregate.aggregate",
-        ("torch", "flwr.server.strategy.aggregate"),
-        Flower,
-        temporary=vector_bytes(lambda m: m + 3),
-    ),
-    Peer(
-        "flower, records",
-        "aggregate_arrayrecords",
-        ("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils"),
-        FlowerRecords,
-        contained=vector_bytes(lambda m: 2 * m),
-        temporary=vector_bytes(lambda m: 4),
-    ),
-    Peer(
-        "flgo",
-        "fmodule._modeldict_weighted_average",
-        ("torch", "flgo.utils.fmodule"),
-        FLGo,
-        temporary=vector_bytes(lambda m: 3),
-    ),
+    of_nvflare("nvflare, tensors", "WeightedAggregationHelper.add each, get_result", 1, tensors=True),
+    of_nvflare("nvflare, ndarrays", "the same on NumPy arrays", 3, tensors=False),
+    Peer("pfl", "SumAggregator.accumulate each, average()", PFL_MODULES, pfl, lambda m: 2 * m, temporary=2),
+    Peer("flower", f"{AGGREGATE}.aggregate", ("torch", AGGREGATE), flower, temporary=lambda m: m + 3),
+    Peer("flower, records", "aggregate_arrayrecords", FLOWER_MODULES, flower_records, lambda m: 2 * m, temporary=4),
+    Peer("flgo", "fmodule._modeldict_weighted_average", (*TORCH, "flgo.utils.fmodule"), flgo, temporary=3),
     Peer(
         "fedlab",
         "Aggregators.fedavg_aggregate",
-        ("torch", "fedlab.utils.aggregator"),
-        FedLab,
-        temporary=vector_bytes(lambda m: 2 * m + 1),
+        (*TORCH, "fedlab.utils.aggregator"),
+        fedlab,
+        temporary=lambda m: 2 * m + 1,
     ),
-    Peer(
-        "fluke",
-        "aggregate_models, in place",
-        ("torch", "fluke.utils.model"),
-        Fluke,
-        kept=vector_bytes(lambda m: 1),
-        temporary=vector_bytes(lambda m: 1),
-    ),
-    Peer("appfl", "FedBuffAggregator.aggregate each", APPFL_MODULES, APPFL, kept=APPFL_KEPT, temporary=APPFL_TEMPORARY),
-    Peer(
-        "appfl, no gc",
-        "with optimize_memory, gc.collect doing nothing",
-        APPFL_MODULES,
-        lambda d, m: APPFL(d, m, optimize_memory=True, collecting=False),
-        kept=APPFL_KEPT,
-        temporary=APPFL_TEMPORARY,
-    ),
+    Peer("fluke", "aggregate_models, in place", (*TORCH, "fluke.utils.model"), fluke, kept=1, temporary=1),
+    of_appfl("appfl", "FedBuffAggregator.aggregate each"),
+    of_appfl("appfl, no gc", "with optimize_memory, gc.collect doing nothing", optimize_memory=True, collecting=False),
     COLLECTING,
 ]

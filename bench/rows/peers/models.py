@@ -1,18 +1,16 @@
 """From checkout to the published version: M clients' models in twenty tensors each become the next params."""
 
-import gc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
-from unittest import mock
 
 from afflux.rules import fedavg
 from afflux.server.server import Server
-from bench.rows.peers.find import absent, find
-from bench.rows.peers.means import APPFL_MODULES
-from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.rows.peers.means import APPFL_MODULES, FLOWER_MODULES, PFL_MODULES, appfl_aggregator, without_collections
+from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE
+from bench.spec.contender import Arrays, Round, ours, peer, plain
 from bench.spec.inputs import Case, Inputs
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 from bench.spec.row import Asked, Exact, Row
 from bench.spec.streams import Streams
@@ -70,10 +68,13 @@ def a_server(**options: Any) -> Callable[[Inputs], Round]:
     return make
 
 
-def of(step: Callable[[Inputs, Model], tuple[Callable[[list[Model]], list[Any]], Callable[[list[Any]], Model]]]) -> Any:
-    """Return a contender.
+def of(
+    step: Callable[[Inputs, Model], tuple[Callable[[list[Model]], list[Any]], Callable[[list[Any]], Model]]],
+    flatten: Callable[[Any], Any] = flat,
+) -> Any:
+    """Return a contender of a step.
 
-    `step(inputs, params)` returns a function that makes containers, which is not timed, and one that is timed.
+    The containers are made before; `flatten` makes a vector of the next model.
     """
 
     def make(inputs: Inputs) -> Round:
@@ -84,12 +85,12 @@ def of(step: Callable[[Inputs, Model], tuple[Callable[[list[Model]], list[Any]],
         def before(k: int) -> Arrays:
             return {"updates": inputs.updates[k], "params": inputs.params[0]}
 
-        return Round(lambda k: mean(ready[k]), before, lambda model: {"params": flat(model)})  # type: ignore[arg-type]
+        return Round(lambda k: mean(ready[k]), before, lambda model: {"params": flatten(model)})
 
     return make
 
 
-def plain(inputs: Inputs, params: Model) -> Any:
+def stack_mean(inputs: Inputs, params: Model) -> Any:
     def mean(models: list[Model]) -> Model:
         return {name: x + torch.stack([model[name] - x for model in models]).mean(0) for name, x in params.items()}
 
@@ -137,12 +138,10 @@ def appfl(inputs: Inputs, params: Model) -> Any:
 
     The collections of garbage, which take seconds, are left out.
     """
-    options = {"K": inputs.m, "alpha": 1.0, "client_weights_mode": "sample_size", "optimize_memory": False}
-    config = find("omegaconf").OmegaConf.create(options)
     own = torch.nn.Module()
     for name, tensor in params.items():
         own.register_parameter(name.replace(".", "-"), torch.nn.Parameter(tensor.clone(), requires_grad=False))
-    aggregator = find("appfl.algorithm.aggregator").FedBuffAggregator(own, config)
+    aggregator = appfl_aggregator(own, inputs.m)
     for client in range(inputs.m):
         aggregator.set_client_sample_size(client, 1)
 
@@ -150,7 +149,7 @@ def appfl(inputs: Inputs, params: Model) -> Any:
         return [{name.replace(".", "-"): tensor for name, tensor in model.items()} for model in models]
 
     def mean(models: list[Any]) -> Model:
-        with mock.patch.object(gc, "collect", return_value=0):
+        with without_collections():
             for client, model in enumerate(models):
                 made: Model = aggregator.aggregate(client, model)
         return made
@@ -158,59 +157,44 @@ def appfl(inputs: Inputs, params: Model) -> Any:
     return contain, mean
 
 
-def a_reply(lines: list[Line]) -> None:
-    for line in lines:
-        line["us"] = 1e6 * line["median"] / line["m"]
-
-
 MEAN = "checks nothing; float32 sums"
-CONTENDERS: list[Contender] = []
-if torch is not None:
-    CONTENDERS = [
-        Contender(
-            "afflux",
-            "M x Server.checkout, M x push(task=, model=), the last with the round",
-            a_server(),
-            vector_bytes(lambda m: m + 4),
-            role="ours",
-        ),
-        Contender(
-            "torch stack().mean",
-            "x + torch.stack([y - x for each]).mean(0) for each array",
-            of(plain),
-            temporary=vector_bytes(lambda m: 2 * m + 2),
-            role="plain",
-            caveat=MEAN,
-        ),
-        Contender(
-            "flower, records",
-            "aggregate_arrayrecords(...).to_torch_state_dict()",
-            of(flower),
-            temporary=vector_bytes(lambda m: 2 * m + 4),
-            role="peer",
-            caveat=f"of models: subtracts and adds nothing; {MEAN}",
-            absent=lambda: absent("torch", "flwr.app", "flwr.serverapp.strategy.strategy_utils"),
-        ),
-        Contender(
-            "pfl",
-            "y - x, SumAggregator.accumulate each, average(), x + mean",
-            of(pfl),
-            temporary=vector_bytes(lambda m: 4),
-            role="peer",
-            caveat=MEAN,
-            absent=lambda: absent("torch", "pfl.model.pytorch", "pfl.stats", "pfl.aggregate.base"),
-        ),
-        Contender(
-            "appfl, no gc",
-            "FedBuffAggregator.aggregate each, gc.collect doing nothing",
-            of(appfl),
-            kept=vector_bytes(lambda m: 4),
-            temporary=vector_bytes(lambda m: 3),
-            role="peer",
-            caveat=MEAN,
-            absent=lambda: absent(*APPFL_MODULES),
-        ),
-    ]
+CONTENDERS = [
+    ours(
+        "afflux", "M x Server.checkout, M x push(task=, model=), the last with the round", a_server(), lambda m: m + 4
+    ),
+    plain(
+        "torch stack().mean",
+        "x + torch.stack([y - x for each]).mean(0) for each array",
+        of(stack_mean),
+        temporary=lambda m: 2 * m + 2,
+        caveat=MEAN,
+    ),
+    peer(
+        "flower, records",
+        "aggregate_arrayrecords(...).to_torch_state_dict()",
+        of(flower),
+        temporary=lambda m: 2 * m + 4,
+        caveat=f"of models: subtracts and adds nothing; {MEAN}",
+        modules=FLOWER_MODULES,
+    ),
+    peer(
+        "pfl",
+        "y - x, SumAggregator.accumulate each, average(), x + mean",
+        of(pfl),
+        temporary=4,
+        caveat=MEAN,
+        modules=PFL_MODULES,
+    ),
+    peer(
+        "appfl, no gc",
+        "FedBuffAggregator.aggregate each, gc.collect doing nothing",
+        of(appfl),
+        kept=4,
+        temporary=3,
+        caveat=MEAN,
+        modules=APPFL_MODULES,
+    ),
+]
 
 MODELS = Row(
     name="from-models",
@@ -221,5 +205,4 @@ MODELS = Row(
     cases=cases,
     contenders=CONTENDERS,
     columns=(BY_D, ROLE, *UPDATE, *SPEED, TIMES_OURS, ERROR, ULP),
-    compare=a_reply,
 )

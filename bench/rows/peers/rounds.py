@@ -7,11 +7,10 @@ import numpy as np
 
 from afflux import ops
 from bench.rows import fedbuff
-from bench.rows.peers.find import absent
 from bench.rows.peers.means import COLLECTING, PEERS, Mean, Peer
 from bench.rows.server import streaming
 from bench.spec.arrays import HOST
-from bench.spec.contender import Arrays, Contender, Round, vector_bytes
+from bench.spec.contender import Arrays, Contender, Round, best, count, ours, peer, plain
 from bench.spec.inputs import LR, Float32, Float64, Inputs
 from bench.spec.optional_torch import torch
 from bench.spec.row import Exact
@@ -42,9 +41,9 @@ def containers(peer: Mean, updates: Iterable[Float32], m: int) -> list[Any]:
     return [peer.contain(client, u, n) for client, (u, n) in enumerate(zip(updates, examples(m), strict=True))]
 
 
-def native(peer: Peer) -> Contender:
+def native(framework: Peer) -> Contender:
     def make(inputs: Inputs) -> Round:
-        ready = peer.make(inputs.d, inputs.m)
+        ready = framework.make(inputs.d, inputs.m)
         prebuilt = [containers(ready, updates, inputs.m) for updates in inputs.updates]
 
         def before(k: int) -> Arrays:
@@ -54,15 +53,14 @@ def native(peer: Peer) -> Contender:
             lambda k: ready.mean(prebuilt[k]), before, lambda result: {"params": np.asarray(ready.array(result))}
         )
 
-    return Contender(
-        peer.name,
-        peer.what,
+    return peer(
+        framework.name,
+        framework.what,
         make,
-        kept=lambda d, m: peer.kept(d, m) + peer.contained(d, m),
-        temporary=peer.temporary,
-        role="peer",
+        kept=lambda m: count(framework.kept, m) + count(framework.contained, m),
+        temporary=framework.temporary,
         caveat=MEAN_ALONE,
-        absent=lambda: absent(*peer.modules),
+        modules=framework.modules,
     )
 
 
@@ -103,26 +101,18 @@ def torch_product(inputs: Inputs) -> Round:
     return Round(lambda k: torch.mv(updates[k], shares, out=out), before, lambda _: {"params": out.numpy()})
 
 
-NATIVE = [Contender("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean, role="ours")]
-if torch is not None:
-    NATIVE += [
-        Contender(
-            "torch stack().mean",
-            "torch.stack(vectors).mean(0), unweighted",
-            torch_mean,
-            temporary=vector_bytes(lambda m: m + 1),
-            role="plain",
-        ),
-        Contender(
-            "torch mv",
-            "torch.mv(U.T, w, out=mean), contiguous U",
-            torch_product,
-            vector_bytes(lambda m: 1),
-            role="best",
-            caveat=f"needs one contiguous matrix; {MEAN_ALONE}",
-        ),
-    ]
-NATIVE += [native(peer) for peer in PEERS]
+NATIVE = [ours("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean)]
+NATIVE += [
+    plain("torch stack().mean", "torch.stack(vectors).mean(0), unweighted", torch_mean, temporary=lambda m: m + 1),
+    best(
+        "torch mv",
+        "torch.mv(U.T, w, out=mean), contiguous U",
+        torch_product,
+        1,
+        caveat=f"needs one contiguous matrix; {MEAN_ALONE}",
+    ),
+]
+NATIVE += [native(framework) for framework in PEERS]
 
 
 # End to end from flat vectors: params + LR * mean, equal weights
@@ -149,11 +139,11 @@ def flat(step: Callable[[Inputs, Any], Callable[[list[Float32]], object]]) -> Ca
     return make
 
 
-def of_peer(peer: Peer) -> Contender:
+def of_peer(framework: Peer) -> Contender:
     """Return a contender of containers, the peer's mean, and one torch operation that adds the mean to params."""
 
     def step(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object]:
-        ready = peer.make(inputs.d, inputs.m)
+        ready = framework.make(inputs.d, inputs.m)
 
         def take(arriving: list[Float32]) -> object:
             clients = [ready.contain(client, vector, 1) for client, vector in enumerate(arriving)]
@@ -161,15 +151,14 @@ def of_peer(peer: Peer) -> Contender:
 
         return take
 
-    return Contender(
-        peer.name,
-        peer.what,
+    return peer(
+        framework.name,
+        framework.what,
         flat(step),
-        kept=lambda d, m: peer.kept(d, m) + 4 * d,
-        temporary=lambda d, m: peer.temporary(d, m) + peer.contained(d, m) // 2,
-        role="peer",
+        kept=lambda m: count(framework.kept, m) + 1,
+        temporary=lambda m: count(framework.temporary, m) + count(framework.contained, m) / 2,
         caveat=CHECKS_NOTHING,
-        absent=lambda: absent(*peer.modules),
+        modules=framework.modules,
     )
 
 
@@ -192,52 +181,35 @@ def into_buffer(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object
 
 
 FLAT = [
-    Contender(
-        "afflux",
-        "Server.push each, the last with the round",
-        streaming.a_round(),
-        vector_bytes(lambda m: m + 4),
-        role="ours",
-    ),
-    Contender(
+    ours("afflux", "Server.push each, the last with the round", streaming.a_round(), lambda m: m + 4),
+    ours(
         "afflux, lent",
         "the same with copy=False: the round reads each vector where it lies",
         streaming.a_round(copy=False),
-        vector_bytes(lambda m: 2),
-        role="ours",
+        2,
     ),
-    Contender(
-        "afflux, streaming",
-        "the same of Server(accumulate=True)",
-        streaming.a_round(accumulate=True),
-        vector_bytes(lambda m: 6),
-        role="ours",
-    ),
-    Contender(
+    ours("afflux, streaming", "the same of Server(accumulate=True)", streaming.a_round(accumulate=True), 6),
+    ours(
         "afflux, bfloat16 slots",
         'the same of Server(slot_dtype="bfloat16"), which rounds each vector',
         streaming.a_round(slot_dtype="bfloat16"),
-        lambda d, m: 2 * d * m + 16 * d,
-        role="ours",
+        lambda m: m / 2 + 4,
     ),
 ]
-if torch is not None:
-    FLAT += [
-        Contender(
-            "torch stack().mean",
-            "params.add_(torch.stack(vectors).mean(0), alpha=lr)",
-            flat(stack_mean),
-            vector_bytes(lambda m: 1),
-            vector_bytes(lambda m: m + 1),
-            role="plain",
-        ),
-        Contender(
-            "torch copy_, addmv_",
-            "each into its row of a buffer, params.addmv_(buffer.T, lr / M)",
-            flat(into_buffer),
-            vector_bytes(lambda m: m + 2),
-            role="best",
-            caveat=CHECKS_NOTHING,
-        ),
-    ]
-FLAT += [of_peer(peer) for peer in PEERS if peer is not COLLECTING]
+FLAT += [
+    plain(
+        "torch stack().mean",
+        "params.add_(torch.stack(vectors).mean(0), alpha=lr)",
+        flat(stack_mean),
+        1,
+        lambda m: m + 1,
+    ),
+    best(
+        "torch copy_, addmv_",
+        "each into its row of a buffer, params.addmv_(buffer.T, lr / M)",
+        flat(into_buffer),
+        lambda m: m + 2,
+        caveat=CHECKS_NOTHING,
+    ),
+]
+FLAT += [of_peer(framework) for framework in PEERS if framework is not COLLECTING]

@@ -1,11 +1,12 @@
 """The rows against peers: native containers, flat vectors, a server's Adam, a small model, and whole models."""
 
+from dataclasses import replace
+
 from bench.rows.fedbuff import FEDBUFF
 from bench.rows.peers import adam, rounds
 from bench.rows.peers.models import MODELS
-from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line
 from bench.spec.inputs import Case
-from bench.spec.row import Asked, Row, one_case
+from bench.spec.row import Asked
 from bench.spec.streams import Streams
 
 SMALL, QUICK_SMALL = 100_000, 10_000
@@ -15,49 +16,40 @@ def small(asked: Asked) -> list[Case]:
     return [Case(asked.d or (QUICK_SMALL if asked.quick else SMALL), asked.m or 10, asked.threads, sets=asked.sets)]
 
 
-def an_update(lines: list[Line]) -> None:
-    for line in lines:
-        line["us"] = 1e6 * line["median"] / line["m"]
-
-
+FLAT = replace(
+    FEDBUFF,
+    name="peers-flat",
+    formula="params + lr / M sum_i u_i; from flat vectors that arrive one by one",
+    counted="4 d (M + 2): M vectors and params read, params written",
+    contenders=rounds.FLAT,
+)
 PEERS = [
-    Row(
+    replace(
+        FEDBUFF,
         name="peers-native",
         formula="sum_i w_i u_i, sum w = 1; native containers prebuilt",
         counted="4 d (M + 1): M vectors read, the mean written (afflux reads params, too, and adds the mean to them)",
         traffic=lambda m: (Streams(reads=(4,) * m, writes=(4,)),),
         reference=rounds.reference,
-        cases=one_case,
         contenders=rounds.NATIVE,
     ),
-    Row(
-        name="peers-flat",
-        formula="params + lr / M sum_i u_i; from flat vectors that arrive one by one",
-        counted="4 d (M + 2): M vectors and params read, params written",
-        traffic=FEDBUFF.traffic,
-        reference=FEDBUFF.reference,
-        cases=one_case,
-        contenders=rounds.FLAT,
-    ),
-    Row(
+    FLAT,
+    replace(
+        FEDBUFF,
         name="peers-adam",
         formula="m = b1 m + (1-b1) D, v = b2 v + (1-b2) D^2, params + lr m / (sqrt(v) + eps); D = sum_i w_i u_i",
         counted="4 d (M + 6): M vectors and params read, params written, two moments read and written",
         traffic=lambda m: (Streams(reads=(4,) * m, in_place=(4,) * 3),),
         reference=adam.reference,
-        cases=one_case,
         contenders=adam.CONTENDERS,
     ),
-    Row(
+    replace(
+        FLAT,
         name="peers-small",
         formula="peers-flat at a small d: what each update costs, its share of the round included",
         counted="4 d (M + 2), as peers-flat",
-        traffic=FEDBUFF.traffic,
-        reference=FEDBUFF.reference,
         cases=small,
-        contenders=rounds.FLAT,
-        columns=(BY_D, ROLE, *UPDATE, *SPEED, TIMES_OURS, ERROR, ULP),
-        compare=an_update,
+        columns=MODELS.columns,
     ),
     MODELS,
 ]

@@ -16,7 +16,7 @@ from afflux.rules.presets.fedbuff import fedbuff
 from bench.measure import machine
 from bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
 from bench.spec.columns import SPEED, Column, Line, number
-from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round
+from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, best, extra, ours
 from bench.spec.inputs import Case, Float32, Float64, Inputs
 from bench.spec.optional_torch import torch
 from bench.spec.row import Asked, Exact, Row
@@ -140,64 +140,57 @@ def numpy_careful(slot: Float32, vector: Float32) -> float:
     return float(np.linalg.norm(slot))
 
 
-def own(d: int, m: int) -> int:
-    return 4 * d * m
+def torch_copy(slot: Any, vector: Any) -> None:
+    slot.copy_(vector)
+
+
+def torch_careful(slot: Any, vector: Any) -> float:
+    slot.copy_(vector)
+    if not torch.isfinite(slot).all():
+        raise ValueError("not finite")
+    return float(torch.linalg.vector_norm(slot))
+
+
+def slots(m: int) -> int:
+    """Return the state of a contender, in vectors."""
+    return m
 
 
 ONLY_COPIES = "only copies: no check, no norm"
 
 CONTENDERS = [
-    Contender("afflux", "Server.push", server_push, kept=lambda d, m: 4 * d * (m + 4), role="ours"),
-    Contender("afflux ingest", "ops.ingest alone", into_slots(ingest), own, role="ours"),
+    ours("afflux", "Server.push", server_push, lambda m: m + 4),
+    ours("afflux ingest", "ops.ingest alone", into_slots(ingest), slots),
     Contender(
         "numpy copyto",
         "np.copyto(slot, u)",
         into_slots(np.copyto, measured=False),
-        own,
-        role="plain",
+        slots,
         caveat=ONLY_COPIES,
+        role="plain",
     ),
     Contender(
         "numpy, careful",
         "copyto, isfinite(slot).all(), linalg.norm(slot)",
         into_slots(numpy_careful),
-        own,
-        temporary=lambda d, m: d,
+        slots,
+        temporary=0.25,
         rest=REST_OF_OPENBLAS,
+    ),
+    best("torch copy_", "slot.copy_(u)", into_slots(torch_copy, as_tensor, measured=False), slots, caveat=ONLY_COPIES),
+    extra(
+        "torch, careful",
+        "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
+        into_slots(torch_careful, as_tensor),
+        slots,
+        temporary=2,
     ),
 ]
 
-if torch is not None:
-
-    def torch_careful(slot: Any, vector: Any) -> float:
-        slot.copy_(vector)
-        if not torch.isfinite(slot).all():
-            raise ValueError("not finite")
-        return float(torch.linalg.vector_norm(slot))
-
-    CONTENDERS += [
-        Contender(
-            "torch copy_",
-            "slot.copy_(u)",
-            into_slots(torch.Tensor.copy_, as_tensor, measured=False),
-            own,
-            role="best",
-            caveat=ONLY_COPIES,
-        ),
-        Contender(
-            "torch, careful",
-            "copy_, isfinite(slot).all(), linalg.vector_norm(slot)",
-            into_slots(torch_careful, as_tensor),
-            own,
-            temporary=lambda d, m: 8 * d,
-        ),
-    ]
-
 
 def a_push(lines: list[Line]) -> None:
-    """Add the microseconds of one push, the time beyond 1.5 plain copies, and the cache that holds the vectors."""
+    """Add the time beyond 1.5 plain copies, and the cache that holds the vectors."""
     for line in lines:
-        line["us"] = 1e6 * line["median"] / line["m"]
         line["times_copy"] = 1 / line["times_plain"]
         line["us_over"] = line["us"] * (1 - 1.5 * line["times_plain"])
         line["lies_in"] = machine.holds(line["bytes"])

@@ -16,9 +16,9 @@ from afflux import Server
 from afflux.rules.presets.fedbuff import fedbuff
 from bench.rows.fedbuff import FEDBUFF
 from bench.rows.server.store_cold import no_outputs, nothing_after, nothing_before
-from bench.rows.server.streaming import SLOTS, buffered_bytes, pushers_bytes
+from bench.rows.server.streaming import OF_PUSHERS, SLOTS, buffered
 from bench.spec.columns import BY_D, ROLE, SPEED, Line, number
-from bench.spec.contender import Contender, Round
+from bench.spec.contender import Round, ours
 from bench.spec.inputs import Case, Inputs
 from bench.spec.row import Asked, Row
 from bench.spec.streams import Streams
@@ -89,13 +89,12 @@ PUSHERS_ROW = Row(
     cases=cases,
     along="clients",
     contenders=[
-        Contender("afflux", "Server.push", by_threads("afflux", accumulate=False), buffered_bytes, role="ours"),
-        Contender(
+        ours("afflux", "Server.push", by_threads("afflux", accumulate=False), buffered),
+        ours(
             "afflux, streaming",
             f"Server(accumulate=True, max_slots={SLOTS}).push",
             by_threads("afflux, streaming", accumulate=True),
-            pushers_bytes,
-            role="ours",
+            OF_PUSHERS,
         ),
     ],
     columns=(

@@ -5,6 +5,7 @@ The folders are created where Python puts temporary files ($TMPDIR); that disk i
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from afflux.ops import codecs
 from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
 from bench.rows import ca2fl, mf_ca2fl
 from bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
-from bench.spec.contender import Contender, Round
+from bench.spec.contender import Round, ours
 from bench.spec.inputs import LR, Case, Inputs
 from bench.spec.row import QUICK_D, Asked, Row, one_case
 from bench.spec.streams import Streams, Traffic
@@ -73,9 +74,13 @@ def whole(m: int) -> Traffic:
     return taken_in(m)(m)
 
 
-def held(d: int, m: int) -> int:
-    """Return the bytes of M slots, params, sum and rows, each with its new values; on disk: in the page cache."""
-    return 4 * d * (m + 2) + 16 * d + 2 * m * CODEC.row_bytes(d)
+#: float32 vectors as large as an encoded row
+ROW = mf_ca2fl.row_bytes(CODEC) / 4
+
+
+def held(m: int) -> float:
+    """Return M slots, params, sum and rows, each with its new values; on disk: in the page cache."""
+    return m + 6 + 2 * m * ROW
 
 
 def beside_memory(lines: list[Line]) -> None:
@@ -95,24 +100,16 @@ STORE = Row(
     reference=ca2fl.reference,
     cases=one_case,
     contenders=[
-        Contender("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held, role="ours"),
-        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
-        Contender(
+        ours("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held),
+        ours("in memory", "Server", pushed(disk=False), held),
+        ours(
             f"afflux{LAST}",
             "it makes the step, and the commit",
             pushed(disk=True, last=True),
             held,
-            role="ours",
             traffic=taken_in(1),
         ),
-        Contender(
-            f"in memory{LAST}",
-            "it makes the step",
-            pushed(disk=False, last=True),
-            held,
-            role="ours",
-            traffic=taken_in(1),
-        ),
+        ours(f"in memory{LAST}", "it makes the step", pushed(disk=False, last=True), held, traffic=taken_in(1)),
     ],
     columns=(BY_D, *SPAN, number("x in memory", "times_memory", ".2f"), ERROR, ULP),
     compare=beside_memory,
@@ -127,31 +124,20 @@ def by_tens(asked: Asked) -> list[Case]:
     return [Case(d, asked.m or 10, asked.threads, sets=asked.sets, laps=ROUNDS)]
 
 
-POWER = Row(
+POWER = replace(
+    STORE,
     name="store-power",
     formula=f"the same rounds with each durability; a sample is {ROUNDS} of them, a figure is one",
-    counted=STORE.counted,
-    traffic=whole,
-    reference=STORE.reference,
     cases=by_tens,
     contenders=[
-        Contender("afflux", 'durability="process", a commit a round', pushed(disk=True), held, role="ours"),
-        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
-        Contender(
-            "afflux, power",
-            'durability="power", a commit a round',
-            pushed(disk=True, durability="power"),
-            held,
-            role="ours",
-        ),
-        Contender(
+        ours("afflux", 'durability="process", a commit a round', pushed(disk=True), held),
+        ours("in memory", "Server", pushed(disk=False), held),
+        ours("afflux, power", 'durability="power", a commit a round', pushed(disk=True, durability="power"), held),
+        ours(
             f"afflux, power, every {ROUNDS}",
             f'durability="power", commit_every={ROUNDS}',
             pushed(disk=True, durability="power", commit_every=ROUNDS),
             held,
-            role="ours",
         ),
     ],
-    columns=STORE.columns,
-    compare=beside_memory,
 )

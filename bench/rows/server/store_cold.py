@@ -13,7 +13,7 @@ from afflux import Server
 from bench.rows import mf_ca2fl
 from bench.rows.server.store import BITS, CODEC, new_server
 from bench.spec.columns import BY_D, ROLE, SPAN, Line, number
-from bench.spec.contender import Arrays, Contender, Round
+from bench.spec.contender import Arrays, Contender, Round, ours
 from bench.spec.inputs import Inputs
 from bench.spec.row import Exact, Row, one_case
 from bench.spec.streams import Streams, Traffic
@@ -116,15 +116,15 @@ COLD = Row(
     reference=no_outputs,
     cases=one_case,
     contenders=[
-        Contender("afflux", "rows on disk only", pushed(cold=True), role="ours", absent=only_linux),
-        Contender("afflux, warm", "rows in the page cache", pushed(cold=False), role="ours", absent=only_linux),
+        ours("afflux", "rows on disk only", pushed(cold=True), requirement=only_linux),
+        ours("afflux, warm", "rows in the page cache", pushed(cold=False), requirement=only_linux),
         Contender(
             "plain reading",
             "read() of 1 MiB, again and again, of one file as long as the rows",
             plain_reading,
             caveat="reads only",
             traffic=read,
-            absent=only_linux,
+            requirement=only_linux,
         ),
     ],
     columns=(

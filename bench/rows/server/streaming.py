@@ -5,6 +5,7 @@ The server copies and checks every vector; the baselines only add.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from afflux.rules.presets.fedbuff import fedbuff
 from bench.rows.fedbuff import FEDBUFF
 from bench.spec.arrays import HOST
 from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
-from bench.spec.contender import Contender, Round
+from bench.spec.contender import Contender, Round, best, ours
 from bench.spec.inputs import LR, Case, Float32, Inputs
 from bench.spec.optional_torch import torch
-from bench.spec.row import QUICK_D, Asked, D, Row
+from bench.spec.row import QUICK_D, Asked, D
 
 SMALL = 100_000  #: a d at which fixed costs are visible
 PUSHERS, SLOTS = 4, 6  #: threads and slots of the contender with several threads
@@ -100,97 +101,65 @@ def numpy_add(total: Float32, vector: Float32, weight: float) -> None:
     total += np.float32(weight) * vector
 
 
-def buffered_bytes(d: int, m: int) -> int:
-    """Return the bytes in addition to params: M slots and the next version."""
-    return 4 * d * (m + 1)
+def torch_add(total: Any, vector: Any, weight: float) -> object:
+    return total.add_(vector, alpha=weight)
 
 
-def pushers_bytes(d: int, m: int) -> int:
-    """Return the bytes in addition to params: SLOTS slots, the sum and the next version."""
-    return (4 * SLOTS + 8 + 4) * d
+# What a contender holds beside params, in float32 vectors: always the next version, and a sum of float64 or float32
 
 
-def streaming_bytes(d: int, m: int) -> int:
-    """Return the bytes in addition to params: one slot, the sum and the next version."""
-    return (4 + 8 + 4) * d
+def buffered(m: int) -> int:
+    """Return M slots and the next version."""
+    return m + 1
 
 
-def lent_bytes(d: int, m: int) -> int:
-    """Return the bytes in addition to params: the next version; the vectors are in the callers' memory."""
-    return 4 * d
-
-
-def sum_bytes(d: int, m: int) -> int:
-    """Return the bytes in addition to params: a float32 sum and the next version."""
-    return 8 * d
+#: SLOTS slots, the sum and the next version
+OF_PUSHERS = SLOTS + 3
 
 
 CONTENDERS = [
-    Contender(
-        "afflux", "Server(accumulate=True).push, M times", a_round(accumulate=True), streaming_bytes, role="ours"
-    ),
-    Contender(
+    ours("afflux", "Server(accumulate=True).push, M times", a_round(accumulate=True), 4),
+    ours(
         f"afflux, {PUSHERS} pushers",
         f"Server(accumulate=True, max_slots={SLOTS}).push from {PUSHERS} threads: terms that wait share a sweep",
         by_threads,
-        pushers_bytes,
-        role="ours",
+        OF_PUSHERS,
     ),
-    Contender("afflux, buffered", "Server.push, M times", a_round(), buffered_bytes, role="ours"),
-    Contender("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), lent_bytes, role="ours"),
+    ours("afflux, buffered", "Server.push, M times", a_round(), buffered),
+    ours("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), 1),
     Contender(
         "numpy +=",
         "total += w * u, no copy and no check",
         added(np.asarray, numpy_add),
-        sum_bytes,
-        temporary=lambda d, m: 4 * d,
+        2,
+        temporary=1,
+        caveat="checks nothing, float32 sums",
         role="plain",
+    ),
+    best(
+        "torch add_",
+        "total.add_(u, alpha=w), no copy and no check",
+        added(lambda array: torch.from_numpy(array), torch_add),
+        2,
         caveat="checks nothing, float32 sums",
     ),
 ]
 
-if torch is not None:
-
-    def torch_add(total: Any, vector: Any, weight: float) -> object:
-        return total.add_(vector, alpha=weight)
-
-    CONTENDERS.append(
-        Contender(
-            "torch add_",
-            "total.add_(u, alpha=w), no copy and no check",
-            added(torch.from_numpy, torch_add),
-            sum_bytes,
-            role="best",
-            caveat="checks nothing, float32 sums",
-        )
-    )
-
 
 def an_update(lines: list[Line]) -> None:
-    """Add the microseconds of one update with its share of the step, and the server's bytes between updates."""
-    held = {contender.name: contender.kept for contender in CONTENDERS}
+    """Add the server's bytes between updates."""
+    held = {contender.name: contender.kept_bytes for contender in CONTENDERS}
     for line in lines:
-        line["us"] = 1e6 * line["median"] / line["m"]
         line["held"] = held[line["name"]](line["d"], line["m"])
 
 
-STREAMING = Row(
+STREAMING = replace(
+    FEDBUFF,
     name="streaming",
     formula="M pushes, one by one, and their step: out = params + lr sum_i u_i / M",
     counted="4 d (M + 2), as fedbuff",
-    traffic=FEDBUFF.traffic,
-    reference=FEDBUFF.reference,
     cases=cases,
     contenders=CONTENDERS,
-    columns=(
-        BY_D,
-        ROLE,
-        *UPDATE,
-        number("MB held", "held", ".1f", 1e-6),
-        *SPEED,
-        TIMES_OURS,
-        ERROR,
-        ULP,
-    ),
+    columns=(BY_D, ROLE, *UPDATE, number("MB held", "held", ".1f", 1e-6), *SPEED, TIMES_OURS, ERROR, ULP),
     compare=an_update,
 )

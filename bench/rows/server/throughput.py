@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.rows.server.store import BITS, CODEC, new_server, whole
+from bench.rows.server.store import BITS, ROW, new_server, whole
 from bench.rows.server.store_cold import no_outputs, nothing_after, nothing_before
 from bench.spec.columns import BY_N, ROLE, Line, number
-from bench.spec.contender import Contender, Round
+from bench.spec.contender import Round, ours
 from bench.spec.inputs import Case, Inputs
 from bench.spec.row import Asked, Row
 
@@ -53,9 +53,9 @@ def pushed(*, disk: bool) -> Callable[[Inputs], Round]:
     return make
 
 
-def held(d: int, m: int) -> int:
-    """Return the bytes of the rows of clients that push, each with its new row; on disk they are in the page cache."""
-    return (TOUCHED if d > QUICK_D else QUICK_TOUCHED) * CODEC.row_bytes(d) + 4 * d * (m + 2) + 16 * d
+def held(m: int) -> float:
+    """Return the rows of the clients that push, M slots, params and the sum; on disk rows are in the page cache."""
+    return TOUCHED * ROW + m + 6
 
 
 def a_second(lines: list[Line]) -> None:
@@ -73,8 +73,8 @@ THROUGHPUT = Row(
     cases=cases,
     along="clients",
     contenders=[
-        Contender("afflux", 'Server(store=PATH), durability="process"', pushed(disk=True), held, role="ours"),
-        Contender("in memory", "Server", pushed(disk=False), held, role="ours"),
+        ours("afflux", 'Server(store=PATH), durability="process"', pushed(disk=True), held),
+        ours("in memory", "Server", pushed(disk=False), held),
     ],
     columns=(
         BY_N,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.rows.peers.find import find
 from bench.rows.simulators.workload import EXAMPLES, RATE, STEPS, Run, Simulator, Workload, flat, seeded
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 
 FLGO_MODULES = ("torch", "flgo", "flgo.algorithm.fedbuff", "flgo.benchmark.partition", "flgo.simulator.base")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.rows.peers.find import find
 from bench.rows.simulators.workload import EXAMPLES, RATE, STEPS, Run, Workload, data_of, flat, loss_of, seeded
+from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
 
 PFL_MODULES = (
@@ -48,9 +48,7 @@ def pfl(work: Workload) -> Callable[[], Run]:
         val_cohort_size=None,
     )
     train = hyperparams.NNTrainHyperParams(
-        local_learning_rate=RATE,
-        local_num_epochs=STEPS * work.batch_size // EXAMPLES,
-        local_batch_size=work.batch_size,
+        local_learning_rate=RATE, local_num_epochs=STEPS * work.batch_size // EXAMPLES, local_batch_size=work.batch_size
     )
 
     def new_run() -> Run:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from bench.rows.fedbuff import FEDBUFF
-from bench.rows.peers.find import absent
 from bench.rows.simulators.autograd import autograd_alone
 from bench.rows.simulators.flgo import FLGO_MODULES, flgo
 from bench.rows.simulators.ours import no_compiler, ours, ours_compiled
@@ -21,9 +20,8 @@ from bench.rows.simulators.workload import (
     one_update_in_float64,
 )
 from bench.spec.columns import ERROR, ROLE, UPDATE, Line, number
-from bench.spec.contender import Arrays, Contender, Round
+from bench.spec.contender import TORCH, Arrays, Contender, Round, peer
 from bench.spec.inputs import Case, Inputs
-from bench.spec.optional_torch import torch
 from bench.spec.row import Asked, Exact, Row
 
 QUICK_UPDATES = CONCURRENCY + BUFFER
@@ -51,51 +49,49 @@ def rounds_of(simulator: Simulator, make_model: MakeModel, *, trains: bool = Tru
 
 
 def contenders(make_model: MakeModel) -> list[Contender]:
-    if torch is None:
-        return []
     return [
         Contender(
             "afflux",
             "Simulation(model, clients, sgd(...), rules='fedbuff').run()",
             rounds_of(ours, make_model),
             role="ours",
+            modules=TORCH,
         ),
         Contender(
             "afflux, compiled",
             "Simulation(model, clients, sgd(...), rules='fedbuff', compile=True).run()",
             rounds_of(ours_compiled, make_model),
-            role="ours",
             caveat="the C++ compiler, 8 to 40 s in each process, is not timed",
-            absent=no_compiler,
+            role="ours",
+            modules=TORCH,
+            requirement=no_compiler,
         ),
-        Contender(
+        peer(
             "flgo, batches by index",
             "flgo.init(task, fedbuff, Simulator=...).run(), with a DataLoader of one's own",
             rounds_of(flgo("BatchesByIndex"), make_model),
-            role="peer",
             caveat="its setup is not timed",
-            absent=lambda: absent(*FLGO_MODULES),
+            modules=FLGO_MODULES,
         ),
-        Contender(
+        peer(
             "flgo, torch's loader",
             "flgo.init(task, fedbuff, Simulator=...).run(), with torch's DataLoader",
             rounds_of(flgo("torch_loader"), make_model),
-            role="peer",
             caveat="its setup is not timed",
-            absent=lambda: absent(*FLGO_MODULES),
+            modules=FLGO_MODULES,
         ),
-        Contender(
+        peer(
             "pfl",
             "FederatedAveraging().run(SimulatedBackend(...)): synchronous, batches that are cut once",
             rounds_of(pfl, make_model),
-            role="peer",
             caveat="synchronous; does not shuffle; its setup is not timed",
-            absent=lambda: absent(*PFL_MODULES),
+            modules=PFL_MODULES,
         ),
         Contender(
             "autograd alone",
             "loss.backward() over ready batches, M * steps times: what all of them contain",
             rounds_of(autograd_alone, make_model, trains=False),
+            modules=TORCH,
             traffic=FEDBUFF.traffic,
         ),
     ]
@@ -104,7 +100,6 @@ def contenders(make_model: MakeModel) -> list[Contender]:
 def an_update(lines: list[Line]) -> None:
     ours = next((line["median"] for line in lines if line["name"] == "afflux"), None)
     for line in lines:
-        line["us"] = 1e6 * line["median"] / line["m"]
         line["updates"] = line["m"] / line["median"]
         line["times"] = line["median"] / ours if ours else None
 
