@@ -23,7 +23,7 @@ GPU_TESTS := $(call files,cuda gpu_server gpu_rows bench_cuda)
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 GPU_CHECKED := 2049 or parts or finite or lent or trees
-FORMATTED := $(shell find engine csrc python/afflux tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+FORMATTED := $(shell find engine csrc bench tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
@@ -87,7 +87,7 @@ lint-now:
 	ruff check .
 	ruff format --check .
 	@clang-format --dry-run --Werror $(FORMATTED)
-	PYTHONPATH=python lint-imports --no-logo
+	PYTHONPATH=python:. lint-imports --no-logo
 
 types: setup
 	@$(STEP) -q "checking types" mypy
@@ -132,7 +132,7 @@ gpu:  ## builds, tests and measures on a bare machine with a GPU, and prints a s
 	PYTHON=$(PYTHON) TESTS='$(GPU_TESTS)' CHECKED='$(GPU_CHECKED)' .ci/gpu
 
 bench: setup  ## the micro-benchmarks against torch and this machine's own bandwidth
-	$(BIN)/afflux bench
+	$(BIN)/python -m bench
 
 docs: setup  ## the documentation as a site: build/docs/index.html
 	PYTHONPATH=python $(BIN)/python -m sphinx --fail-on-warning --keep-going -q docs build/docs
@@ -188,7 +188,7 @@ test-peers: frameworks  ## compares the dialects of FedBuff, and the benchmark's
 
 bench-peers: frameworks  ## the benchmark's rows against these frameworks, one by one: together they need 25 GB
 	set -e; for row in peers-native peers-flat peers-adam peers-small from-models adapters simulators; do \
-	  PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m afflux bench --rows $$row; done
+	  PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m bench --rows $$row; done
 
 format: setup  ## formats Python and C++
 	$(BIN)/ruff check --fix-only --quiet .

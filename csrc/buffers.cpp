@@ -221,8 +221,7 @@ void bind_buffers(py::module_& module) {
                        std::int64_t until_read) {
     return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked, until_read);
   };
-  // The types are local to this module: a process may load another build beside it, to compare their times
-  // (`afflux bench --against`).
+  // The types are local to this module: a process may load another build beside it.
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool", py::module_local())
       .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false,
            py::arg("until_read") = 0)

@@ -6,17 +6,20 @@ import sys
 
 import pytest
 
+from conftest import ROOT
+
 D, M, THREADS = 100_003, 7, 2
 
 
 def bench(*arguments):
     env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
     return subprocess.run(
-        [sys.executable, "-m", "afflux", "bench", *map(str, arguments)],
+        [sys.executable, "-m", "bench", *map(str, arguments)],
         capture_output=True,
         text=True,
         encoding="utf-8",
         timeout=300,
+        cwd=ROOT,
         env=env | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
     )
 

@@ -19,9 +19,9 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 torch = pytest.importorskip("torch")
 
-from afflux.bench.output import picture, report, tables  # noqa: E402
-from afflux.bench.output.json_text import to_json, without_samples  # noqa: E402
-from afflux.bench.rows import ROWS  # noqa: E402
+from bench.output import picture, report, tables  # noqa: E402
+from bench.output.json_text import to_json, without_samples  # noqa: E402
+from bench.rows import ROWS  # noqa: E402
 
 REPEATS = 3
 

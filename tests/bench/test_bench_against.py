@@ -1,27 +1,27 @@
-"""Two builds timed by turns: both are loaded, each does its own work, and the figures follow from the samples."""
+"""Two builds timed by turns: each runs in a process of its own, and the figures follow from the samples."""
 
 import json
 import shutil
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import afflux
-from afflux import _engine, ops, rules
+from afflux import _engine, ops
 from benching import THREADS, D, M, bench, cache  # noqa: F401
+from conftest import ROOT
 
 pytest.importorskip("rich")
 typer = pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench import against, builds, command  # noqa: E402
-from afflux.bench.measure.timing import Timed, measure_groups  # noqa: E402
-from afflux.bench.rows.fedbuff import FEDBUFF  # noqa: E402
-from afflux.bench.rows.server.streaming import STREAMING  # noqa: E402
-from afflux.bench.spec import inputs, row  # noqa: E402
+from bench import against, builds, command  # noqa: E402
+from bench.measure.timing import Timed, measure_groups  # noqa: E402
+from bench.rows.fedbuff import FEDBUFF  # noqa: E402
+from bench.rows.server.streaming import STREAMING  # noqa: E402
 
 ENGINE = Path(_engine.__file__)
 REPEATS = 6  # so many that the median's interval exists
@@ -34,12 +34,9 @@ def checkout(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "_engine.*")
     shutil.copytree(ENGINE.parent, package, ignore=ignored)
     shutil.copy(ENGINE, package)
+    shutil.copytree(ROOT / "bench", tmp_path / "old" / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    (tmp_path / "old" / "tests").symlink_to(ROOT / "tests")
     return tmp_path / "old"
-
-
-def in_copy(checkout, module):
-    """The copy of this module's file."""
-    return checkout / "python" / "afflux" / Path(module.__file__).relative_to(ENGINE.parent)
 
 
 def change(file, old, new):
@@ -60,63 +57,27 @@ def test_finds_a_build(checkout, tmp_path):
     package = checkout / "python" / "afflux"
     engine = package / ENGINE.name
     for path in (checkout, checkout / "python", package, engine):
-        assert builds.find(path) == (engine, package)
+        assert builds.find(path) == builds.Build(engine, package)
+        assert builds.find(path).root == checkout
     alone = shutil.copy(ENGINE, tmp_path)
-    assert builds.find(Path(alone)) == builds.find(tmp_path) == (tmp_path / ENGINE.name, builds.OWN_PACKAGE)
+    assert builds.find(Path(alone)) == builds.find(tmp_path) == builds.Build(tmp_path / ENGINE.name, builds.OWN_PACKAGE)
+    assert builds.find(Path(alone)).root == builds.OWN.root == ROOT
     with pytest.raises(builds.NoBuild, match="no built extension"):
         builds.find(tmp_path / "old" / "python" / "afflux" / "rules")
 
 
-def test_two_builds_in_one_process(checkout):
-    before = dict(sys.modules)
-    old = builds.load(checkout)
-    assert {name: sys.modules[name] for name in before} == before
-    other, engine = old.module("ops"), old.modules["afflux._engine"]
-    assert Path(other.__file__) == in_copy(checkout, ops)
-    assert engine is not _engine
-    assert sys.modules["afflux"] is afflux
-    assert not issubclass(engine.AffluxError, _engine.AffluxError)
-    for calls, extension in ((other, engine), (ops, _engine)):
-        with pytest.raises(extension.AffluxError, match="2 dimensions"):
-            calls.gram([np.zeros((2, 2), np.float32)])
-        assert type(extension.Buffer(extension.Pool(3, "float32", 1))) is extension.Buffer
-        assert calls.gram([np.arange(4, dtype=np.float32)]).tolist() == [[14]]
-
-
-def test_what_a_function_imports_later_is_of_its_own_build(checkout):
-    with in_copy(checkout, rules).open("a", encoding="utf-8") as file:
-        file.write("\n\ndef late():\n    from afflux.bench.spec import row\n    return row\n")
-    old = builds.load(checkout)
-    assert "afflux.bench.spec.row" not in old.modules
-    with old.active():
-        late = old.module("rules").late()
-    assert Path(late.__file__) == in_copy(checkout, row)
-    assert late is old.module("bench.spec.row")
-    assert sys.modules["afflux.bench.spec.row"] is row
-
-
-def test_both_builds_are_entered_alike(monkeypatch, checkout):
-    """What runs before a sample warms the CPU up: both builds' modules are taken out and put back."""
-    before, entered = dict(sys.modules), []
-    enter = builds.Build.active
-    monkeypatch.setattr(builds.Build, "active", lambda build: entered.append(build.package) or enter(build))
-    old = builds.load(checkout)
-    case = inputs.Case(1000, 2, 1, sets=1)
-    (_,) = against.execute(case, [FEDBUFF], old, {row.name: row for row in old.module("bench.rows").ROWS}, 2)
-    counts = {package: entered.count(package) for package in entered}
-    in_turns = 2 + 1  # samples, and the one whose bits are compared
-    assert counts[builds.OWN_PACKAGE] == in_turns
-    assert counts[old.package] > in_turns
-    assert {name: sys.modules[name] for name in before} == before
-
-
 def test_a_build_that_cannot_be_loaded_says_why(checkout):
-    with in_copy(checkout, afflux).open("a", encoding="utf-8") as file:
+    with (checkout / "python" / "afflux" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("\nfrom afflux import no_codecs\n")
-    before = dict(sys.modules)
     with pytest.raises(builds.NoBuild, match="no_codecs"):
-        builds.load(checkout)
-    assert sys.modules["afflux"] is before["afflux"]
+        builds.BuildProcess(builds.find(checkout), None)
+
+
+def test_a_process_that_ends_is_an_error(tmp_path):
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "worker.py").write_text("raise SystemExit(3)")
+    with pytest.raises(builds.NoBuild, match="its process ended with status 3"):
+        builds.BuildProcess(builds.Build(ENGINE, tmp_path / "python" / "afflux"), None)
 
 
 def test_a_copy_has_the_same_bits(checkout, tmp_path):
@@ -140,9 +101,9 @@ def test_a_copy_has_the_same_bits(checkout, tmp_path):
 
 
 def test_other_bits_and_another_speed_are_seen(checkout, tmp_path):
-    change(in_copy(checkout, inputs), "LR = 0.7", "LR = 0.6")
+    change(checkout / "bench" / "spec" / "inputs.py", "LR = 0.7", "LR = 0.6")
     change(
-        in_copy(checkout, sys.modules[ops.gram.__module__]),
+        checkout / "python" / "afflux" / Path(sys.modules[ops.gram.__module__].__file__).relative_to(ENGINE.parent),
         "    _engine.gram(",
         "    import time; time.sleep(0.05)\n    _engine.gram(",
     )
@@ -174,7 +135,7 @@ def test_this_build_against_itself(tmp_path):
         ({"against": Path(__file__).parent}, "no built extension"),
         ({"against": ENGINE, "compiled": True}, "does not go with --compile"),
         ({"against": ENGINE, "picture_path": Path("x.png")}, "does not go with --picture"),
-        ({"against": ENGINE, "device": "cuda"}, "compares on the CPU"),
+        ({"against": ENGINE, "device": "cuda"}, "does not go with --device"),
         ({"against": ENGINE, "rows": "fedbuf"}, "unknown: fedbuf"),
     ],
 )
@@ -184,10 +145,9 @@ def test_refusals(arguments, message):
 
 
 def test_pairs_are_ours_that_both_builds_have():
-    assert against.pairs_of(STREAMING, None) == []
-    assert [(old.what, new.what) for old, new in against.pairs_of(STREAMING, FEDBUFF)] == [
-        (FEDBUFF.contenders[0].what, STREAMING.contenders[0].what)
-    ]
+    old = SimpleNamespace(description={"contenders": {"streaming": ["afflux", "afflux, earlier"]}})
+    assert against.names_of(STREAMING, old) == ["afflux"]
+    assert against.names_of(FEDBUFF, old) == []
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(5, None), (6, (1, 6)), (9, (2, 8)), (20, (6, 15)), (30, (10, 21))])

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from benching import THREADS, D, M, bench, cache  # noqa: F401
+from conftest import ROOT
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench.measure import native_probes
+from bench.measure import native_probes
 
 
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])
@@ -51,7 +52,7 @@ def test_lists_and_helps(option):
     assert "fedbuff" in done.stdout
     assert "push" in done.stdout
     listed = {"torch addmv_", "fadas", "torch fused Adam", "wkafl", "afflux inner"}
-    assert all(name in done.stdout for name in (listed if option == "--list" else {"afflux bench --quick"}))
+    assert all(name in done.stdout for name in (listed if option == "--list" else {"python -m bench --quick"}))
     assert option == "--list" or "figures say nothing about speed" in " ".join(done.stdout.replace("│", " ").split())
 
 
@@ -85,9 +86,9 @@ def test_the_benchmark_on_a_gpu_needs_neither_typer_nor_rich_nor_psutil():
     lines = [
         "import sys",
         "sys.modules |= dict.fromkeys(['typer', 'rich', 'psutil', 'matplotlib'])",
-        "from afflux.bench import cuda",
-        "from afflux.bench.measure import machine",
+        "from bench import cuda",
+        "from bench.measure import machine",
         "assert cuda.ROWS and machine.describe()['memory'] is None and machine.available_bytes() is None",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

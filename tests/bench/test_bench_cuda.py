@@ -13,11 +13,11 @@ from device import emulated, libraries, needs_device, on_host
 
 torch = pytest.importorskip("torch")
 
-from afflux.bench import cuda  # noqa: E402
-from afflux.bench.measure.timing import entrant  # noqa: E402
-from afflux.bench.output import tables  # noqa: E402
-from afflux.bench.spec import inputs  # noqa: E402
-from afflux.bench.spec.arrays import Gpu  # noqa: E402
+from bench import cuda  # noqa: E402
+from bench.measure.timing import entrant  # noqa: E402
+from bench.output import tables  # noqa: E402
+from bench.spec import inputs  # noqa: E402
+from bench.spec.arrays import Gpu  # noqa: E402
 
 D = 5003
 

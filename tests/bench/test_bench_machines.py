@@ -10,8 +10,8 @@ from conftest import ROOT
 pytest.importorskip("rich")
 pytest.importorskip("typer")
 
-from afflux.bench.output.machines import SHOWN, markdown
-from afflux.bench.rows import ROWS
+from bench.output.machines import SHOWN, markdown
+from bench.rows import ROWS
 
 MACHINES = ROOT / "bench" / "results" / "machines"
 
@@ -53,7 +53,7 @@ def test_what_holds_no_results_is_named(tmp_path, text):
 
 
 def test_a_folder_without_results_says_how_to_make_some(tmp_path):
-    with pytest.raises(ValueError, match=r"has no results: afflux bench --json"):
+    with pytest.raises(ValueError, match=r"has no results: python -m bench --json"):
         markdown(tmp_path)
     assert json.loads((MACHINES / "xeon-2.5ghz.json").read_text())["format"] == 4
 

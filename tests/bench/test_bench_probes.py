@@ -9,10 +9,10 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench.measure import native_probes
-from afflux.bench.measure.native_probes import Variant, sweep
-from afflux.bench.measure.shared_cores import AdditionTimer
-from afflux.bench.run import notes
+from bench.measure import native_probes
+from bench.measure.native_probes import Variant, sweep
+from bench.measure.shared_cores import AdditionTimer
+from bench.run import notes
 
 
 def test_shared_cores():

@@ -11,11 +11,11 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench.rows import GROUPS
-from afflux.bench.rows.simulators import workload
-from afflux.bench.rows.simulators.autograd import autograd_alone
-from afflux.bench.rows.simulators.ours import ours, ours_compiled
-from afflux.bench.rows.simulators.workload import STEPS, Workload, one_update, one_update_in_float64
+from bench.rows import GROUPS
+from bench.rows.simulators import workload
+from bench.rows.simulators.autograd import autograd_alone
+from bench.rows.simulators.ours import ours, ours_compiled
+from bench.rows.simulators.workload import STEPS, Workload, one_update, one_update_in_float64
 from counted import Counted, a_counted, logistic_bound, moved
 from pairwise import soak
 

@@ -6,12 +6,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from afflux.bench.rows.peers.find import absent
-from afflux.bench.rows.simulators import workload
-from afflux.bench.rows.simulators.flgo import FLGO_MODULES, flgo
-from afflux.bench.rows.simulators.ours import ours
-from afflux.bench.rows.simulators.pfl import PFL_MODULES, pfl
-from afflux.bench.rows.simulators.workload import STEPS, Workload, one_update
+from bench.rows.simulators import workload
+from bench.rows.simulators.flgo import FLGO_MODULES, flgo
+from bench.rows.simulators.ours import ours
+from bench.rows.simulators.pfl import PFL_MODULES, pfl
+from bench.rows.simulators.workload import STEPS, Workload, one_update
+from bench.spec.libraries import absent
 from counted import Counted, a_counted, logistic_bound, moved
 
 pytestmark = pytest.mark.filterwarnings("default")  # their own

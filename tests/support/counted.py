@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from afflux.bench.rows.simulators import workload
+from bench.rows.simulators import workload
 from oracle import U32
 
 

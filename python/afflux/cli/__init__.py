@@ -12,8 +12,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
-from afflux.bench import command as benchmark
-from afflux.cli import demo, listings, plan, reproduce, simulate, store
+from afflux.cli import bench, demo, listings, plan, reproduce, simulate, store
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -43,7 +42,7 @@ app.command(help=demo.DEMO_HELP)(demo.demo)
 app.command(help=simulate.COMPARE_HELP)(simulate.compare)
 app.command(help=simulate.RUN_HELP)(simulate.run)
 app.command(help=simulate.REPLAY_HELP)(simulate.replay)
-app.command(help=benchmark.HELP)(benchmark.bench)
+app.command(help=bench.HELP)(bench.bench)
 app.command(help=listings.RULES_HELP)(listings.rules)
 app.command(help=listings.PAPERS_HELP)(listings.papers)
 app.add_typer(reproduce.app, name="reproduce")

@@ -1,0 +1,133 @@
+"""The command `python -m bench`. It imports the modules of the benchmark only when it runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from afflux import ops
+
+if TYPE_CHECKING:
+    from bench.output.files import Files
+
+DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
+
+QUICK = "A trial that everything works: small vectors, 3 repeats. Its figures say nothing about speed."
+HELP = """Time the engine's operations beside what torch, NumPy and other servers do.
+
+Each gets its bytes by definition, GB/s, per cent of the limit that was found in the same run, \
+and its largest error against float64.
+
+[bold]Examples[/bold]
+
+  python -m bench
+
+  python -m bench --rows fedbuff -d 1_000_000 -M 32 --threads 1
+
+  python -m bench --rows push,rounds,cached
+
+  python -m bench --rows scaling --picture scaling.png
+
+  python -m bench --rows all --compile --repeats 40 --out results
+
+  python -m bench --against ../afflux-main
+
+  python -m bench --json machines/mine.json
+
+  python -m bench --machines machines
+
+  python -m bench --quick
+"""
+
+
+def bench(
+    rows: Annotated[str, typer.Option(help="Operations by name, or all, scaling, peers; see --list.")] = DEFAULT_ROWS,
+    d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
+    m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores. A push takes one.")] = None,
+    isa: Annotated[str | None, typer.Option(help="Instruction set of afflux; default: the best one here.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Samples of each contender; default 20.")] = None,
+    sets: Annotated[int, typer.Option(min=2, help="Input sets that take turns.")] = 2,
+    compiled: Annotated[bool, typer.Option("--compile", help="Also torch.compile; it needs a C++ compiler.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", dir_okay=False, help="The tables.")] = None,
+    picture_path: Annotated[Path | None, typer.Option("--picture", dir_okay=False, help="The bars, as a PNG.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The JSON with every sample; compressed as FILE.json.gz.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", file_okay=False, help="JSON, tables and bars, into this folder.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
+    against: Annotated[
+        Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
+    ] = None,
+    machines: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Print the JSON files of a folder side by side, and stop."),
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
+) -> None:
+    """Time the engine's operations (see HELP)."""
+    from bench.output.files import Files
+
+    if machines:
+        from bench.output.machines import markdown
+
+        others: dict[str, object] = {"-d": d, "-M": m, "--threads": threads, "--isa": isa, "--repeats": repeats}
+        others |= {"--compile": compiled, "--quick": quick, "--json": json_path, "--markdown": markdown_path}
+        others |= {"--picture": picture_path, "--samples": samples, "--out": folder, "--against": against}
+        others |= {
+            "--list": list_only,
+            "--rows": rows != DEFAULT_ROWS,
+            "--sets": sets != 2,
+            "--device": device != "cpu",
+        }
+        if names := [name for name, value in others.items() if value]:
+            raise typer.BadParameter(f"does not go with {', '.join(names)}", param_hint="--machines")
+        try:
+            typer.echo(markdown(machines), nl=False)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--machines") from None
+        return
+    from bench import run
+    from bench.spec.row import Asked
+
+    files = Files(json_path, markdown_path, picture_path, samples, folder)
+    asked = Asked(d, m, threads or ops.default_threads(), quick, sets)
+    few = run.QUICK_REPEATS if quick else None
+    if against:
+        from bench import against as comparison
+
+        for name, used in (("--compile", compiled), ("--picture", picture_path), ("--device", device != "cpu")):
+            if used:
+                raise typer.BadParameter(f"does not go with {name}", param_hint="--against")
+        compared = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
+        comparison.run(against, compared, asked, isa, repeats or few or comparison.REPEATS, files)
+    elif device != "cpu":
+        on_gpu(device, rows, d, repeats, compiled, files)
+    elif list_only:
+        run.list_rows(asked)
+    else:
+        run.run(rows, asked, isa, repeats or few or run.REPEATS, compiled, files)
+
+
+def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
+    """Run the rows of cuda.py on a GPU."""
+    from bench import cuda
+    from bench.output import tables
+    from bench.output.files import write_run
+
+    if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
+        raise typer.BadParameter(reason, param_hint="--device")
+    names = list(cuda.ROWS) if rows == DEFAULT_ROWS else [name.strip() for name in rows.split(",")]
+    if unknown := [name for name in names if name not in cuda.ROWS]:
+        what = f"not on a GPU: {', '.join(unknown)}; known rows: {', '.join(cuda.ROWS)}"
+        raise typer.BadParameter(what, param_hint="--rows")
+    files.check()
+    sizes = [cuda.D, cuda.SMALL] if d is None else [d]
+    out = cuda.run(sizes, cuda.here(), repeats or cuda.REPEATS, names, compiled)
+    chosen = [cuda.ROWS[name] for name in names]
+    tables.show(out, chosen)
+    write_run(files, out, chosen)

@@ -1,0 +1,55 @@
+"""The limit of a row: the highest bandwidth of all probes and contenders with comparable traffic in the same run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from bench.measure.timing import Timed
+from bench.spec.row import Row
+from bench.spec.streams import Traffic, kind
+
+
+@dataclass(frozen=True)
+class Limit:
+    gbps: float
+    by: Timed  #: the probe or contender that reached it
+
+
+def mix(traffic: Traffic) -> set[object]:
+    """Return the streams of the sweeps, without the number of times that each sweep runs."""
+    return {replace(streams, times=1) for streams in traffic}
+
+
+def comparable(probe: Timed, traffic: Traffic) -> bool:
+    """Return whether the probe only reads, or reads and writes as this operation does.
+
+    The speeds of other mixes differ: for example, a probe in place avoids the hidden read of memory that is written.
+    """
+    return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
+
+
+def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
+    """Return the highest bandwidth of the comparable probes and of this row's contenders."""
+    traffic = row.traffic(m)
+    able = [probe for probe in probes if comparable(probe, traffic)]
+    able += [contender for contender in contenders if contender.row == row.name]
+    best = max(able, key=lambda timed: timed.gbps)
+    return Limit(best.gbps, best)
+
+
+def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
+    """Return the highest bandwidth of all probes and of afflux.
+
+    On a GPU a write reads nothing, so all mixes are comparable.
+    """
+    able = [*probes, *(c for c in contenders if c.row == row.name and c.by and c.by.role == "ours")]
+    best = max(able, key=lambda timed: timed.gbps)
+    return Limit(best.gbps, best)
+
+
+def of_kinds(probes: Iterable[Timed]) -> dict[str, float]:
+    """Return the highest bandwidth of the probes of each kind of traffic."""
+    best: dict[str, float] = {}
+    for probe in probes:
+        sort = kind(probe.traffic)
+        best[sort] = max(best.get(sort, 0), probe.gbps)
+    return best

@@ -1,0 +1,158 @@
+"""Native probes that move the same streams in many variants; the fastest variants take part in the timing."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, islice, product
+from math import ceil
+
+from bench.measure import machine, native_probes
+from bench.measure.native_probes import MOST_GROUP, Placed, Variant
+from bench.measure.timing import Timed
+from bench.spec.inputs import Case, Float32, Inputs
+from bench.spec.streams import Streams, Traffic, moved, spoken
+
+AHEAD = (0, 256, 512, 1024, 2048, 4096)
+TILES = (256, 1024, 4096)
+#: The number of variants that are tried again at full length.
+FINALISTS = 6
+
+
+def generic(m: int) -> list[Traffic]:
+    """Return the traffic that is measured in every case, independent of its rows."""
+    numbers = [2**i for i in range(m.bit_length())] + [m + 1]
+    reads = [Streams(reads=(4,) * n) for n in dict.fromkeys(numbers)]
+    written = [Streams(reads=(4,) * n, writes=(4,)) for n in (1, m + 1)]
+    in_place = [Streams(in_place=(4,) * n) for n in (1, 2, 3)]
+    return [(streams,) for streams in (*reads, *written, *in_place)]
+
+
+def variants(traffic: Traffic) -> list[Variant]:
+    """Return all variants that can differ in speed for these streams."""
+    groups = (4, MOST_GROUP) if any(len(streams.reads) > 4 for streams in traffic) else (MOST_GROUP,)
+    stores = (False, True) if any(streams.writes for streams in traffic) else (False,)
+    return [Variant(*chosen) for chosen in product(AHEAD, TILES, groups, stores)]
+
+
+def placed(memory: Iterable[Float32], sizes: Sequence[float], elements: int) -> Iterator[Placed]:
+    """Place the streams one after the other in these flat arrays."""
+    chunks = iter(memory)
+    free = next(chunks)
+    for size in sizes:
+        words = ceil(elements * size / 4)
+        while words > free.size:
+            free = next(chunks)
+        yield free[:words], size
+        free = free[words:]
+
+
+def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: int, laps: int) -> Callable[[], float]:
+    """Return a sweep that reads the vectors of set k and writes the scratch vectors."""
+    elements *= streams.times
+    written = list(placed([inputs.scratch.reshape(-1)], streams.writes + streams.in_place, elements))
+    return native_probes.sweep(
+        list(placed([inputs.updates[k].reshape(-1), inputs.params[k]], streams.reads, elements)),
+        written[: len(streams.writes)],
+        written[len(streams.writes) :],
+        elements,
+        variant,
+        threads=inputs.num_threads,
+        laps=laps,
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Streams and one variant that moves them, on the inputs of a case."""
+
+    inputs: Inputs
+    case: Case
+    traffic: Traffic
+    variant: Variant
+    elements: int
+
+    @cached_property
+    def calls(self) -> dict[int, list[Callable[[], float]]]:
+        """The sweeps of each input set; made at the first use."""
+        return {}
+
+    def ready(self, k: int) -> list[Callable[[], float]]:
+        """Return the sweeps of set k. If all laps are on one set, the native code makes all laps."""
+        if k not in self.calls:
+            laps = self.case.laps if self.case.warm else 1
+            self.calls[k] = [sweep(self.inputs, k, s, self.variant, self.elements, laps) for s in self.traffic]
+        return self.calls[k]
+
+    def run(self, k: int) -> None:
+        for call in self.ready(k):
+            call()
+
+    def sample(self, number: int) -> None:
+        if self.case.warm:
+            self.run(number % self.case.sets)
+        else:
+            self.case.sample(self.run)(number)
+
+    def prepare(self, number: int) -> None:
+        """Make the sweeps of a sample before it is timed."""
+        self.case.sample(self.ready)(number)
+
+
+def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
+    """Return the trials with the shortest sample.
+
+    Each trial starts with the input set after the last trial's, so that no set is in the cache.
+    """
+    numbers = count()
+
+    def shortest(trial: Trial) -> float:
+        seconds = []
+        for number in islice(numbers, samples):
+            trial.prepare(number)
+            start = time.perf_counter()
+            trial.sample(number)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    return sorted(trials, key=shortest)[:keep]
+
+
+def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: bool) -> list[Timed]:
+    """Return the fastest variants.
+
+    All variants (quick: a few) run on a part that is larger than the caches; the fastest of them run on the whole.
+    """
+    part, fewer = case.d, case
+    if not case.warm:
+        part = min(case.d, ceil(4 * machine.last_level() / moved(traffic, 1)))
+        fewer = replace(case, laps=ceil(case.laps / 20))
+    few = fastest(
+        [Trial(inputs, fewer, traffic, v, part) for v in variants(traffic)[:: 11 if quick else 1]], 2, FINALISTS
+    )
+    found = fastest([Trial(inputs, fewer, traffic, trial.variant, case.d) for trial in few], 3, keep)
+    return [timed(Trial(inputs, case, traffic, trial.variant, case.d)) for trial in found]
+
+
+def timed(trial: Trial) -> Timed:
+    """Return the trial, ready to be timed: it has run on each set."""
+    case, traffic = trial.case, trial.traffic
+    for k in range(case.sets):
+        trial.run(k)
+    made = Timed(
+        f"native: {spoken(traffic)}", str(trial.variant), moved(traffic, case.d), trial.sample, case.laps, traffic
+    )
+    made.rest = 0  # its threads have already ended
+    if case.warm:
+        made.prepare = trial.sample
+    return made
+
+
+def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
+    """Return how many variants of each traffic are timed: two of each row's own mix, one of the others."""
+    return dict.fromkeys(generic(case.m), 1) | dict.fromkeys(rows, 2)
+
+
+def scratch(traffics: Iterable[Traffic]) -> int:
+    """Return how many float32 vectors the probes of this traffic write."""
+    return max((ceil(streams.written() / 4) for traffic in traffics for streams in traffic), default=0)

@@ -1,0 +1,146 @@
+"""The results of a run as data for JSON: the figures of all contenders, the limits, and who is faster than afflux."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from statistics import quantiles
+from typing import Any
+
+from bench.measure import limit, machine
+from bench.measure.limit import Limit
+from bench.measure.timing import Timed
+from bench.spec.columns import Line
+from bench.spec.inputs import Case
+from bench.spec.row import Row
+from bench.spec.streams import kind, spoken
+
+FORMAT = 4
+LEVEL = 0.99  #: contenders that take less than this share of afflux's time are listed as faster
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    lower, median, upper = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    return {
+        "median": median,
+        "min": min(seconds),
+        "lower_quartile": lower,
+        "upper_quartile": upper,
+        "max": max(seconds),
+        "samples": len(seconds),
+    }
+
+
+def figures(timed: Timed) -> Line:
+    return {
+        "name": timed.name,
+        "what": timed.what,
+        "bytes": timed.bytes,
+        **summary(timed.seconds),
+        "gbps": timed.gbps,
+        "laps": timed.laps,
+        "seconds": timed.seconds,
+    }
+
+
+def of_probe(probe: Timed) -> Line:
+    """Return the figures of a probe: `what` are its streams, `how` is its variant."""
+    return figures(probe) | {"how": probe.what, "what": spoken(probe.traffic), "kind": kind(probe.traffic)}
+
+
+def fastest(own: Iterable[Timed], role: str) -> Timed | None:
+    """Return the fastest contender of this role that computes the whole operation."""
+    able = [t for t in own if t.by and t.by.role == role and t.by.traffic is None]
+    return min(able, key=lambda t: t.median, default=None)
+
+
+def used(case: Case) -> str:
+    """Return the instruction set, or the device."""
+    return machine.instruction_set() if case.device == "cpu" else case.device
+
+
+def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
+    """Return the figures of a row's contenders; only those that compute the whole operation are compared by time."""
+    ours = own[0]
+    others = {role: fastest(own, role) for role in ("plain", "best", "peer")}
+    found = []
+    for timed in own:
+        contender = timed.by
+        assert contender is not None
+        whole = contender.traffic is None
+        found.append(
+            {"operation": row.name}
+            | asdict(case)
+            | {"dtype": row.dtype, "isa": used(case) if contender.role == "ours" else None}
+            | figures(timed)
+            | {
+                "role": contender.role,
+                "caveat": contender.caveat,
+                "first": timed is ours,
+                "part": not whole,
+                "limit": most.gbps,
+                "percent_of_limit": 100 * timed.gbps / most.gbps,
+                "times_ours": timed.median / ours.median if whole else None,
+                "compile_seconds": timed.first - timed.median if contender.compiles else None,
+                "us": 1e6 * timed.median / case.m,
+                "errors": timed.errors,
+                "error": timed.errors.get(row.output),
+            }
+            | {f"times_{role}": t.median / timed.median if t and whole else None for role, t in others.items()}
+        )
+    return found
+
+
+def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
+    """Return the results of one case: the fastest probe of each kind of traffic, and each row with its limit."""
+    found: dict[str, Any] = {
+        "name": str(case),
+        **asdict(case),
+        "best": limit.of_kinds(probes),
+        "probes": [of_probe(probe) for probe in probes],
+        "limits": {},
+        "rows": {},
+    }
+    for row in rows:
+        limit_of = limit.of_row if case.device == "cpu" else limit.on_gpu
+        most = limit_of(row, case.m, probes, contenders)
+        found["limits"][row.name] = {"gbps": most.gbps, "by": most.by.name, "how": most.by.what}
+        found["rows"][row.name] = lines(case, row, [t for t in contenders if t.row == row.name], most)
+    return found
+
+
+def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
+    """Return all lines of a row, case by case."""
+    found = [line for case in cases for line in case["rows"].get(row.name, [])]
+    return sorted(found, key=lambda line: line[row.along]) if row.along else found
+
+
+def losses(row: Row, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the contenders that compute the whole operation faster than afflux, with the sizes and the ratios."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines_of(row, cases):
+        if line["role"] == "ours" or line["part"] or line["times_ours"] > LEVEL:
+            continue
+        who = found.setdefault(
+            line["name"], {"row": row.name, "name": line["name"], "caveat": line["caveat"], "at": [], "times": []}
+        )
+        who["at"].append({key: line[key] for key in ("d", "m", "clients")})
+        who["times"].append(1 / line["times_ours"])
+    return list(found.values())
+
+
+def results(
+    box: dict[str, Any], rows: list[Row], cases: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all results of a run."""
+    for row in rows:
+        row.compare(lines_of(row, cases))
+    return {
+        "format": FORMAT,
+        "machine": box,
+        "software": machine.software(),
+        "settings": settings,
+        "rows": [
+            {"name": row.name, "formula": row.formula, "counted": row.counted, "dtype": row.dtype} for row in rows
+        ],
+        "cases": cases,
+        "where_we_lose": [loss for row in rows for loss in losses(row, cases)],
+    }

@@ -1,0 +1,143 @@
+"""Flower's adapter: from the replies of M clients, as Flower delivers them, to the record that it sends next."""
+
+from typing import Any
+
+from afflux.rules import fedavg
+from bench.rows.adapters.row import adapter_row
+from bench.rows.peers.means import FLOWER_MODULES
+from bench.rows.peers.models import Model, flat, flower, model_of, models_of, of
+from bench.spec.arrays import Vector
+from bench.spec.contender import Arrays, Round, ours, peer
+from bench.spec.inputs import Inputs
+from bench.spec.libraries import find
+from bench.spec.optional_torch import torch
+
+
+def flat_of(record: Any) -> Vector:
+    """Return the arrays of a record as one flat vector."""
+    return flat(record.to_torch_state_dict())
+
+
+class _Grid:
+    """The part of a Grid that a run needs to receive replies that have already arrived."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = list(range(nodes))
+        self.replies: list[Any] = []
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+    def pull_messages(self, keys: list[str]) -> list[Any]:
+        found, self.replies = self.replies, []
+        return found
+
+
+def replies_in(inputs: Inputs) -> list[list[Any]]:
+    """Return Flower's messages of M nodes, for each input set; the key of a node's reply is its number."""
+    make, (contain, _) = find("flwr.app").Message, flower(inputs, {})
+    found: list[list[Any]] = []
+    for k in range(len(inputs.updates)):
+        found.append([])
+        for node, content in enumerate(contain(models_of(inputs, k))):
+            message = make(content, node, "train", group_id="1")
+            message.metadata.__dict__["_message_id"] = str(node)
+            found[k].append(make(content, reply_to=message))
+    return found
+
+
+def quiet() -> None:
+    """Silence Flower's log lines about each step, which would be timed."""
+    find("flwr.common.logger").FLOWER_LOGGER.setLevel("ERROR")
+    # Flower's own drivers set the task's identity before a ServerApp runs.
+    identity = find("flwr.supercore.task_identity").TaskIdentity
+    identity.run_id, identity.node_id, identity.task_id = 1, 1, 1
+
+
+def by_adapter(inputs: Inputs) -> Round:
+    """Return a contender that runs `AsyncStrategy` on replies.
+
+    It pulls messages, reads their bytes in place, pushes them, records the step and its metrics, and makes the next
+    record.
+    """
+    quiet()
+    core, loops = find("afflux.integrations._core"), find("afflux.integrations._loop")
+    adapter, flower_run = find("afflux.integrations.flower"), find("afflux.integrations._flower_run")
+    contain, _ = flower(inputs, {})
+    initial = contain([model_of(torch.from_numpy(inputs.params[0]))])[0]["arrays"]
+    strategy = adapter.AsyncStrategy(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads, evaluate_every=10**9)
+    start, grid = adapter.model_of(initial), _Grid(inputs.m)
+    training = core.TrainingRun(strategy.rule, start, strategy.settings, num_clients=inputs.m)
+    transport = flower_run.FlowerTransport(strategy, grid, training, {}, {}, None, last=10**9)
+    loop, server = loops.Loop(training, transport), training.server
+    replies = replies_in(inputs)
+
+    def run(k: int) -> Any:
+        for node in grid.nodes:
+            training.sent(str(node), training.assign(node), node)
+        grid.replies = replies[k]
+        loop.take_replies(10**9)
+        return transport.arrays(server.pull())
+
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "params": server.params}
+
+    return Round(run, before, lambda record: {"params": flat_of(record)})
+
+
+def flowers_own(inputs: Inputs, params: Model) -> Any:
+    """Return functions that call Flower's `aggregate_arrayrecords`, whose result is the next record."""
+    contain, _ = flower(inputs, params)
+    aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
+
+    def mean(records: list[Any]) -> Any:
+        return aggregate(records, "num-examples")
+
+    return contain, mean
+
+
+def by_fedavg(inputs: Inputs) -> Round:
+    """Return a contender that runs Flower's FedAvg on the same messages.
+
+    FedAvg also checks that the messages fit together, and aggregates metrics.
+    """
+    quiet()
+    strategy, replies = find("flwr.serverapp.strategy").FedAvg(), replies_in(inputs)
+
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "params": inputs.params[0]}
+
+    def run(k: int) -> Any:
+        return strategy.aggregate_train(1, replies[k])[0]
+
+    return Round(run, before, lambda record: {"params": flat_of(record)})
+
+
+CONTENDERS = [
+    ours(
+        "afflux",
+        "AsyncStrategy: M replies taken in, a step with its metrics, the next ArrayRecord",
+        by_adapter,
+        lambda m: m + 4,
+        temporary=2,
+        modules=FLOWER_MODULES,
+    ),
+    peer(
+        "flower",
+        "aggregate_arrayrecords(replies)",
+        of(flowers_own, flat_of),
+        temporary=lambda m: 2 * m + 4,
+        caveat="of models: subtracts and adds nothing; checks nothing; float32 sums; no metrics",
+        modules=FLOWER_MODULES,
+    ),
+    peer(
+        "flower, FedAvg",
+        "FedAvg.aggregate_train(step, replies)",
+        by_fedavg,
+        temporary=lambda m: 2 * m + 4,
+        caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
+        modules=FLOWER_MODULES,
+    ),
+]
+
+FLOWER_ADAPTER = adapter_row("flower", "from the bytes of M replies of 20 arrays to the next ArrayRecord", CONTENDERS)

@@ -1,0 +1,165 @@
+"""A whole round of `Server.push`, vector by vector, which join a buffer of M or are added to a sum as they arrive.
+
+The server copies and checks every vector; the baselines only add.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from afflux import Server
+from afflux.rules.presets.fedbuff import fedbuff
+from bench.rows.fedbuff import FEDBUFF
+from bench.spec.arrays import HOST
+from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE, Line, number
+from bench.spec.contender import Contender, Round, best, ours
+from bench.spec.inputs import LR, Case, Float32, Inputs
+from bench.spec.optional_torch import torch
+from bench.spec.row import QUICK_D, Asked, D
+
+SMALL = 100_000  #: a d at which fixed costs are visible
+PUSHERS, SLOTS = 4, 6  #: threads and slots of the contender with several threads
+
+
+def cases(asked: Asked) -> list[Case]:
+    lengths = [asked.d] if asked.d else [SMALL, QUICK_D if asked.quick else D]
+    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
+
+
+def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
+    """Return a contender that pushes M new vectors to a server with these options; the last one makes the step."""
+
+    def make(inputs: Inputs) -> Round:
+        rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
+        threads = inputs.num_threads
+        server = Server(rule, inputs.params[0], num_threads=threads, push_threads=threads, **options)
+
+        def run(k: int) -> object:
+            version = server.version
+            for client_id, vector in enumerate(inputs.vectors[k]):
+                server.push(client=client_id, update=vector, version=version, copy=copy)
+            return server.params
+
+        return Round(
+            run,
+            lambda k: inputs.read(k, inputs.equal_weights) | {"params": server.params},
+            lambda params: {"params": np.asarray(params)},
+        )
+
+    return make
+
+
+def by_threads(inputs: Inputs) -> Round:
+    """Return a contender that pushes M new vectors from PUSHERS threads to a server with accumulate=True."""
+    threads = inputs.num_threads
+    rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
+    server = Server(rule, inputs.params[0], accumulate=True, num_threads=threads, push_threads=threads, max_slots=SLOTS)
+    pool = ThreadPoolExecutor(PUSHERS)
+
+    def run(k: int) -> object:
+        version = server.version
+
+        def push(client_id: int) -> None:
+            server.push(client=client_id, update=inputs.vectors[k][client_id], version=version)
+
+        for _ in pool.map(push, range(inputs.m)):
+            pass
+        return server.params
+
+    return Round(
+        run,
+        lambda k: inputs.read(k, inputs.equal_weights) | {"params": server.params},
+        lambda params: {"params": np.asarray(params)},
+    )
+
+
+def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], object]) -> Callable[[Inputs], Round]:
+    """Return a contender that adds each vector to a float32 sum, and the sum to params."""
+
+    def make(inputs: Inputs) -> Round:
+        total, out = view(HOST.filled(inputs.d, 0)), view(inputs.out)
+        sources = [[view(vector) for vector in vectors] for vectors in inputs.vectors]
+        params = [view(p) for p in inputs.params]
+
+        def run(k: int) -> object:
+            total[:] = 0
+            for vector in sources[k]:
+                add(total, vector, 1 / inputs.m)
+            out[:] = params[k]
+            add(out, total, LR)
+            return inputs.out
+
+        return Round(run, lambda k: inputs.read(k, inputs.equal_weights), lambda params: {"params": np.asarray(params)})
+
+    return make
+
+
+def numpy_add(total: Float32, vector: Float32, weight: float) -> None:
+    total += np.float32(weight) * vector
+
+
+def torch_add(total: Any, vector: Any, weight: float) -> object:
+    return total.add_(vector, alpha=weight)
+
+
+# What a contender holds beside params, in float32 vectors: always the next version, and a sum of float64 or float32
+
+
+def buffered(m: int) -> int:
+    """Return M slots and the next version."""
+    return m + 1
+
+
+#: SLOTS slots, the sum and the next version
+OF_PUSHERS = SLOTS + 3
+
+
+CONTENDERS = [
+    ours("afflux", "Server(accumulate=True).push, M times", a_round(accumulate=True), 4),
+    ours(
+        f"afflux, {PUSHERS} pushers",
+        f"Server(accumulate=True, max_slots={SLOTS}).push from {PUSHERS} threads: terms that wait share a sweep",
+        by_threads,
+        OF_PUSHERS,
+    ),
+    ours("afflux, buffered", "Server.push, M times", a_round(), buffered),
+    ours("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), 1),
+    Contender(
+        "numpy +=",
+        "total += w * u, no copy and no check",
+        added(np.asarray, numpy_add),
+        2,
+        temporary=1,
+        caveat="checks nothing, float32 sums",
+        role="plain",
+    ),
+    best(
+        "torch add_",
+        "total.add_(u, alpha=w), no copy and no check",
+        added(lambda array: torch.from_numpy(array), torch_add),
+        2,
+        caveat="checks nothing, float32 sums",
+    ),
+]
+
+
+def an_update(lines: list[Line]) -> None:
+    """Add the server's bytes between updates."""
+    held = {contender.name: contender.kept_bytes for contender in CONTENDERS}
+    for line in lines:
+        line["held"] = held[line["name"]](line["d"], line["m"])
+
+
+STREAMING = replace(
+    FEDBUFF,
+    name="streaming",
+    formula="M pushes, one by one, and their step: out = params + lr sum_i u_i / M",
+    counted="4 d (M + 2), as fedbuff",
+    cases=cases,
+    contenders=CONTENDERS,
+    columns=(BY_D, ROLE, *UPDATE, number("MB held", "held", ".1f", 1e-6), *SPEED, TIMES_OURS, ERROR, ULP),
+    compare=an_update,
+)

@@ -1,1 +1,0 @@
-"""The micro-benchmark: `afflux bench`. See bench/README.md."""

@@ -1,6 +1,0 @@
-"""Simulators of federated learning on the same workload: afflux's, FLGo's and pfl-research's."""
-
-from afflux.bench.rows.simulators.row import simulator_row
-from afflux.bench.rows.simulators.workload import cnn, logistic
-
-SIMULATORS = [simulator_row("logistic", logistic, 7_850, 400), simulator_row("cnn", cnn, 61_706, 60)]
