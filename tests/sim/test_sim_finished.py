@@ -34,8 +34,11 @@ def test_what_has_ended_is_found_again(tmp_path):
         JOBS[1]._replace(config=replace(CONFIG, client_lr=0.2)),
     ):
         assert load_outcomes(path, [other]) == {}, "another rule, seed, option or setting"
-    moved = JOBS[1]._replace(config=replace(CONFIG, data_dir="elsewhere"))
-    assert load_outcomes(path, [moved]) == {0: Outcome.of(result)}
+    here, elsewhere = (
+        JOBS[1]._replace(config=replace(CONFIG, data="mnist", data_dir=folder)) for folder in ("here", "elsewhere")
+    )
+    FinishedRuns(path, [here])[0] = [result]
+    assert load_outcomes(path, [elsewhere]) == {0: Outcome.of(result)}
 
 
 def test_a_line_that_was_cut_off_has_not_ended(tmp_path):

@@ -37,8 +37,8 @@ RULES = {
         "test_rules.py",
     ),
     "Arrivals.inner: a failed round stays open": (
-        "    finally:\n        if asked is not None:\n            asked.close()",
-        "    finally:\n        pass",
+        "        note_stored_frames()\n        if asked is not None:\n            asked.close()",
+        "        note_stored_frames()",
         "test_arrivals_inner.py",
     ),
     "given: a weight beyond the limits counts": (
