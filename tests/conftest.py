@@ -25,6 +25,8 @@ THREADS = [1, 2, 3]
 def pytest_configure(config):
     pairwise.soaking = "soak" in config.option.markexpr.replace("not soak", "")
     config.pluginmanager.register(parts.Parts())
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(parts.Running(config))
 
 
 @pytest.fixture(scope="session", autouse=True)

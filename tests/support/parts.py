@@ -1,15 +1,20 @@
 """Prints the CPU seconds of a session by folder of tests, and of its most expensive files.
 
-Loaded by tests/conftest.py. The time of a test includes the processes that it has started and waited for.
+While no test ends for a while, it prints those that run. Loaded by tests/conftest.py. The time of a test includes the
+processes that it has started and waited for.
 """
 
 import os
 from collections import Counter
+from threading import Event, Thread
+from time import monotonic
 
 import pytest
 
 #: Files that the table names one by one.
 MOST = 12
+#: Seconds without the end of a test after which those that run are printed.
+SILENCE = 15.0
 
 
 def used():
@@ -49,3 +54,33 @@ class Parts:
         write("the most expensive files:")
         for file, seconds in self.by_file.most_common(MOST):
             write(f"{seconds:8.1f}  {file}")
+
+
+class Running:
+    """Prints the tests that run while none ends; for the process that only distributes tests to others."""
+
+    def __init__(self, config):
+        self.plugins = config.pluginmanager
+        self.running, self.last, self.due, self.ended = {}, monotonic(), SILENCE, Event()
+
+    def pytest_sessionstart(self):
+        Thread(target=self._watch, daemon=True).start()
+
+    def pytest_sessionfinish(self):
+        self.ended.set()
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.running[nodeid] = monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.running.pop(nodeid, None)
+        self.last, self.due = monotonic(), SILENCE
+
+    def _watch(self):
+        while not self.ended.wait(1.0):
+            if (silence := monotonic() - self.last) > self.due:
+                self.due += SILENCE
+                tests = sorted(self.running, key=self.running.get)[:4]
+                what = ", ".join(tests) or "the tests are collected"
+                reporter = self.plugins.getplugin("terminalreporter")
+                reporter.write_line(f"\n{silence:5.0f} s without the end of a test: {what}")
