@@ -1,5 +1,6 @@
 """ServerOptions: one checked set for Server, plan and the store."""
 
+import re
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from functools import partial
 from itertools import combinations, product
@@ -11,6 +12,7 @@ import pytest
 from afflux import AffluxError, Server, ServerOptions, plan
 from afflux.aggregation.options import STORED, Options
 from afflux.rules import ca2fl, fedbuff, gsgm, wkafl
+from conftest import ROOT
 from pairwise import cover, soak_all
 
 
@@ -18,6 +20,12 @@ def test_the_keyword_arguments_are_the_fields():
     hints = get_type_hints(ServerOptions)
     assert get_type_hints(Options) == {field.name: hints[field.name] for field in fields(ServerOptions)}
     assert set(STORED) < set(asdict(ServerOptions()))
+
+
+@pytest.mark.parametrize("page", ["server.md", "store.md"])
+def test_the_tables_of_the_pages_have_all_options(page):
+    rows = [line.split(" | ")[0] for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| `")]
+    assert {field.name for field in fields(ServerOptions)} <= set(re.findall(r"`(\w+)`", " ".join(rows)))
 
 
 def test_keyword_arguments_take_the_place_of_options():

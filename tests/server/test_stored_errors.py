@@ -1,6 +1,7 @@
 """Errors that callers keep: their tracebacks hold no slot, no version and no draft, so that the server goes on."""
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -221,6 +222,23 @@ def test_steps_that_a_store_cannot_save(tmp_path, monkeypatch):
     assert errors[0].joined
     server.close()
     errors += check(server, lambda: pushed(server, 0), server.flush, server.checkpoint, error=StoreError)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_error_holds_no_vector_of_its_client(copy):
+    """The caller's frame passes the only reference on."""
+    server, kept = Server(fedbuff(), np.zeros(D, np.float32)), []
+    for length, client, value in ((D, 1, np.nan), (D + 1, 1, 1.0), (D, None, 1.0)):
+        box = [np.full(length, value, np.float32)]
+        vector = weakref.ref(box[0])
+        try:
+            server.push(client=client, version=0, update=box.pop(), copy=copy)
+        except AffluxError as error:
+            kept.append(error)
+        else:  # the round looks for a NaN in a lent vector
+            server.discard()
+        assert vector() is None
+    assert len(kept) == 2 + copy
 
 
 #: Public calls that use no slot and no version.

@@ -247,6 +247,19 @@ def test_other_optimizers(training):
     assert plain[0].staleness.tolist() == other[0].staleness.tolist()
 
 
+def test_rules_that_need_facts_are_refused(tmp_path):
+    file = tmp_path / "rule.py"
+    file.write_text(
+        "from dataclasses import replace\nfrom afflux.rules import fedbuff\nfrom afflux.rules.weights import Given\n"
+        "def by_tokens(buffer_size: int = 2):\n"
+        "    return replace(fedbuff(buffer_size=buffer_size), weigh=Given('tokens'))\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"fedbuff needs facts of arrivals \(tokens\), which simulated clients do not"
+    ):
+        simulation(own_tasks.linear, rules=f"{file}:by_tokens").run()
+
+
 def test_rules_that_score_updates_need_validation_data():
     with pytest.raises(ConfigError, match="zenopp scores updates on validation data"):
         simulation(rules="zenopp").run()

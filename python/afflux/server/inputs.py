@@ -197,8 +197,8 @@ class InputAdapter:
             names = ", ".join(field.name for field in every[:3])
             more = ", ..." if len(every) > 3 else ""
             raise AffluxError(
-                f"{whose} push lacks the model's buffers ({names}{more}): pass them as buffers=, or the client's "
-                "whole model as model="
+                f"{whose} push lacks the model's buffers ({names}{more}), which are no part of an update or gradient: "
+                "pass their values as buffers=, in a module or a dict, or the client's whole model as model="
             )
         return self.flat_buffers(what, buffers, most)
 

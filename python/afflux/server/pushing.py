@@ -121,7 +121,7 @@ def push(  # noqa: D417
     """
     aggregator, adapter, options = self._aggregator, self._adapter, self.options
     pushed: Pushed | None = None
-    known = found = None
+    known = found = vector = parts = own = None
     try:
         if (
             aggregator.fast is not None
@@ -143,7 +143,7 @@ def push(  # noqa: D417
         if aggregator.tasks.next_deadline != inf:
             close_overdue(aggregator)
     except BaseException as error:
-        task = version = pushed = found = None
+        task = version = pushed = found = update = gradient = model = buffers = None
         clear_tracebacks(error)
         if isinstance(error, Exception):
             aggregator.count_refused()
@@ -257,9 +257,9 @@ def push(  # noqa: D417
         clear_tracebacks(error)
         raise
     finally:
-        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot or versions.
+        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
         pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
-        task = version = None
+        task = version = update = gradient = model = buffers = vector = parts = own = None
         clear_stored_frames()
         if ticket.reading:
             aggregator.reading.discard(ticket)

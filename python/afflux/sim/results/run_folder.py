@@ -213,6 +213,7 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     from afflux.sim.results.figures import draw_comparison
     from afflux.sim.results.report_html import render_report
 
+    folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     configuration, setting = _configuration(results, config), describe_setting(config, results)

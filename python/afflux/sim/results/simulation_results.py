@@ -100,7 +100,7 @@ class SimulationResults(Sequence[RunResult]):
         draw_comparison(self._runs, title, self.config.target, Path(path))
 
     def write(self, folder: Path | str) -> None:
-        """Write the files of a run folder into `folder`; see `afflux compare`."""
+        """Write the files of a run folder into `folder`, which is made if there is none; see `afflux compare`."""
         run_folder.write_results(Path(folder), self._runs, self.config)
 
     def __repr__(self) -> str:

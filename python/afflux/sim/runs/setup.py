@@ -138,7 +138,10 @@ class SimulationSetup:
         return min(self.config.concurrency, len(self.clients))
 
     def check_rule(self, rule: Rule) -> None:
-        """Raise ConfigError if the rule needs validation data that the task lacks, or excludes clip_norms."""
+        """Raise ConfigError if the rule needs facts, or validation data that the task lacks, or excludes clip_norms."""
+        if rule.needs.facts:
+            names = ", ".join(rule.needs.facts)
+            raise ConfigError(f"{rule.name} needs facts of arrivals ({names}), which simulated clients do not push")
         if needs_validation_gradient(rule) and not self.num_validation:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
