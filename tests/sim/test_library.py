@@ -333,7 +333,7 @@ def test_results(tmp_path):
     results = made.run(out=tmp_path / "run", keep_updates=True)
     assert [(run.spec.label, run.seed) for run in results] == [(RULE, 0), ("fedasync", 0), (RULE, 1), ("fedasync", 1)]
     assert results.of("fedasync", 1) is results[3]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"no run of 'fedasync' with seed 2; there are .*\('fedasync', 1\)"):
         results.of("fedasync", 2)
     assert results.histories["fedasync", 1] == results[3].evaluations
     assert results.summary()["fedasync"]["final_accuracy"].seeds == 2

@@ -38,11 +38,11 @@ class SimulationResults(Sequence[RunResult]):
         return self._runs[index]
 
     def of(self, rule: str, seed: int) -> RunResult:
-        """Return the run of the rule with this label and seed; raise KeyError if there is none."""
+        """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
         for run in self._runs:
             if (run.spec.label, run.seed) == (rule, seed):
                 return run
-        raise KeyError((rule, seed))
+        raise KeyError(f"no run of {rule!r} with seed {seed!r}; there are {', '.join(map(repr, self.histories))}")
 
     @property
     def histories(self) -> dict[tuple[str, int], tuple[Evaluation, ...]]:
