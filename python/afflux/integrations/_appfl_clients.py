@@ -57,7 +57,10 @@ class KnownClients:
             forgotten = next(useless, next(iter(known)))
             self._run.cancel(forgotten)
             del known[forgotten]
+        new = key not in known
         known[key] = found = known.pop(key, None) or Client(client)
+        if new:
+            self._run.clients.are(self.ids)
         return found
 
     def assign(self, client: ClientId) -> Pulled:
