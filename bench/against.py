@@ -206,12 +206,12 @@ def sentences(out: dict[str, Any]) -> list[str]:
 
 
 def to_markdown(out: dict[str, Any]) -> str:
-    said = [
+    paragraphs = [
         f"New: {tables.conditions(out)}.",
         *sentences(out),
         *(f"Note: {note}." for note in out["settings"]["notes"]),
     ]
-    return "\n".join([*(line for text in said for line in (text, "")), *tables.as_markdown(table(out))])
+    return "\n".join([*(line for text in paragraphs for line in (text, "")), *tables.as_markdown(table(out))])
 
 
 def show(out: dict[str, Any]) -> None:

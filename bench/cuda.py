@@ -173,9 +173,9 @@ def case_of(row: Row, d: int) -> Case:
 def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
     """Return the largest d, at most the given one, at which all contenders of a row fit into memory."""
     able = [contenders(row, compiled) for row in rows]
-    kept = max(sum(c.kept_bytes(d, M) for c in own) for own in able)
+    resident = max(sum(c.kept_bytes(d, M) for c in own) for own in able)
     passing = max(c.temporary_bytes(d, M) for own in able for c in own)
-    needed = 1.1 * (inputs.shared_bytes(Case(d, M, 1), COPIED) + kept + passing)  # all of it is proportional to d
+    needed = 1.1 * (inputs.shared_bytes(Case(d, M, 1), COPIED) + resident + passing)  # all of it is proportional to d
     free, _ = torch.cuda.mem_get_info()
     return d if needed <= free else int(d * free / needed)
 

@@ -65,10 +65,10 @@ def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
 
 def check_room(case: Case, contenders: Sequence[Contender], scratch_vectors: int, processes: int = 1) -> None:
     """Raise an error if the memory of these contenders, and of the inputs of each process, is not available."""
-    kept = sum(c.kept_bytes(case.d, case.m) for c in contenders)
+    resident = sum(c.kept_bytes(case.d, case.m) for c in contenders)
     temporary = max(c.temporary_bytes(case.d, case.m) for c in contenders)
     shared = processes * data.shared_bytes(case, scratch_vectors)
-    needed = int(1.05 * (shared + kept + temporary)) + processes * data.LIBRARIES
+    needed = int(1.05 * (shared + resident + temporary)) + processes * data.LIBRARIES
     available = machine.available_bytes()
     if available is not None and needed > available:
         raise typer.BadParameter(data.does_not_fit(needed, available, case), param_hint="-d")

@@ -76,8 +76,8 @@ class Worker:
         if self._shared is None or self._shared[0] != size:
             self._shared = None
             self._shared = size, inputs.make(size, 0)
-        chosen = {by.name: by for by in self._rows[row].contenders}
-        self._timed = [entrant(size, self._rows[row], chosen[name], self._shared[1]) for name in names]
+        by_name = {by.name: by for by in self._rows[row].contenders}
+        self._timed = [entrant(size, self._rows[row], by_name[name], self._shared[1]) for name in names]
         gc.collect()
         gc.disable()
         return [

@@ -117,9 +117,9 @@ def fedlab(d: int, m: int) -> Mean:
 
 def module(values: Any, *, trained: bool = False) -> Any:
     """Return a torch module whose only parameter, w, is this tensor."""
-    made = torch.nn.Module()
-    made.w = torch.nn.Parameter(values, requires_grad=trained)
-    return made
+    holder = torch.nn.Module()
+    holder.w = torch.nn.Parameter(values, requires_grad=trained)
+    return holder
 
 
 def fluke(d: int, m: int) -> Mean:

@@ -165,7 +165,7 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], d
 
     The computation uses the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
     """
-    return strict_float_mode(lambda known: _prepare(*known), (rule, before, canonical(waiting), draft, num_threads))
+    return strict_float_mode(lambda call: _prepare(*call), (rule, before, canonical(waiting), draft, num_threads))
 
 
 def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draft: Draft, num_threads: int) -> Round:
@@ -189,16 +189,16 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    own = params_weight(rule.kind, weights.vectors)
+    weight_of_params = params_weight(rule.kind, weights.vectors)
     lent = [i for i, w in enumerate(ordered) if w.norm != w.norm]
     if terms:
         slots = terms[0].total.vectors
         try:
-            mix = combine(rule, arrivals, weights.vectors, terms, own)
+            mix = combine(rule, arrivals, weights.vectors, terms, weight_of_params)
         finally:
             note_stored_frames()
     else:
-        mix = ops.Combine(slots, weights.vectors, own, before.limits.max_abs if lent else inf)
+        mix = ops.Combine(slots, weights.vectors, weight_of_params, before.limits.max_abs if lent else inf)
     rows = NewRows()
     cache, held_vectors = None, None
     if before.rows is not None:
@@ -311,10 +311,10 @@ def freeze(
     versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, before.current.version)
     facts: dict[str, Float64] = {}
     if before.fact_names:
-        known = [dict(arrival.facts) for arrival in ordered]
-        facts = {name: frozen([own.get(name, nan) for own in known], np.float64) for name in before.fact_names}
-        if any(EXAMPLES in own for own in known):
-            counts = [known[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
+        by_arrival = [dict(arrival.facts) for arrival in ordered]
+        facts = {name: frozen([each.get(name, nan) for each in by_arrival], np.float64) for name in before.fact_names}
+        if any(EXAMPLES in each for each in by_arrival):
+            counts = [by_arrival[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
             num_examples = frozen(counts, np.float64)
     arrivals = Arrivals(
         before.current.version,

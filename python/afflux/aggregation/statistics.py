@@ -43,9 +43,9 @@ def mixed_buffers(
     pairs = [(v, w) for v, w, yes in zip(vectors, weights.tolist(), accepted, strict=True) if yes and v is not None]
     if current is None or not pairs:
         return current
-    own, shares = [v for v, _ in pairs], [w for _, w in pairs]
+    values, shares = [v for v, _ in pairs], [w for _, w in pairs]
     count = current.size if averaged is None else averaged
-    out, statistics = np.empty_like(current), [v[:count] for v in own]
+    out, statistics = np.empty_like(current), [v[:count] for v in values]
     if count:
         _mix(kind, current[:count], statistics, shares, lr, out[:count])
         same = np.ones(count, bool)
@@ -53,7 +53,7 @@ def mixed_buffers(
         for vector in statistics:
             same &= vector.view(np.int64) == bits
         np.copyto(out[:count], current[:count], where=same)
-    out[count:] = own[shares.index(max(shares))][count:]
+    out[count:] = values[shares.index(max(shares))][count:]
     return immutable_copy(out)
 
 
