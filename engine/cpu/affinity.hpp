@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <thread>
 
@@ -17,17 +18,25 @@ namespace afflux {
 
 #if defined(__linux__)
 
+// Returns the quota of the process as it was at the first call; 0 without one.
 inline std::size_t own_quota() noexcept {
-  try {
-    return static_cast<std::size_t>(cpu_quota());
-  } catch (...) {  // no memory
-    return 0;
+  // No static local: after a fork during its initialization, the child would wait for it for ever.
+  static std::atomic<int> known{-1};
+  int quota = known.load(std::memory_order_relaxed);
+  if (quota < 0) {
+    try {
+      quota = cpu_quota();
+    } catch (...) {  // no memory
+      quota = 0;
+    }
+    known.store(quota, std::memory_order_relaxed);
   }
+  return static_cast<std::size_t>(quota);
 }
 
 // Returns the number of CPUs that the process (its first thread) may use, by its affinity and its quota.
 inline std::size_t usable_cpus() {
-  static const std::size_t quota = own_quota();
+  const std::size_t quota = own_quota();
   cpu_set_t set;
   const bool known = sched_getaffinity(getpid(), sizeof set, &set) == 0;
   const std::size_t cpus = known ? static_cast<std::size_t>(CPU_COUNT(&set)) : std::thread::hardware_concurrency();

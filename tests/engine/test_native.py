@@ -100,6 +100,16 @@ def test_so_they_do_without_optimisation(isa, tmp_path):
     check_symbols(objects_of(tmp_path, isa), isa)
 
 
+def test_no_local_of_the_engine_is_initialized_behind_a_lock(release):
+    """A child that is forked amid such an initialization would wait for its end for ever."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+    objects = sorted(release.glob("engine/CMakeFiles/engine.dir/**/*.o"))
+    assert objects
+    assert not [path for path in objects if "__cxa_guard_acquire" in run(nm, path)]
+
+
 def lcg_vector(seed, size=70001):
     """The generator of embed/main.cpp."""
     state, values = seed, np.empty(size, np.int64)

@@ -66,10 +66,11 @@ def test_its_threads_leave_a_library_that_is_unloaded(program, tmp_path, spin):
 
 @needs_compiler
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
-def test_a_fork_amid_the_first_look_at_the_environment(program, tmp_path):
-    slow = tmp_path / "slow_getenv.so"
-    run(CXX, "-std=c++17", "-fPIC", "-shared", found("pool") / "slow_getenv.cpp", "-o", slow, "-ldl")
-    assert run(program, "asks", LD_PRELOAD=str(slow)) == "done\n"
+@pytest.mark.parametrize("case", ["asks", "looks_for_its_quota"])
+def test_a_fork_amid_the_first_look_at_the_system(program, tmp_path, case):
+    slow = tmp_path / "slow_looks.so"
+    run(CXX, "-std=c++17", "-fPIC", "-shared", found("pool") / "slow_looks.cpp", "-o", slow, "-ldl")
+    assert run(program, case, LD_PRELOAD=str(slow)) == "done\n"
 
 
 START = """

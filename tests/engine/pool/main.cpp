@@ -107,17 +107,24 @@ void callers() {
   });
 }
 
+// Kills a child that does not end: no alarm reaches a thread that creates helpers, since it blocks all signals.
+void ends_well(pid_t child) {
+  int status = -1;
+  pid_t ended = 0;
+  for (int i = 0; i < 20000 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++i) usleep(1000);
+  if (ended == 0) kill(child, SIGKILL);
+  require(ended == child && status == 0, "a child that ends well");
+}
+
 void one_child(int depth) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
     sweep(30, 3);
     if (depth > 0) one_child(depth - 1);
     sweep(30, 3);
     std::exit(0);  // with everything that runs at a process's end
   }
-  int status = -1;
-  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+  ends_well(child);
 }
 
 void forks() {
@@ -132,18 +139,26 @@ void forks() {
   for (std::thread& other : others) other.join();
 }
 
-// The fork hits another thread amid the first look at the environment, which slow_getenv.cpp makes long.
-void asks() {
-  std::thread other([] { afflux::threads_worth(1, 2); });
+// The fork hits another thread amid its first look at the system, which slow_looks.cpp makes long.
+template <class Look>
+void fork_amid(const Look& look) {
+  std::thread other([&] { look(); });
   usleep(100000);
   const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
-    _exit(afflux::threads_worth(std::int64_t{1} << 40, 2) != 2);
-  }
-  int status = -1;
-  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+  if (child == 0) _exit(!look());
+  ends_well(child);
   other.join();
+}
+
+void asks() {
+  fork_amid([] { return afflux::threads_worth(std::int64_t{1} << 40, 2) == 2; });
+}
+
+void looks_for_its_quota() {
+  fork_amid([] {
+    sweep(30, 3);
+    return true;
+  });
 }
 
 void signals() {
@@ -272,12 +287,10 @@ void bare_fork() {
   usleep(5000);  // until nobody holds a lock
   const auto child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (child == 0) {
-    alarm(20);
     sweep(30, 3);
     std::exit(0);
   }
-  int status = -1;
-  require(waitpid(child, &status, 0) == child && status == 0, "a child that ends well");
+  ends_well(child);
 }
 #else
 void bare_fork() {}
@@ -312,7 +325,8 @@ int main(int count, char** words) {
                {"leave", leave},         {"late", late},
                {"moved", moved},         {"pinned_caller", pinned_caller},
                {"asks", asks},           {"own_signals", own_signals},
-               {"bare_fork", bare_fork}, {"leave_soon", leave_soon}};
+               {"bare_fork", bare_fork}, {"leave_soon", leave_soon},
+               {"looks_for_its_quota", looks_for_its_quota}};
   bool known = false;
   for (const auto& each : cases)
     if (std::strcmp(each.name, what) == 0) known = true, each.run();
