@@ -88,6 +88,7 @@ lint-now:
 	ruff format --check .
 	@clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python:. lint-imports --no-logo
+	@python .ci/rooms
 
 types: setup
 	@$(STEP) -q "checking types" mypy
