@@ -18,10 +18,16 @@ from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.publishing import Page, markdown_table
+from afflux.sim.results.curves import COLOURS
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)
 SAME = "{}, one vector"
+#: Marker and colour of each kind of codec.
+_KINDS = ("float16", "bfloat16", "affine", "affine-vector", "rotated")
+CODEC_MARKERS = {
+    kind: (marker, COLOURS[index].picture) for index, (kind, marker) in enumerate(zip(_KINDS, "xPos^", strict=True))
+}
 
 
 class CodecErrors(NamedTuple):
@@ -154,13 +160,11 @@ def two_digits(value: float) -> str:
 
 def _draw(table: Sequence[CodecErrors], names: Sequence[str], path: Path) -> None:
     """Write a PNG: a panel for each kind of vectors, errors over bits, a line for each kind of codec."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import CODEC_MARKERS, style_axes
+    from afflux.sim.results.figures import style_axes
 
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for kind, (marker, colour) in CODEC_MARKERS.items():

@@ -154,13 +154,12 @@ def _percent(value: dict[str, float], sign: str = "") -> str:
 
 def _draw(table: Sequence[CodecResult], size: int, title: str, path: Path) -> None:
     """Write a PNG: accuracy against bits per element, a line for each kind of codec."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import CODEC_MARKERS, style_axes
+    from afflux.sim.papers.codec_errors import CODEC_MARKERS
+    from afflux.sim.results.figures import style_axes
 
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     exact = table[0].accuracy
     axes.axhline(100 * exact.mean, color="#888888", linewidth=1, linestyle="--", label="CA2FL, float32 rows")

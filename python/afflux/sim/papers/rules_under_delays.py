@@ -153,13 +153,11 @@ def reproduce(data: str, seeds: Sequence[int], data_dir: str | None, measure: Me
 
 def _draw(table: Sequence[RuleResult], title: str, path: Path) -> None:
     """Write a PNG: a row per rule, a dot and one standard deviation per delay law."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import COLOURS
+    from afflux.sim.results.curves import COLOURS
 
     figure = Figure(figsize=(8, 1.6 + 0.32 * len(table)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     for index, delays in enumerate(DELAYS):
         values = [line.accuracy[delays] for line in table]
@@ -169,7 +167,7 @@ def _draw(table: Sequence[RuleResult], title: str, path: Path) -> None:
             places,
             xerr=[100 * value.std for value in values],
             fmt="os"[index],
-            color=COLOURS[index],
+            color=COLOURS[index].picture,
             capsize=2,
             label=delays,
         )
