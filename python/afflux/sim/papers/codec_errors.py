@@ -23,11 +23,9 @@ from afflux.sim.results.curves import COLOURS
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)
 SAME = "{}, one vector"
-#: Marker and colour of each kind of codec.
-_KINDS = ("float16", "bfloat16", "affine", "affine-vector", "rotated")
-CODEC_MARKERS = {
-    kind: (marker, COLOURS[index].picture) for index, (kind, marker) in enumerate(zip(_KINDS, "xPos^", strict=True))
-}
+#: Marker of each kind of codec, in the order of the colours.
+MARKERS = {"float16": "x", "bfloat16": "P", "affine": "o", "affine-vector": "s", "rotated": "^"}
+CODEC_MARKERS = {kind: (marker, COLOURS[index].picture) for index, (kind, marker) in enumerate(MARKERS.items())}
 
 
 class CodecErrors(NamedTuple):
