@@ -208,14 +208,14 @@ def points_of(chart):
 def test_lines_lie_at_their_values():
     across, up = svg.linear_axis("x", 0, 40), svg.percent_axis("y")
     chart = svg.line_chart("t", across, up, [svg.Series("a", 0, [[(0, 0), (10, 0.5), (40, 1), (20, float("nan"))]])])
-    (line,) = points_of(chart)
+    (line,) = points_of(chart.shapes)
     left, right, bottom, top = svg.LEFT, svg.WIDTH - svg.RIGHT, svg.HEIGHT - svg.BOTTOM, svg.TOP
     assert line == [
         (left, bottom),
         (left + (right - left) / 4, (bottom + top) / 2),
         (right, top),
     ]
-    Page(chart)
+    Page(chart.shapes)
 
 
 def test_a_share_axis_is_linear_below_one_percent():
@@ -230,7 +230,7 @@ def test_a_share_axis_is_linear_below_one_percent():
 def test_bars_are_as_high_as_their_shares():
     across = svg.category_axis("x", ["0", "1"])
     chart = svg.bar_chart("t", across, svg.percent_axis("y"), [("a", [0.25, 0.0]), ("b", [1.0, 0.5])])
-    heights = [float(height) for height in re.findall(r'<rect[^>]* height="([^"]*)"', chart)]
+    heights = [float(height) for height in re.findall(r'<rect[^>]* height="([^"]*)"', chart.shapes)]
     full = svg.HEIGHT - svg.BOTTOM - svg.TOP
     assert heights == pytest.approx([full / 4, full, full / 2], abs=0.1)  # coordinates have one decimal
 

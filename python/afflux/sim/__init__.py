@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
-    from afflux.sim.papers.grid import TuningResults
-    from afflux.sim.papers.tuning import tune
+    from afflux.sim.papers.grid import TuningResults, tune
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
     from afflux.sim.results.run_history import RunProgress
     from afflux.sim.results.run_result import Evaluation, RunResult
@@ -68,8 +67,7 @@ __all__ = [
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
-    "papers.grid": ("TuningResults",),
-    "papers.tuning": ("tune",),
+    "papers.grid": ("TuningResults", "tune"),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
     "results.run_history": ("RunProgress",),
     "results.run_result": ("Evaluation", "RunResult"),

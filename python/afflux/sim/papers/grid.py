@@ -1,20 +1,25 @@
-"""A grid of settings: each rule's best setting on a validation part is run with all seeds on the test part."""
+"""A grid of settings, `tune` and `afflux compare --grid`: each rule's best setting on a validation part is run with all
+seeds on the test part.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table
+from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table, measure, publish
 from afflux.sim.results.curves import Evaluated
 from afflux.sim.results.run_result import Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
+from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
@@ -180,6 +185,60 @@ class TuningResults:
 
     def __str__(self) -> str:
         return _markdown(self)
+
+
+def tune(
+    simulation: Simulation,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    out: Path | str | None = None,
+    processes: int = 1,
+    workers: int = 1,
+) -> TuningResults:
+    """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
+
+    Each rule is run with all combinations of the grid and the first seed. The best setting has the largest mean
+    accuracy over the last quarter of the run; a setting with which clients diverge is never the best.
+
+    Args:
+        simulation: its rules, seeds, task and settings.
+        grid: values by name: a setting such as client_lr, an option of the rules that have it such as server_lr, or
+            RULE.OPTION. The names of settings are those of `SimConfig`, also if the simulation trains by `sgd(...)`.
+        out: a folder for grid.md, grid.json, grid.png and the finished runs; default: nothing is written. If the folder
+            holds finished runs of the same grid, these are not made again. Another model or other data are an error.
+            A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
+            it needs a new folder.
+        processes: see `Simulation.run`.
+        workers: see `Simulation.run`.
+
+    Returns:
+        All trials with their evaluations, and the best one of each rule; as text, the page of the command line.
+
+    Raises:
+        ConfigError: an impossible grid, clients that diverge with every setting of a rule, a task without a validation
+            part, a simulation with `paired=True`, or an `out` with other things.
+    """
+    if any(job.followers for job in simulation.jobs):
+        raise ConfigError("a grid makes runs of its own: the simulation must not have paired=True")
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"grid {name}: {brief(values)} is no sequence of values, such as [{brief(values)}]")
+    axes = parse_grid([f"{name}={','.join(map(format_option, values))}" for name, values in grid.items()])
+    specs = list({job.spec.label: job.spec for job in simulation.jobs}.values())
+    seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
+    options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task, "progress": False}
+    found: list[TuningResults] = []
+
+    def make(run: Measure) -> Page:
+        found.append(run_grid(specs, axes, seeds, simulation.config, run))
+        return grid_page(found[0])
+
+    if out is None:
+        with TemporaryDirectory() as folder:
+            make(partial(measure, folder=Path(folder), **options))
+    else:
+        publish(Path(out), make, command(specs, axes, seeds, simulation.config), **options)
+    return found[0]
 
 
 def run_grid(

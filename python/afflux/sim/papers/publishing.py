@@ -75,7 +75,7 @@ def measure(
     places = [index for index in range(len(jobs)) if index not in ended][:at_most]
     wanted = [jobs[index] for index in places]
     if wanted:
-        config = job_config(wanted[0])
+        config = wanted[0].config or SimConfig()
         finished = FinishedRuns(folder / FILE, wanted, [inputs[index] for index in places])
         count = processes or default_processes(workers)
         with ExitStack() as screen:
@@ -88,13 +88,6 @@ def measure(
     if len(ended) < len(jobs):
         raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
     return [ended[index] for index in range(len(jobs))]
-
-
-def job_config(job: Job) -> SimConfig:
-    """Return the settings of the job; each job of a reproduction has its own."""
-    if job.config is None:
-        raise ConfigError(f"{job.spec.label} has no setting of its own")
-    return job.config
 
 
 def publish(

@@ -52,7 +52,7 @@ def render_report(
     )
     return environment.get_template("report.html").render(
         colours=COLOURS,
-        swatch=svg.swatch,
+        svg=svg,
         labels=list(groups),
         runs=results,
         setting=setting,
@@ -80,7 +80,7 @@ def render_report(
     )
 
 
-def _curves(groups: Groups, target: float) -> Iterator[Markup]:
+def _curves(groups: Groups, target: float) -> Iterator[svg.Chart]:
     for across, up, title in (
         ("version", "accuracy", "Accuracy over rounds"),
         ("virtual_time", "accuracy", "Accuracy over virtual time"),
@@ -144,7 +144,7 @@ def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
     return tables
 
 
-def _staleness(groups: Groups) -> tuple[Markup, Markup]:
+def _staleness(groups: Groups) -> tuple[svg.Chart, svg.Chart]:
     edges, names = staleness_bins(max(run.max_staleness for runs in groups.values() for run in runs))
     bars, lines = [], []
     for index, (label, runs) in enumerate(groups.items()):
@@ -176,7 +176,7 @@ def _participation(label: str, runs: Sequence[RunResult]) -> list[str]:
     return cells
 
 
-def _shares(groups: Groups) -> Markup:
+def _shares(groups: Groups) -> svg.Chart:
     series = []
     for index, (label, runs) in enumerate(groups.items()):
         counts = arrivals_per_client(runs[0].clients, runs[0].num_clients)[::-1]

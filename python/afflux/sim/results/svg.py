@@ -1,4 +1,4 @@
-"""Charts as SVG elements for a page: lines with bands, and bars. Colours are the page's, by class."""
+"""Charts as SVG elements for the page: lines with bands, and bars. Colours and frames are those of the template."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,6 +29,17 @@ class Axis(NamedTuple):
     title: str
     ticks: list[tuple[float, str]]
     place: Callable[[float], float]
+
+
+class Chart(NamedTuple):
+    """A chart, whose frame the template of the page draws."""
+
+    title: str
+    across: str  #: title of the horizontal axis
+    up: str
+    rows: list[tuple[float, str]]  #: heights and names of the horizontal lines
+    columns: list[tuple[float, str]]  #: places and names below the horizontal axis
+    shapes: Markup  #: lines, bands and bars
 
 
 def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
@@ -74,7 +85,7 @@ def _style(shape: str, index: int) -> str:
 
 def line_chart(
     title: str, across: Axis, up: Axis, series: Sequence[Series], level: float | None = None, markers: bool = False
-) -> Markup:
+) -> Chart:
     """Return a chart of lines.
 
     Args:
@@ -105,7 +116,7 @@ def line_chart(
     return _chart(title, across, up, parts)
 
 
-def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> Markup:
+def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> Chart:
     """Return a chart of bars in groups: `across` is a category axis; series are (label, a height for each category)."""
     count = len(across.ticks)
     width = 0.8 * (WIDTH - LEFT - RIGHT) / count / max(len(series), 1)
@@ -158,25 +169,19 @@ def _point(across: Axis, up: Axis, x: float, y: float) -> str:
     return f"{_x(across, x)},{_y(up, y)}"
 
 
-def _chart(title: str, across: Axis, up: Axis, parts: list[str]) -> Markup:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    frame = []
-    for value, name in up.ticks:
-        y = _y(up, value)
-        frame.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
-        frame.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
-    last = -math.inf
+def _chart(title: str, across: Axis, up: Axis, shapes: list[str]) -> Chart:
+    columns: list[tuple[float, str]] = []
+    end = -math.inf
     for value, name in across.ticks:
         x = _x(across, value)
-        if x - last >= 6.5 * len(name) + 6:  # names must not overlap
-            frame.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{escape(name)}</text>')
-            last = x
-    frame.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    middle = f'x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle"'
-    frame.append(f'<text class="title" {middle}>{escape(across.title)}</text>')
-    name = f"{title}; across: {across.title}; up: {up.title}"
-    return Markup(
-        f'<figure><figcaption>{escape(title)}<span class="unit">{escape(up.title)}</span></figcaption>'
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f"{''.join(frame)}{''.join(parts)}</svg></figure>"
+        if x - end >= 6.5 * len(name) + 6:  # names must not overlap
+            columns.append((x, name))
+            end = x
+    return Chart(
+        title,
+        across.title,
+        up.title,
+        [(_y(up, value), name) for value, name in up.ticks],
+        columns,
+        Markup("".join(shapes)),
     )

@@ -41,10 +41,10 @@ class Preset:
 
     def values(self) -> dict[str, Any]:
         """Return the settings without their sources."""
-        found = {name: given.value for name, given in self.settings.items()}
-        if any(found.get(end) for end in ENDS):
-            found.setdefault("arrivals", UNLIMITED)
-        return found
+        values = {name: setting.value for name, setting in self.settings.items()}
+        if any(values.get(end) for end in ENDS):
+            values.setdefault("arrivals", UNLIMITED)
+        return values
 
     def config(self, **others: Any) -> SimConfig:
         """Return the settings of the simulator; `others` replace those of the preset."""
@@ -54,6 +54,11 @@ class Preset:
         """Return rule, buffer size, server learning rate and settings, with their sources."""
         own = {"rule": self.rule, "buffer_size": self.buffer_size, "server_lr": self.server_lr}
         return {name: value for name, value in own.items() if value is not None} | dict(self.settings)
+
+
+def sourced(source: str, **values: Any) -> dict[str, Sourced]:
+    """Return settings that have the same source."""
+    return {name: Sourced(value, source) for name, value in values.items()}
 
 
 def task_of(data: str, model: str) -> str:
