@@ -26,11 +26,9 @@ _OF_INPUTS = ("task", "data", "model", "part", "delays", *OF_FUNCTION)
 class Outcome(NamedTuple):
     """The facts about a run that tables show."""
 
-    rule: str
-    """The rule's label."""
+    rule: str  #: the rule's label
     seed: int
-    evaluations: tuple[Evaluation, ...]
-    """Empty: a client diverged."""
+    evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
     max_staleness: int
 
     @classmethod

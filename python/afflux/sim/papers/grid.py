@@ -139,26 +139,19 @@ def _point(
 class Trial(NamedTuple):
     """One setting of a rule, and its run on the validation part."""
 
-    rule: str
-    """The rule's label, without the grid."""
-    chosen: Mapping[str, str]
-    """The values of the grid, as text."""
-    label: str
-    """The rule with the options of the grid."""
-    accuracy: float
-    """Mean over the last quarter of the run; nan: a client diverged."""
-    evaluations: tuple[Evaluation, ...]
-    """Empty: a client diverged."""
+    rule: str  #: the rule's label, without the grid
+    chosen: Mapping[str, str]  #: the values of the grid, as text
+    label: str  #: the rule with the options of the grid
+    accuracy: float  #: mean over the last quarter of the run; nan: a client diverged
+    evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
 
 
 class BestTrial(NamedTuple):
     """The best setting of a rule, and its runs on the test part."""
 
     trial: Trial
-    config: SimConfig
-    """All settings of the runs."""
-    runs: tuple[Outcome, ...]
-    """One for each seed; a run in which a client diverged has no evaluations."""
+    config: SimConfig  #: all settings of the runs
+    runs: tuple[Outcome, ...]  #: one for each seed; a run in which a client diverged has no evaluations
 
     @property
     def accuracies(self) -> list[float | None]:
@@ -175,13 +168,10 @@ class BestTrial(NamedTuple):
 class TuningResults:
     """The results of a grid; its text is the page of the command line."""
 
-    names: tuple[str, ...]
-    """Of the grid."""
-    seeds: tuple[int, ...]
-    """Of the runs on the test part; the first is that of the grid."""
+    names: tuple[str, ...]  #: of the grid
+    seeds: tuple[int, ...]  #: of the runs on the test part; the first is that of the grid
     trials: tuple[Trial, ...]
-    best: tuple[BestTrial, ...]
-    """One for each rule."""
+    best: tuple[BestTrial, ...]  #: one for each rule
 
     def __str__(self) -> str:
         return _markdown(self)

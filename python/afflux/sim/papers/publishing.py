@@ -24,17 +24,15 @@ class Page:
 
     name: str
     markdown: str
-    content: dict[str, Any]
-    """Numbers, texts, lists and dicts, written as JSON."""
-    draw: Callable[[Path], None] | None = None
-    """Writes a figure to the given path."""
+    content: dict[str, Any]  #: numbers, texts, lists and dicts, written as JSON
+    draw: Callable[[Path], None] | None = None  #: writes a figure to the given path
 
 
 #: File of a folder with the arguments of the command that has made its page.
 COMMAND = "command.json"
 
+#: Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order.
 Measure = Callable[[Sequence[Job]], list[Outcome]]
-"""Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order."""
 
 
 def measure(

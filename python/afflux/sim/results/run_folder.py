@@ -31,8 +31,8 @@ CSV_TABLES = {
     "summary.csv": "summary",
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
+#: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
-"""File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs."""
 _UNFINISHED_TEXT = """\
 The command of this folder has not ended, or it has finished no run. The audit logs end at their last arrival.
 """

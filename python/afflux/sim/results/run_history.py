@@ -32,10 +32,9 @@ class RunProgress(NamedTuple):
         return self.done >= 1
 
 
+#: Called after each arrival, and once more at the end of a run that ends before its limits; may raise to stop it.
 Progress = Callable[[RunProgress], None]
-"""Called after each arrival, and once more at the end of a run that ends before its limits; may raise to stop it."""
-JobProgress = Callable[[int, RunProgress], None]
-"""Called with (index of the job, its progress)."""
+JobProgress = Callable[[int, RunProgress], None]  #: called with (index of the job, its progress)
 
 
 class RunHistory(Struct, forbid_unknown_fields=True):

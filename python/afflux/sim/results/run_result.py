@@ -27,18 +27,18 @@ class Evaluation(NamedTuple):
 class RoundTotals(Struct, forbid_unknown_fields=True):
     """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
 
+    #: WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value.
     AGGREGATED_ABOVE: ClassVar[float] = 10.0
-    """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
 
     weighted_rounds: Count = 0  #: rounds whose weights are not all 0
     weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
     aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
     skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
     rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
+    #: Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits.
     bin_counts: list[Count] = msgspec.field(default_factory=list)
-    """Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits."""
+    #: Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share.
     bin_weights: list[float] = msgspec.field(default_factory=list)
-    """Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share."""
 
 
 class Participation(NamedTuple):
@@ -98,33 +98,28 @@ class RunResult:
     spec: RuleSpec
     seed: int
     evaluations: tuple[Evaluation, ...]
-    staleness: np.ndarray
-    """Of each arrival, in the order of arrival; int64."""
-    round_staleness: np.ndarray
-    """Largest staleness of each round; int64."""
+    staleness: np.ndarray  #: of each arrival, in the order of arrival; int64
+    round_staleness: np.ndarray  #: largest staleness of each round; int64
+    #: Seconds of each round, as the server reports them; the only field that is not reproducible.
     server_seconds: np.ndarray
-    """Seconds of each round, as the server reports them; the only field that is not reproducible."""
     state_bytes: int
-    num_clients: int
-    """Clients that hold data."""
+    num_clients: int  #: clients that hold data
     params: np.ndarray
-    leader: str = ""
-    """Label of the rule from whose params the clients trained, if it is not this run's own."""
+    leader: str = ""  #: label of the rule from whose params the clients trained, if it is not this run's own
+    #: Of each arrival, in the order of arrival; int64.
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each arrival, in the order of arrival; int64."""
+    #: Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
+    #: faulty: the training has failed.
     decisions: dict[str, int] = field(default_factory=dict)
-    """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
-    faulty: the training has failed."""
+    #: Sums over rounds: weights by staleness, rejections by reason.
     totals: RoundTotals = field(default_factory=RoundTotals)
-    """Sums over rounds: weights by staleness, rejections by reason."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that the run has read."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: the settings that the run has read
+    #: How the data are divided: the number of clients and, if the simulator divides them, the partition.
     division: Mapping[str, Any] = field(default_factory=dict)
-    """How the data are divided: the number of clients and, if the simulator divides them, the partition."""
+    #: All options of the rule as JSON scalars, defaults included.
     options: Mapping[str, Any] = field(default_factory=dict)
-    """All options of the rule as JSON scalars, defaults included."""
+    #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """The rule's parts with all their values: `Rule.to_config()`."""
 
     @property
     def final_accuracy(self) -> float:

@@ -14,8 +14,7 @@ class Sourced(NamedTuple):
     """A value and its source."""
 
     value: Any
-    source: str
-    """A table, section or appendix of the paper, the authors' code, or `DECIDED` with the reason."""
+    source: str  #: a table, section or appendix of the paper, the authors' code, or `DECIDED` with the reason
 
 
 @dataclass(frozen=True)
@@ -24,20 +23,15 @@ class Preset:
 
     name: str
     paper: str
-    about: str
-    """The experiment in one line."""
+    about: str  #: the experiment in one line
     data: str
     model: str
-    rule: Sourced
-    """As text, without buffer_size and server_lr."""
+    rule: Sourced  #: as text, without buffer_size and server_lr
+    #: Fields of SimConfig; others have their defaults, except arrivals, which has no limit where rounds is given.
     settings: Mapping[str, Sourced]
-    """Fields of SimConfig; others have their defaults, except arrivals, which has no limit where rounds is given."""
-    buffer_size: Sourced | None = None
-    """None: the rule has no buffer."""
-    server_lr: Sourced | None = None
-    """None: the rule has no such option."""
-    note: str = ""
-    """Questions about this experiment that the paper leaves open."""
+    buffer_size: Sourced | None = None  #: None: the rule has no buffer
+    server_lr: Sourced | None = None  #: None: the rule has no such option
+    note: str = ""  #: questions about this experiment that the paper leaves open
 
     def values(self) -> dict[str, Any]:
         """Return the settings without their sources."""

@@ -16,8 +16,7 @@ class Experiment(NamedTuple):
 
     data: str
     model: str
-    levels: tuple[tuple[int, int], ...]
-    """(P, K) of Table 2; the first has no number in its name."""
+    levels: tuple[tuple[int, int], ...]  #: (P, K) of Table 2; the first has no number in its name
     rule: str
     server_lr: float
     batch_size: int
