@@ -92,7 +92,7 @@ def tune_rules(
             out,
             lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
             command(specs, axes, seeds, config),
-            jobs,
+            processes=jobs,
             workers=workers,
         )
     echo(page.markdown)

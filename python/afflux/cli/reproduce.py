@@ -136,26 +136,18 @@ def codecs(
 
 
 def _reproduce(
-    table: "Table",
-    command: dict[str, Any],
-    seeds: str,
-    out: Path | None,
-    processes: int | None,
-    at_most: int | None,
+    table: "Table", command: dict[str, Any], seeds: str, out: Path | None, processes: int | None, at_most: int | None
 ) -> None:
     numbers = parse_seeds(seeds)
-    _publish(out, partial(table.reproduce, numbers), command | {"seeds": numbers}, processes, at_most)
+    work = partial(table.reproduce, numbers)
+    _publish(out, work, command | {"seeds": numbers}, processes=processes, at_most=at_most)
 
 
 def _publish(
-    out: Path | None,
-    make: "Callable[[Measure], Page]",
-    command: Mapping[str, Any],
-    processes: int | None = None,
-    at_most: int | None = None,
+    out: Path | None, make: "Callable[[Measure], Page]", command: Mapping[str, Any], **options: int | None
 ) -> None:
     from afflux.sim.papers.publishing import publish
 
-    page, folder = publish(out, make, command, processes, at_most)
+    page, folder = publish(out, make, command, **options)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

@@ -26,6 +26,7 @@ class Page:
     markdown: str
     content: dict[str, Any]  #: numbers, texts, lists and dicts, written as JSON
     draw: Callable[[Path], None] | None = None  #: writes a figure to the given path
+    results: object = None  #: what the page shows, for callers in Python
 
 
 #: File of a folder with the arguments of the command that has made its page.
@@ -89,14 +90,7 @@ def measure(
 
 
 def publish(
-    out: Path | None,
-    make: Callable[[Measure], Page],
-    command: Mapping[str, Any],
-    processes: int | None = None,
-    at_most: int | None = None,
-    workers: int = 1,
-    task: Task | None = None,
-    progress: bool = True,
+    out: Path | None, make: Callable[[Measure], Page], command: Mapping[str, Any], **options: Any
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
@@ -107,11 +101,7 @@ def publish(
             new one.
         make: makes the page; called with a `Measure`.
         command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
-        processes: see `measure`.
-        at_most: see `measure`.
-        workers: see `measure`.
-        task: see `measure`.
-        progress: see `measure`.
+        options: of `measure`.
 
     Returns:
         The page and the folder.
@@ -125,8 +115,7 @@ def publish(
     else:
         folder = run_folder.create_run_folder(out)
     try:
-        options: dict[str, Any] = {"processes": processes, "at_most": at_most, "workers": workers}
-        page = make(partial(measure, folder=folder, task=task, progress=progress, **options))
+        page = make(partial(measure, folder=folder, **options))
         # With the page, not before: a command that fails or is interrupted must not stop the next one.
         (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
