@@ -16,8 +16,7 @@ from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table, measure, publish
-from afflux.sim.results.curves import Evaluated
-from afflux.sim.results.run_result import Evaluation, SeedStatistics
+from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
@@ -132,7 +131,8 @@ def _point(spec: RuleSpec, config: SimConfig, targets: Mapping[str, str], chosen
     return Point(spec.label, tuned, replace(config, **settings), chosen)
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial(Evaluated):
     """One setting of a rule, and its run on the validation part."""
 
     rule: str  #: the rule's label, without the grid

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.run_result import Evaluated
 
 #: Ratio of the rules' numbers of rounds from which the axis of the rounds is logarithmic.
 MANY_TIMES = 3
@@ -37,14 +37,6 @@ DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 def colour_and_dashes(index: int) -> tuple[int, tuple[int, ...]]:
     """Return the index of the colour, and the dashes, of a series."""
     return index % len(COLOURS), DASHES[index // len(COLOURS) % len(DASHES)]
-
-
-class Evaluated(Protocol):
-    """Anything with the evaluations of a run."""
-
-    @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """In the order of the arrivals."""
 
 
 class Curve(NamedTuple):

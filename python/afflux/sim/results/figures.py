@@ -12,13 +12,12 @@ from afflux.sim.results.curves import (
     COLOURS,
     MANY_TIMES,
     Curve,
-    Evaluated,
     colour_and_dashes,
     curve,
     staleness_bins,
     staleness_shares,
 )
-from afflux.sim.results.run_result import RunResult, group_by_rule
+from afflux.sim.results.run_result import Evaluated, RunResult, group_by_rule
 
 LEGEND_COLUMNS = 4
 

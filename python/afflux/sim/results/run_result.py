@@ -24,6 +24,22 @@ class Evaluation(NamedTuple):
     loss: float
 
 
+class Evaluated:
+    """A run with evaluations; there may be none, if a client diverged."""
+
+    evaluations: tuple[Evaluation, ...]  #: in the order of the arrivals
+
+    @property
+    def final_accuracy(self) -> float:
+        """Accuracy after the last arrival."""
+        return self.evaluations[-1].accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """Largest accuracy of all evaluations."""
+        return max(evaluation.accuracy for evaluation in self.evaluations)
+
+
 class RoundTotals(Struct, forbid_unknown_fields=True):
     """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
 
@@ -92,7 +108,7 @@ def params_sha256(params: np.ndarray) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class RunResult:
+class RunResult(Evaluated):
     """The result of one rule with one seed."""
 
     spec: RuleSpec
@@ -120,16 +136,6 @@ class RunResult:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def final_accuracy(self) -> float:
-        """Accuracy after the last arrival."""
-        return self.evaluations[-1].accuracy
-
-    @property
-    def best_accuracy(self) -> float:
-        """Largest accuracy of all evaluations."""
-        return max(evaluation.accuracy for evaluation in self.evaluations)
 
     @property
     def max_staleness(self) -> int:
