@@ -13,7 +13,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
-    from afflux.sim.results.run_progress import RunProgress
+    from afflux.sim.results.run_history import RunProgress
 
 CHECKPOINT_SECONDS = 0.1
 

@@ -20,7 +20,7 @@ from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from afflux.sim.results.audit_log import AuditOutput
-    from afflux.sim.results.run_progress import Progress
+    from afflux.sim.results.run_history import Progress
     from afflux.sim.results.run_result import RunResult
     from afflux.sim.results.simulation_results import SimulationResults
     from afflux.sim.runs.compare import Job
@@ -92,7 +92,7 @@ def tune_rules(
             out,
             lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
             command(specs, axes, seeds, config),
-            jobs,
+            processes=jobs,
             workers=workers,
         )
     echo(page.markdown)

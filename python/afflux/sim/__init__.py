@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
-    from afflux.sim.papers.grid import TuningResults
-    from afflux.sim.papers.tuning import tune
+    from afflux.sim.papers.grid import TuningResults, tune
     from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
-    from afflux.sim.results.run_progress import RunProgress
+    from afflux.sim.results.run_history import RunProgress
     from afflux.sim.results.run_result import Evaluation, RunResult
     from afflux.sim.results.simulation_results import SimulationResults
     from afflux.sim.results.updates_file import read_updates
@@ -68,10 +67,9 @@ __all__ = [
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
-    "papers.grid": ("TuningResults",),
-    "papers.tuning": ("tune",),
+    "papers.grid": ("TuningResults", "tune"),
     "results.audit_log": ("AuditLog", "AuditOutput", "read_audit_log"),
-    "results.run_progress": ("RunProgress",),
+    "results.run_history": ("RunProgress",),
     "results.run_result": ("Evaluation", "RunResult"),
     "results.simulation_results": ("SimulationResults",),
     "results.updates_file": ("read_updates",),

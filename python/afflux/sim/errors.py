@@ -13,6 +13,8 @@ EXTRA = {
     "sklearn": "scikit-learn",
     "matplotlib": "matplotlib",
     "rich": "rich",
+    "pandas": "pandas",
+    "jinja2": "Jinja2",
 }
 
 

@@ -7,11 +7,11 @@ of an interrupted run does not have. Numbers that are not finite are null.
 import os
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -239,7 +239,7 @@ def encode_json(value: Any, indent: int = 0) -> bytes:
     return msgspec.json.format(_ENCODER.encode(value), indent=indent) + b"\n"
 
 
-class AuditLogWriter:
+class AuditLogWriter(AbstractContextManager["AuditLogWriter"]):
     """A writer of a log. It writes each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
@@ -280,13 +280,7 @@ class AuditLogWriter:
         """Write the line of a round."""
         self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine.__struct_fields__}))
 
-    def __enter__(self) -> "AuditLogWriter":
-        """Return the writer, for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self._file.close()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, ProcessKilledError, require
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_progress import JobProgress, RunProgress
+from afflux.sim.results.run_history import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.worker_pool import WorkerPool

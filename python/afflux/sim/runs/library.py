@@ -9,7 +9,7 @@ from afflux.arrays.roles import Roles
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_progress import JobProgress
+from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard

@@ -13,7 +13,7 @@ from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog
-from afflux.sim.results.run_progress import Progress
+from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers

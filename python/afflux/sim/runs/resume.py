@@ -7,7 +7,7 @@ from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
-from afflux.sim.results.run_progress import Progress
+from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints

@@ -16,8 +16,7 @@ from afflux.server.server import Server
 from afflux.sim.clients.validation_gradient import ValidationGradient
 from afflux.sim.errors import ConfigError, DivergedError, TrainingError
 from afflux.sim.results import audit_log
-from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_progress import Progress, RunProgress
+from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
 from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.evaluations import Evaluations

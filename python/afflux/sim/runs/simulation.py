@@ -6,7 +6,7 @@ from pathlib import Path
 
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
-from afflux.sim.results.run_progress import Progress
+from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.results.updates_file import UpdatesFile
