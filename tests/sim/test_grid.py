@@ -18,7 +18,7 @@ from afflux.cli import app
 from afflux.sim import ConfigError, SimConfig, Simulation, Task, parse_rule, partitioned, run, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.workload.image_task import image_task
+from afflux.sim.workload.data_tasks import image_task
 from afflux.sim.workload.task import tuned_on_validation
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5)

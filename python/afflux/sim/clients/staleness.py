@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from afflux.sim.clients.schedule import Dispatch, schedule_events
-from afflux.sim.workload.delay_laws.law import DelayLaw
+from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.data.folder import Layout, read_first
-from afflux.sim.data.formats.errors import bad_file
-from afflux.sim.data.formats.labelled_sentences import Columns, read_sentences
+from afflux.sim.data.files import Layout, bad_file, read_first
+from afflux.sim.data.formats import read_table
 from afflux.sim.errors import known
 
 
@@ -38,13 +37,16 @@ class Source:
     """The folder of a task, and its columns."""
 
     folder: str
-    columns: Columns
+    columns: tuple[str, ...]
+    """Those of the sentences, then that of the label."""
+    labels: tuple[str, ...]
+    """The texts of the labels; the first is class 0."""
 
 
 TASKS: Mapping[str, Source] = {
-    "rte": Source("RTE", Columns(("sentence1", "sentence2"), "label", ("entailment", "not_entailment"))),
-    "mrpc": Source("MRPC", Columns(("#1 String", "#2 String"), "Quality", ("0", "1"))),
-    "sst2": Source("SST-2", Columns(("sentence",), "label", ("0", "1"))),
+    "rte": Source("RTE", ("sentence1", "sentence2", "label"), ("entailment", "not_entailment")),
+    "mrpc": Source("MRPC", ("#1 String", "#2 String", "Quality"), ("0", "1")),
+    "sst2": Source("SST-2", ("sentence", "label"), ("0", "1")),
 }
 
 
@@ -59,17 +61,22 @@ def read_glue(name: str, data_dir: Path) -> SentenceSet:
     source = TASKS[name]
 
     def read(paths: list[Path]) -> SentenceSet:
-        train, test = (_part(path, source.columns) for path in paths)
-        return SentenceSet(name, train, test, len(source.columns.labels))
+        train, test = (_part(path, source) for path in paths)
+        return SentenceSet(name, train, test, len(source.labels))
 
     folders = (source.folder, f"glue/{source.folder}", f"GLUE/{source.folder}", name, f"glue/{name}")
     return read_first(name, data_dir, [Layout(folders, ("train.tsv", "dev.tsv"), read)])
 
 
-def _part(path: Path, columns: Columns) -> Part:
-    examples = list(read_sentences(path, columns))
-    if not examples:
+def _part(path: Path, source: Source) -> Part:
+    sentences, labels = [], []
+    for number, (*texts, label) in read_table(path, source.columns):
+        if label not in source.labels:
+            raise bad_file(path, f"has the label {label!r} in line {number}", " or ".join(source.labels))
+        sentences.append(tuple(texts))
+        labels.append(source.labels.index(label))
+    if not labels:
         raise bad_file(path, "has no example", "a line for each example")
-    labels = np.array([label for _, label in examples], np.int64)
-    labels.flags.writeable = False
-    return Part(tuple(sentences for sentences, _ in examples), labels)
+    classes = np.array(labels, np.int64)
+    classes.flags.writeable = False
+    return Part(tuple(sentences), classes)

@@ -15,8 +15,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent
 from afflux.sim.runs.workers import Workers
-from afflux.sim.workload.random_streams import StreamPurpose
-from afflux.sim.workload.stream_series import StreamSeries
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 
 
 class TrainingStream:

@@ -15,9 +15,8 @@ from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 from afflux.sim.workload.rule_files import expect_digests
-from afflux.sim.workload.stream_series import StreamSeries
 from afflux.sim.workload.task import Task
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from afflux.sim.data.image_set import stratified_split
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.data_sets import stratified_split
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import Classification, classification, refuse_nonfinite
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
