@@ -38,6 +38,19 @@ def test_help_has_examples_and_the_fields_terms(command):
         assert option in result.stdout
 
 
+@pytest.mark.parametrize("command", ["compare", "run"])
+def test_the_help_is_short_and_help_all_has_every_option(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (invoke(command, option).stdout for option in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in short + whole
+    options = {name for one in typer.main.get_command(app).commands[command].params for name in one.opts}
+    assert {"--refill", "--drop-last", "--tensorboard"} < options
+    assert [name for name in sorted(options) if f"  {name} " not in whole] == []
+    assert "--refill" not in short
+    assert "--help-all" in short
+
+
 def leaves(command, words=()):
     """The words of every command that has no commands of its own."""
     if not hasattr(command, "commands"):

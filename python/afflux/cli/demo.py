@@ -33,10 +33,9 @@ rule again with its server in a store, kills the process with SIGKILL halfway, r
 compares final params and audit log with those of the run that was never killed. It takes under a minute on two cores. \
 Exit code 1: they differ.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux demo
-
   afflux demo --seeds 0 --arrivals 400 --out runs/short
 """
 

@@ -11,18 +11,16 @@ from afflux.cli.common import report_errors
 
 RULES_HELP = """Print the presets: their formulas, options and defaults.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux rules
-
   afflux rules wkafl
 """
 PAPERS_HELP = """Print the presets of the papers' experiments, for `afflux run --paper`.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux papers
-
   afflux papers ca2fl-cnn
 """
 BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
@@ -30,12 +28,10 @@ BACKENDS_HELP = """Print the instruction sets and devices that the engine was co
 The last two lines are the default number of threads (the CPUs that this process may use, by its affinity and its
 container's quota) and the policy: how sweeps on the CPU use memory. Neither changes a bit of a result.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux backends
-
   AFFLUX_ISA=avx2 afflux backends
-
   AFFLUX_POLICY=prefetch=512,stream=never afflux backends
 """
 

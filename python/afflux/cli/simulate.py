@@ -34,40 +34,28 @@ A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explain
 LABEL=RULE calls it LABEL in tables and figures. \
 NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
 
-[bold]Rules[/bold]  {", ".join(RULES)}
+Rules: {", ".join(RULES)}
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux compare --rules fedbuff,fedasync,ca2fl --data digits
-
   afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
-
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
-
   afflux compare --rules fedbuff,wkafl,fadas --paired
-
-  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1,1 --grid server_lr=.1,1 --seeds 0,1,2 --out runs/tuned
-
-  afflux compare --paper ca2fl-cnn --rules ca2fl,fedbuff --data-dir ~/data --rounds 100
-
+  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1 --out runs/tuned
+  afflux compare --paper ca2fl-cnn --data-dir ~/data --rounds 100
   afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux run --rule fedbuff
-
-  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
-
+  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --out runs/mild
   afflux run --rule mf_ca2fl:bits=2:codec=rotated
-
   afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
-
   afflux run --rule fedbuff --keep-updates --out runs/kept
-
   afflux run --rule ca2fl --store runs/ca2fl.store
-
   afflux run --resume runs/ca2fl.store
 """
 REPLAY_HELP = """Replay the kept updates of a run with other rules.
@@ -78,11 +66,10 @@ own; but it trained from the model of the log's rule. Only the aggregation diffe
 The log's own rule gives the log's own params, bit for bit. \
 A log never makes a rule file run: name it with --rule if you trust that file.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux replay runs/kept/audit/fedbuff-seed0.jsonl
-
-  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
@@ -103,17 +90,14 @@ RESUME = (
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
 TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues, "
     "also with more rules, values or seeds."
 )
-WORKERS = (
-    "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "
-    "needed later run in parallel with the server's work."
-)
+WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
 TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
@@ -166,7 +150,7 @@ def run(
     tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
-    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
+    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
     out: OutFolder = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
