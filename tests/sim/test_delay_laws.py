@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.sim.clients.staleness import simulate_staleness
+from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.delay_laws.device_availability import DeviceAvailability, ReadyTimes
 from afflux.sim.workload.delay_laws.device_times import DeviceTimes

@@ -10,13 +10,11 @@ import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.sim.clients.batches import batch_indices, take
-from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
-from afflux.sim.clients.model_broadcast import ModelBroadcast
+from afflux.sim.clients.model_broadcast import ControlVariates, ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload import data_sets, models
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
@@ -24,6 +22,7 @@ from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task import Task
+from made_runs import run
 
 EPSILON = 2.0**-24
 FEATURES, CLASSES = 4, 3

@@ -41,14 +41,14 @@ def echo(text: str, *, err: bool = False) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print an error as one line and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
+    """Print an error and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
     try:
         yield
     except (AffluxError, UnavailableError) as error:
         echo(f"error: {text_with_notes(error)}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
-        typer.echo("stopped", err=True)
+        echo("\n".join([*getattr(error, "__notes__", ()), "stopped"]), err=True)
         raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
 
 

@@ -1,7 +1,7 @@
 """`afflux compare`, `run` and `replay`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from afflux.cli.common import (
     split_rules,
     with_config_options,
 )
-from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, run_in_new_store, tune_rules
+from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, tune_rules
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
@@ -130,10 +130,11 @@ def compare(
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
         tune_rules(specs, grid, parse_seeds(seeds), config, jobs, workers, out)
         return
-    folder, results = make_runs(
-        specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired
-    )
-    print_results(folder, results, config)
+    from afflux.sim.runs.compare import default_processes
+
+    options = {"processes": jobs or default_processes(workers), "workers": workers}
+    options |= {"keep_updates": keep_updates, "tensorboard": tensorboard}
+    print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
 @with_config_options
@@ -159,9 +160,9 @@ def run(
             context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
         )
         task = config.task if is_on_command_line(context, "task") else None
-        resume_run(
-            resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard, workers
-        )
+        typed = None if rule is None else parse_rules([rule])[0]
+        shared = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
+        resume_run(resume, out, typed, task, **shared)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -171,11 +172,9 @@ def run(
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    if store is None:
-        folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
-        print_results(folder, results, config)
-    else:
-        run_in_new_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
+    options: dict[str, Any] = {"workers": workers, "keep_updates": keep_updates, "tensorboard": tensorboard}
+    options |= {"store": store, "checkpoint_every": checkpoint_every}
+    print_results(*make_runs(specs, [seed], config, out, **options))
 
 
 def replay(
