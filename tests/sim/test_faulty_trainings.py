@@ -66,7 +66,7 @@ def test_they_are_counted_and_replayed(tmp_path, caplog):
         r"seed 0: client . .* at arrival [0-9]+.*; such arrivals are counted as faulty, and the run", first
     )
     assert f"{len(faulty)} of 40 arrivals are faulty" in last
-    replayed = replay(log, specs, made.config, task=made.task)
+    replayed = replay(log, specs, task=made.task)
     assert [reproducible(result)[4:] for result in replayed] == [reproducible(result)[4:] for result in results]
 
 
@@ -77,7 +77,7 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
         simulation(clients=[CLIENTS[0]] * 12).run()
     assert type(one.value) is TrainingError
     with pytest.raises(
-        DivergedError, match=r"client . diverged at arrival 1 \(loss nan\): .*; 4 of 4 arrivals are faulty"
+        DivergedError, match=r"client . diverged at arrival 1: its loss is nan; .*; 4 of 4 arrivals are faulty"
     ):
         simulation(clients=[CLIENTS[1]] * 12, arrivals=4).run()
     monkeypatch.setattr(run_record, "FAULTS_IN_A_ROW", 5)
@@ -87,7 +87,7 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
         return (1.0 if next(calls) < 20 else math.nan), 1, 1
 
     with pytest.raises(
-        DivergedError, match=r"diverged at arrival 21 .*; 5 of 25 arrivals are faulty, the last 5 in a row"
+        DivergedError, match=r"diverged at arrival 21: .*; 5 of 25 arrivals are faulty, the last 5 in a row"
     ):
         simulation(later).run()
 

@@ -43,7 +43,8 @@ class TrainingResult(NamedTuple):
     update: np.ndarray
     """(d,) local - pulled params."""
     num_examples: int
-    loss: float
+    loss: float | None
+    """None: the training function does not know it."""
     steps: int
     """Number of local steps, K."""
     buffers: np.ndarray | None = None
@@ -132,6 +133,7 @@ class Trainer:
         model.load(pulled, buffers)
         if self._seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        loss: float | None
         try:
             data = self._data[client]
             if self._training is None:
@@ -319,27 +321,34 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
     """Return `function` with the settings that it takes as keyword-only parameters.
 
     Raises:
-        ConfigError: it takes a parameter that is no setting, and has no default.
+        ConfigError: it takes a keyword-only parameter that is no setting, and has no default; or it does not take
+            (model, data, rng).
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function
+    parameters = signature.parameters.values()
     names = {field.name for field in fields(SimConfig)}
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
             known("setting of the training function:", p.name, names)
     wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
+    try:
+        signature.bind("model", "data", "rng", **dict.fromkeys(wanted))
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(f"training {name}{signature} must take (model, data, rng): {error}") from None
     return partial(function, **{name: getattr(config, name) for name in wanted}) if wanted else function
 
 
-def _checked(found: Any) -> tuple[float, int, int]:
-    """Check the result of a training function, and return loss, steps and examples."""
+def _checked(result: Any) -> tuple[float | None, int, int]:
+    """Check the result of a training function, and return loss, steps and examples; a loss may be None."""
     try:
-        loss, steps, examples = found
-        loss, steps, examples = float(loss), int(steps), int(examples)
+        loss, steps, examples = result
+        loss, steps, examples = None if loss is None else float(loss), int(steps), int(examples)
     except (TypeError, ValueError):
-        raise ConfigError(f"training returns {brief(found)}, must return loss, steps, examples") from None
+        raise ConfigError(f"training returns {brief(result)}, must return loss, steps, examples") from None
     if steps < 1 or examples < 1:
         raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
     return loss, steps, examples

@@ -286,7 +286,7 @@ class SimulatedServer:
             version=start,
             update=event.update,
             num_examples=event.num_examples or 1,  # 0 is no fault
-            loss=event.loss if math.isfinite(event.loss) else math.nan,
+            loss=event.loss if event.loss is None or math.isfinite(event.loss) else math.nan,
             client_lr=config.client_lr,
             local_steps=event.steps or 1,
             buffers=event.buffers,

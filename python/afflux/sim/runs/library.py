@@ -13,6 +13,7 @@ from afflux.arrays.roles import Roles
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
+from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
@@ -23,6 +24,7 @@ from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.replay import replay_config, replay_updates
 from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
+from afflux.sim.runs.setup import refuse_pair
 from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
@@ -108,6 +110,7 @@ class Simulation:
             if twice := sorted(training.settings.keys() & settings.keys()):
                 raise ConfigError(f"{twice[0]} is given twice: it is part of training")
             settings |= training.settings
+        refuse_pair(clients)
         self.task: Task | None = Task(
             model=model,
             clients=clients,
@@ -126,6 +129,8 @@ class Simulation:
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
+        if own is not None:
+            with_settings(own, self.config)  # raises for a function that cannot be called
         self.config.refuse_unread(names)
         refuse_ignored_settings(self.config, names, self.task, None)
         self._set_runs(rules, seeds, paired, buffer_size)

@@ -100,7 +100,7 @@ def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Ite
         starts[line.dispatched_after].append(line.number)
     for line in arrivals:
         yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
-        loss = nan if line.loss is None else line.loss
+        loss = nan if line.loss is None and line.status == "faulty" else line.loss
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
         reason = line.reason or ""

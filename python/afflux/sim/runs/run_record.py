@@ -38,7 +38,7 @@ class UpdateEvent(NamedTuple):
     time: float
     update: np.ndarray  #: (d,) float32, trained - pulled params
     num_examples: int
-    loss: float
+    loss: float | None  #: None: the training function does not know it
     steps: int
     buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
     fault: str = ""  #: see `TrainingResult.fault`
@@ -130,9 +130,10 @@ class RunRecord:
         history, label, raises = self._history, self.title, self._setup.config.faults == "raise"
         text = f"{label}: client {event.client} failed to train at arrival {event.number + 1}: {reason}"
         if not event.fault:
+            what = reason.removeprefix("[push] ").replace(f"client {event.client}'s ", "its ").partition(", must")[0]
             text = (
-                f"{label}: client {event.client} diverged at arrival {event.number + 1} (loss {event.loss:g}): "
-                f"{reason}; lower client_lr or server_lr, or look for values in its data that are not finite"
+                f"{label}: client {event.client} diverged at arrival {event.number + 1}: {what}; lower client_lr or "
+                "server_lr, or look for values in its data that are not finite"
             )
         if not history.first_fault:
             history.first_fault = text

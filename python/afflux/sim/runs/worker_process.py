@@ -123,7 +123,7 @@ class _Worker:
         job = WorkerJob(*told)
         return self._evaluate(job) if job.sequence < 0 else self._train(job)
 
-    def _train(self, job: WorkerJob) -> tuple[int, int, float, int, str]:
+    def _train(self, job: WorkerJob) -> tuple[int, int, float | None, int, str]:
         """Write the result of a job into its place; return the sequence, examples, loss, steps and fault."""
         memory = self._memory
         shift = memory.shifts[job.result] if job.shift and memory.shifts is not None else None
