@@ -38,6 +38,19 @@ def test_help_has_examples_and_the_fields_terms(command):
         assert option in result.stdout
 
 
+@pytest.mark.parametrize("command", ["compare", "run"])
+def test_the_help_is_short_and_help_all_has_every_option(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (invoke(command, option).stdout for option in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in short + whole
+    options = {name for one in typer.main.get_command(app).commands[command].params for name in one.opts}
+    assert {"--refill", "--drop-last", "--tensorboard"} < options
+    assert [name for name in sorted(options) if f"  {name} " not in whole] == []
+    assert "--refill" not in short
+    assert "--help-all" in short
+
+
 def leaves(command, words=()):
     """The words of every command that has no commands of its own."""
     if not hasattr(command, "commands"):
@@ -162,7 +175,7 @@ def test_rules_of_an_unknown_name():
     assert result.stderr.startswith("error: unknown rule 'fedbuf'; did you mean 'fedbuff'? known: afa_cd")
 
 
-def test_a_kept_run_is_fed_to_others(tmp_path):
+def test_a_kept_run_is_fed_to_others(tmp_path, caplog):
     kept, fed = tmp_path / "kept", tmp_path / "fed"
     result = invoke("run", "--rule", "fedbuff:buffer_size=3", "--keep-updates", "--out", str(kept), *SMALL)
     assert result.exit_code == 0, result.output
@@ -185,7 +198,7 @@ def test_a_kept_run_is_fed_to_others(tmp_path):
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))
     result = invoke("replay", str(log), "--out", str(tmp_path / "cut"))
     assert result.exit_code == 0, result.output
-    assert result.stderr == f"{log} was cut off: it lacks 13 of 20 arrivals\n"
+    assert caplog.messages == [f"{log} was cut off: it lacks 13 of 20 arrivals"]
 
 
 def test_replay_of_what_has_no_updates(tmp_path):
@@ -209,7 +222,7 @@ def test_paired_rules_have_one_leader(tmp_path):
     ]
 
 
-def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, monkeypatch):
+def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, monkeypatch, caplog):
     arguments = ["run", "--rule", "fedasync", "--keep-updates", *SMALL, "--out", str(tmp_path / "out")]
     result = invoke(*arguments, "--arrivals", "1000000000000")
     assert result.exit_code == 2
@@ -217,7 +230,7 @@ def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, mo
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(run_folder, "ANNOUNCE_ABOVE", 50_000)
     result = invoke(*arguments)
-    assert (result.exit_code, result.stderr) == (0, f"the updates will take 52 kB in {tmp_path}/out/audit\n")
+    assert (result.exit_code, caplog.messages) == (0, [f"the updates will take 52 kB in {tmp_path}/out/audit"])
 
 
 RULE_FILE = """

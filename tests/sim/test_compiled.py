@@ -13,26 +13,16 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
-from afflux.sim import (
-    AuditOutput,
-    ConfigError,
-    SimConfig,
-    Simulation,
-    Task,
-    classification,
-    fedprox,
-    parse_rule,
-    partitioned,
-    run_paired,
-    scaffold,
-    sgd,
-)
+from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.training import Trainer
-from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
+from made_runs import resume, run_in_store, run_paired
 from pairwise import soak
 
 

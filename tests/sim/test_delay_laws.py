@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.sim.clients.staleness import simulate_staleness
+from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.delay_names import DELAYS, delay_law
 from afflux.sim.workload.delays import ConstantDelays, FadasDelays, HalfNormalDelays, fadas_classes

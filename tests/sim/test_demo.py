@@ -7,10 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli import app, demo, killed_run
+from afflux.cli import app, demo
 from afflux.ops.errors import AffluxError
-from afflux.sim import SimConfig, parse_rule
 from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=10)
 RULE = parse_rule("ca2fl:buffer_size=5")
@@ -38,7 +39,7 @@ def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path, capsys):
 
 def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
     def kill_and_resume(folder, spec, seed, config, after):
-        return killed_run.KilledRun(folder / "run" / "audit" / "log.jsonl", after)
+        return demo.KilledRun(folder / "run" / "audit" / "log.jsonl", after)
 
     monkeypatch.setattr(demo, "RULES", (demo.KILLED,))
     monkeypatch.setattr(demo, "kill_and_resume", kill_and_resume)
@@ -50,7 +51,7 @@ def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
 
 def test_a_run_that_ends_before_it_is_killed(tmp_path):
     with pytest.raises(AffluxError, match="ended with exit code 0"):
-        killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 31)
+        demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 31)
 
 
 def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
@@ -64,4 +65,4 @@ def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
 
     monkeypatch.setattr(InterruptedRun, "of", damaged)
     with pytest.raises(AffluxError, match="ended with exit code 2: error: "):
-        killed_run.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
+        demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 import own_tasks
-from afflux.sim import AuditOutput, ConfigError, SimConfig, Simulation, parse_rule, partitioned, run
+from afflux.sim import ConfigError, Simulation, partitioned
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import workers as pool
-from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.worker_pool import WorkerPool
+from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
+from made_runs import resume, run, run_in_store
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)

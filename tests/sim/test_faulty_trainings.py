@@ -10,10 +10,13 @@ import pytest
 import torch
 
 import own_tasks
-from afflux.sim import AuditOutput, Simulation, TrainingError, parse_rule, read_audit_log, replay, run_paired, scaffold
+from afflux.sim import Simulation, TrainingError, read_audit_log, replay, scaffold
 from afflux.sim.errors import DivergedError
-from afflux.sim.runs import simulated_server
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.runs import run_record
+from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
+from made_runs import run_paired
 
 #: What the clients 0, 1 and 2 do; all others train.
 KINDS = ("raises", "nan", "inf")
@@ -63,7 +66,7 @@ def test_they_are_counted_and_replayed(tmp_path, caplog):
         r"seed 0: client . .* at arrival [0-9]+.*; such arrivals are counted as faulty, and the run", first
     )
     assert f"{len(faulty)} of 40 arrivals are faulty" in last
-    replayed = replay(log, specs, made.config, task=made.task)
+    replayed = replay(log, specs, task=made.task)
     assert [reproducible(result)[4:] for result in replayed] == [reproducible(result)[4:] for result in results]
 
 
@@ -74,17 +77,17 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
         simulation(clients=[CLIENTS[0]] * 12).run()
     assert type(one.value) is TrainingError
     with pytest.raises(
-        DivergedError, match=r"client . diverged at arrival 1 \(loss nan\): .*; 4 of 4 arrivals are faulty"
+        DivergedError, match=r"client . diverged at arrival 1: its loss is nan; .*; 4 of 4 arrivals are faulty"
     ):
         simulation(clients=[CLIENTS[1]] * 12, arrivals=4).run()
-    monkeypatch.setattr(simulated_server, "FAULTS_IN_A_ROW", 5)
+    monkeypatch.setattr(run_record, "FAULTS_IN_A_ROW", 5)
     calls = count()
 
     def later(model, data, rng):
         return (1.0 if next(calls) < 20 else math.nan), 1, 1
 
     with pytest.raises(
-        DivergedError, match=r"diverged at arrival 21 .*; 5 of 25 arrivals are faulty, the last 5 in a row"
+        DivergedError, match=r"diverged at arrival 21: .*; 5 of 25 arrivals are faulty, the last 5 in a row"
     ):
         simulation(later).run()
 

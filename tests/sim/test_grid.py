@@ -12,14 +12,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import afflux.sim.runs.simulation
+import afflux.sim.runs.compare
 import own_tasks
 from afflux.cli import app
-from afflux.sim import ConfigError, SimConfig, Simulation, Task, parse_rule, partitioned, run, sgd, tune
+from afflux.sim import ConfigError, Simulation, Task, partitioned, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.data_tasks import image_task
+from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task import tuned_on_validation
+from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5)
 SETTINGS = "--model logreg --num-clients 20 --concurrency 5 --arrivals 20 --eval-every 5 --buffer-size 4 --jobs 1"
@@ -132,13 +135,13 @@ def test_a_task_without_a_validation_part():
 
 def count_runs(patch):
     """Seeds, rules, parts and learning rates of the runs that are made."""
-    runs, run_paired = [], afflux.sim.runs.simulation.run_paired
+    runs, run_paired = [], afflux.sim.runs.compare.simulate
 
     def counted(specs, seed, config, *rest):
         runs.append((seed, specs[0].label, config.part, config.client_lr))
         return run_paired(specs, seed, config, *rest)
 
-    patch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
+    patch.setattr(afflux.sim.runs.compare, "simulate", counted)
     return runs
 
 
@@ -193,7 +196,7 @@ def test_the_best_on_the_validation_part_is_run_on_the_test_part(straight):
 
 def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    original = afflux.sim.runs.simulation.run_paired
+    original = afflux.sim.runs.compare.simulate
 
     def stopped(*arguments):
         if len(made) == 5:
@@ -201,7 +204,7 @@ def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
         return original(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(afflux.sim.runs.simulation, "run_paired", stopped)
+        patched.setattr(afflux.sim.runs.compare, "simulate", stopped)
         assert invoke(out).exit_code == 130
     assert invoke(out).exit_code == 0
     assert made == straight.runs, "none twice"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
-from afflux.sim.runs import resume as resumed
+from afflux.sim.runs import simulation
 from afflux.store.facts import Name
 from forged import DEEP, dumped, forge_state
 from hostile_stores import replaced
@@ -173,7 +173,7 @@ def interrupted(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(resumed, "feed_servers", some)
+        patched.setattr(simulation, "feed_servers", some)
         arguments = ["--checkpoint-every", "0", "--client-optimizer", "scaffold", "--store", folder / "store"]
         result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", folder / "run", *arguments, *SMALL)
     assert result.exit_code == 130, result.output

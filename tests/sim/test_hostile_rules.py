@@ -81,14 +81,14 @@ def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
 @pytest.fixture
 def interrupted(rule_file, tmp_path, monkeypatch):
     """The store of a run with the rule file, that has not ended; the file leaves its trace when it is executed."""
-    from afflux.sim.runs import resume
+    from afflux.sim.runs import simulation
 
     def ended(*arguments):
         raise KeyboardInterrupt
 
     store = tmp_path / "store"
     with monkeypatch.context() as patched:
-        patched.setattr(resume, "feed_servers", ended)
+        patched.setattr(simulation, "feed_servers", ended)
         begun = [
             "run",
             "--rule",

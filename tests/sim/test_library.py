@@ -15,34 +15,21 @@ from torch import nn
 
 import own_tasks
 from afflux.rules import fedbuff
-from afflux.sim import (
-    AuditOutput,
-    ConfigError,
-    InterruptedRun,
-    RuleSpec,
-    SimConfig,
-    Simulation,
-    Task,
-    classification,
-    fedprox,
-    parse_rule,
-    partitioned,
-    register_task,
-    resume,
-    run,
-    run_in_store,
-    scaffold,
-    sgd,
-)
+from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, partitioned, register_task, scaffold, sgd
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
 from afflux.sim.data.registry import read_data_set
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import SeedStatistics, Summary
+from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import ROOT, reproducible
+from made_runs import resume, run, run_in_store
 
 RULE = "fedbuff:buffer_size=3"
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")

@@ -12,22 +12,20 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
-from afflux.sim import Simulation, Task, classification, partitioned, tune
+from afflux.sim import Simulation, Task, classification, partitioned, replay, tune
 from afflux.sim.data import image_set, registry
 from afflux.sim.data.content_digest import content_digest
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import FILE
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.runs import setup
-from afflux.sim.runs.replay import replay, replay_config
-from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import PARTITIONS, classes
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
+from made_runs import resume, run, run_in_store
 from pairwise import soak
 
 SMALL = SimConfig(
@@ -191,7 +189,7 @@ def test_a_replay_with_other_data_is_refused(tmp_path, monkeypatch):
     log = read_audit_log(path)
     digits_with(swapped, monkeypatch)
     with pytest.raises(ConfigError, match=r"seed3\.jsonl: the run began with other inputs: data;"):
-        replay(log, [RULE], replay_config(log))
+        replay(log, [RULE])
 
 
 def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypatch, caplog):
@@ -200,20 +198,20 @@ def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypa
     log = read_audit_log(path)
     assert set(log.header.inputs) == {"data", "clients", "model"}
     assert log.header.versions == {name: inputs.package_versions()[name] for name in ("numpy", "torch")}
-    assert replay(log, [RULE], replay_config(log))[0].digest == result.digest
+    assert replay(log, [RULE])[0].digest == result.digest
     assert caplog.messages == []
     older = replace(log, header=msgspec.structs.replace(log.header, inputs=msgspec.UNSET, versions=msgspec.UNSET))
-    assert replay(older, [RULE], replay_config(log))[0].digest == result.digest
+    assert replay(older, [RULE])[0].digest == result.digest
     assert caplog.messages == [f"{path} holds no digests of its inputs: a change of the data is not noticed"]
     caplog.clear()
     now = inputs.package_versions() | {"torch": "99.1"}
     monkeypatch.setattr(inputs, "package_versions", lambda: now)
-    replay(log, [RULE], replay_config(log))
+    replay(log, [RULE])
     (notice,) = caplog.messages
     assert notice.startswith(f"{path}: the run began with torch {log.header.versions['torch']}: ")
     other = replace(log, header=msgspec.structs.replace(log.header, num_clients=7))
     with pytest.raises(ConfigError, match=r"other inputs: number of clients; .* \(that was with torch "):
-        replay(other, [RULE], replay_config(log))
+        replay(other, [RULE])
 
 
 def simulation(shift=0.0, model=own_tasks.linear):

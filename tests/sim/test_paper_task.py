@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from afflux.sim.errors import ConfigError
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
+from made_runs import run
 from pairwise import soak
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
@@ -15,16 +16,17 @@ import pytest
 
 from afflux.rules import RULES
 from afflux.server.aggregator import Aggregator
+from afflux.sim import replay
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.updates_file import UpdatesFile, read_updates
-from afflux.sim.runs import simulated_server
+from afflux.sim.runs import event_loop
 from afflux.sim.runs.compare import compare, make_jobs
-from afflux.sim.runs.replay import complete_arrivals, replay, replay_config
-from afflux.sim.runs.simulation import run, run_paired
+from afflux.sim.runs.replay import complete_arrivals, replay_config, replay_updates
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from made_runs import run, run_paired
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
@@ -83,16 +85,17 @@ def test_the_same_run_writes_the_same_bytes(made, tmp_path):
 
 def test_every_line_is_json_without_nan(tmp_path):
     stream = [
-        simulated_server.PullEvent(0, 0, 0),
-        simulated_server.UpdateEvent(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2),
+        event_loop.PullEvent(0, 0, 0),
+        event_loop.UpdateEvent(0, 0, 0, 7, 1.0, np.ones(650, np.float32), 5, float("inf"), 2),
     ]
-    setup = simulated_server.SimulationSetup.of(replace(SMALL, faults="raise"), 0)
-    follower = simulated_server.SimulatedServer(parse_rule("fedasync"), setup, 1)
-    with audit_log.AuditLogWriter(tmp_path / "log.jsonl", follower.log_header(None)) as follower.log:
-        follower.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
+    setup = event_loop.SimulationSetup.of(replace(SMALL, faults="raise", arrivals=1), 0)
+    follower = event_loop.SimulatedServer(parse_rule("fedasync"), setup)
+    with ExitStack() as files:
+        follower.record.open(AuditOutput(tmp_path), files)
+        follower.record.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0, None))
         with pytest.raises(DivergedError, match="client 7 diverged at arrival 1"):
-            simulated_server.feed_servers(stream, [follower], print)
-    log = audit_log.read_audit_log(tmp_path / "log.jsonl")
+            event_loop.feed_servers(stream, [follower], print)
+    log = audit_log.read_audit_log(tmp_path / "fedasync-seed0.jsonl")
     assert (log.arrivals[0].loss, log.end) == (None, None)
 
 
@@ -104,7 +107,7 @@ def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
     (path,) = tmp_path.glob("*.jsonl")
     log = audit_log.read_audit_log(path)
     (tmp_path / "again").mkdir()
-    (again,) = replay(log, [log.spec()], replay_config(log), folder=tmp_path / "again")
+    (again,) = replay_updates(log, [log.spec()], replay_config(log), output=AuditOutput(tmp_path / "again"))
     assert again.params.tobytes() == made.params.tobytes()
     assert again.digest == log.end.params_sha256
     assert (again.evaluations, again.staleness.tolist()) == (made.evaluations, made.staleness.tolist())
@@ -115,7 +118,7 @@ def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
 
 def test_a_log_can_be_fed_to_every_rule(log):
     specs = [small(name) for name in RULES]
-    results = replay(log, specs, replay_config(log))
+    results = replay(log, specs)
     assert len({result.digest for result in results}) == len(RULES)
     for spec, result in zip(specs, results, strict=True):
         rule = spec.build()
@@ -124,7 +127,7 @@ def test_a_log_can_be_fed_to_every_rule(log):
             m = rule.buffer_size
             assert result.staleness.tolist() == [x.number // m - x.dispatched_after // m for x in log.arrivals], spec
         assert result.leader == RULE
-        alone = replay(log, [spec], replay_config(log))[0]
+        alone = replay(log, [spec])[0]
         assert alone.digest == result.digest, "what else is fed makes no difference"
 
 
@@ -134,7 +137,7 @@ def test_clipped_weights_are_recorded_and_replayed(made, tmp_path):
     assert result.params.tobytes() != made[1].params.tobytes()
     log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
     assert (log.config(), "clip_norms" in SMALL.recorded()) == (config, False)
-    assert replay(log, [log.spec()], replay_config(log))[0].digest == result.digest
+    assert replay(log, [log.spec()])[0].digest == result.digest
     with pytest.raises(ConfigError, match=r"clip_norms is 0\.5, but ca2fl caches rows"):
         run(small("ca2fl"), 3, config)
     with pytest.raises(ConfigError, match=r"clip_norms is -1, must be 0 or more and finite"):
@@ -144,7 +147,7 @@ def test_clipped_weights_are_recorded_and_replayed(made, tmp_path):
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
 def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeypatch):
     taken, pulled = [], []
-    push, join = simulated_server.Server.push, Aggregator.join
+    push, join = event_loop.Server.push, Aggregator.join
 
     def spy(self, *, version, **facts):
         pulled.append(version.params.copy())
@@ -155,11 +158,11 @@ def test_kept_updates_become_the_kind_that_a_rule_takes(log, rule, kind, monkeyp
         taken.append(np.array(ticket.slot))
         return join(self, pushed, ticket)
 
-    monkeypatch.setattr(simulated_server.Server, "push", spy)
+    monkeypatch.setattr(event_loop.Server, "push", spy)
     monkeypatch.setattr(Aggregator, "join", spy_join)
     spec = small(rule)
     assert spec.build().kind == kind
-    replay(log, [spec], replay_config(log))
+    replay(log, [spec])
     for got, start, update in zip(taken, pulled, log.updates(), strict=True):
         gradient = (-update.astype(np.float64) / (0.1 * 2)).astype(np.float32)
         wanted = {"update": update, "gradient": gradient, "model": start + update}[kind]
@@ -174,12 +177,12 @@ def test_paired_rules_get_the_updates_of_the_first(tmp_path):
     assert (paired[0].evaluations, paired[0].leader) == (alone.evaluations, "")
     assert len(list(tmp_path.glob("*.npy"))) == 1
     log = audit_log.read_audit_log(tmp_path / "fedasync-seed2.jsonl")
-    for result, fed in zip(paired, replay(log, specs, replay_config(log)), strict=True):
+    for result, fed in zip(paired, replay(log, specs), strict=True):
         assert result.params.tobytes() == fed.params.tobytes()
         assert result.evaluations == fed.evaluations
     follower = audit_log.read_audit_log(tmp_path / "ca2fl-seed2.jsonl")
     assert (follower.header.leader, follower.header.updates) == ("fedasync", log.header.updates)
-    (again,) = replay(follower, [follower.spec()], replay_config(follower))
+    (again,) = replay(follower, [follower.spec()])
     assert again.digest == follower.end.params_sha256, "a follower's log can be fed as well"
 
 
@@ -193,7 +196,7 @@ def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
     assert {line.number // 4 - line.dispatched_after // 4 for line in log.arrivals} == {0, 1, 2}
     assert {line.dispatched_after % 4 for line in log.arrivals} == {0}, "a round has four arrivals"
     assert len({line.steps for line in log.arrivals}) > 1
-    results = replay(log, specs, replay_config(log))
+    results = replay(log, specs)
     assert [result.digest for result in results] == [result.digest for result in paired]
     assert results[1].staleness.tolist() == [line.number - line.dispatched_after for line in log.arrivals]
 
@@ -242,13 +245,12 @@ def test_kept_updates_are_whole_after_every_row(tmp_path):
 
 def test_a_killed_run_leaves_what_had_arrived(tmp_path):
     code = (
-        "from pathlib import Path; from dataclasses import replace\n"
-        "from afflux.sim import *\n"
-        "config = SimConfig(model='logreg', num_clients=20, concurrency=6, arrivals=10**6, local_steps=2)\n"
-        f"run(parse_rule('{RULE}'), 3, config, output=AuditOutput(Path({str(tmp_path)!r}), True))"
+        "from afflux.sim import Simulation\n"
+        "settings = dict(model='logreg', num_clients=20, concurrency=6, arrivals=10**5, local_steps=2)\n"
+        f"Simulation.of('images', '{RULE}', [3], **settings).run(out={str(tmp_path / 'out')!r}, keep_updates=True)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
-    path = tmp_path / "fedbuff_buffer_size=3-seed3.jsonl"
+    path = tmp_path / "out" / "audit" / "fedbuff_buffer_size=3-seed3.jsonl"
     deadline = time.monotonic() + 60
     while not (path.exists() and path.stat().st_size > 10_000) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -274,7 +276,7 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(log, tmp_path):
     assert short.arrivals == log.arrivals[: len(short.arrivals)]
     assert len(short.arrivals) in (8, 9)
     assert replay_config(short).arrivals == len(short.arrivals)
-    (result,) = replay(short, [short.spec()], replay_config(short))
+    (result,) = replay(short, [short.spec()])
     assert len(result.staleness) == len(short.arrivals)
     # The updates lost their end: what is there is fed.
     cut.write_text("".join(lines))
@@ -355,7 +357,7 @@ def test_a_log_from_another_world_is_refused(log):
     for header in ({"num_clients": 7}, {"first_params_sha256": "0" * 64}):
         other = replace(log, header=msgspec.structs.replace(log.header, **header))
         with pytest.raises(ConfigError, match="the run began with other inputs: "):
-            replay(other, [log.spec()], replay_config(log))
+            replay(other, [log.spec()])
     newer = replace(log, header=msgspec.structs.replace(log.header, config=log.header.config | {"warp": 9}))
     with pytest.raises(ConfigError, match="made by afflux"):
         newer.config()

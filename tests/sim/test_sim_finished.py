@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-import afflux.sim.runs.simulation
+import afflux.sim.runs.compare
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import table_pages, tables
 from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
 from afflux.sim.runs.compare import Job
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
+from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
 FEDBUFF, CA2FL = parse_rule("fedbuff:buffer_size=4"), parse_rule("ca2fl:buffer_size=4")
@@ -73,7 +73,7 @@ def small(monkeypatch):
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
     monkeypatch.setattr(tables, "CODEC_RULES", names)
     monkeypatch.setattr(tables, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
-    made, run_paired = [], afflux.sim.runs.simulation.run_paired
+    made, run_paired = [], afflux.sim.runs.compare.simulate
 
     def counted(specs, seed, *rest):
         made.append((specs[0].label, seed))
@@ -81,7 +81,7 @@ def small(monkeypatch):
             raise KeyboardInterrupt
         return run_paired(specs, seed, *rest)
 
-    monkeypatch.setattr(afflux.sim.runs.simulation, "run_paired", counted)
+    monkeypatch.setattr(afflux.sim.runs.compare, "simulate", counted)
     return made
 
 

@@ -15,10 +15,10 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.papers import tables
 from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.results.run_result import Evaluation, RunResult
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
 from afflux.sim.workload.rule_specs import parse_rule
+from made_runs import run
 
 SMALL_MNIST = 400
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from afflux.sim.results.progress import BAR_SECONDS, LINE_SECONDS, describe, show_progress
 from afflux.sim.results.run_history import RunProgress
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
+from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=7, local_steps=2)
 RULE = "fedbuff:buffer_size=3"

@@ -24,13 +24,12 @@ from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder
 from afflux.sim.results.progress import show_progress
-from afflux.sim.runs.resume import resume, run_in_store
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import FORKS, reproducible
 from crashes import in_child
+from made_runs import resume, run, run_in_store
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
@@ -368,13 +367,17 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
     paused = InterruptedRun.of(tmp_path / "store")
-    other = replace(paused, header=msgspec.structs.replace(paused.header, first_params_sha256="0"))
+
+    def with_notes(**changes):
+        return replace(paused, notes=msgspec.structs.replace(paused.notes, **changes))
+
     with pytest.raises(ConfigError, match="other inputs: first params;"):
-        resume(other)
-    (sequence, client, *rest), *others = paused.stream["training"]
-    live = {**paused.stream, "training": [[sequence, client + 1, *rest], *others]}
+        resume(with_notes(header=msgspec.structs.replace(paused.header, first_params_sha256="0")))
+    stream = paused.notes.stream
+    (sequence, client, *rest), *others = stream.training
+    training = [(sequence, client + 1, *rest), *others]
     with pytest.raises(ConfigError, match="other clients train than in the run"):
-        resume(replace(paused, stream=live))
+        resume(with_notes(stream=msgspec.structs.replace(stream, training=training)))
     monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
     with pytest.raises(ConfigError, match="holds a run of format 2, this afflux reads 3"):
         InterruptedRun.of(tmp_path / "store")
@@ -426,7 +429,7 @@ def stopped(sent, pushes, *arguments):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
-def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
+def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
     on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
     keep = ["--store", store, "--checkpoint-every", "0.05"]
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
@@ -443,8 +446,8 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     assert "wrote " in result.stdout
     bits = (on / LOG).read_bytes()
     result = called("--resume", store)
-    said = f"the run in {store} is finished; its results are written again\n"
-    assert (result.exit_code, result.stderr, (on / LOG).read_bytes()) == (0, said, bits)
+    assert (result.exit_code, (on / LOG).read_bytes()) == (0, bits)
+    assert caplog.messages == [f"the run in {store} is finished; its results are written again"]
     assert called(*SETTINGS.split(), "--out", off).exit_code == 0
     for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
         assert (on / name).read_bytes() == (off / name).read_bytes(), name

@@ -13,13 +13,12 @@ from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
-from afflux.sim.runs import simulation as run_module
 from afflux.sim.runs.compare import Job, compare, make_jobs
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delay_names import DELAYS
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
+from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
 
@@ -29,7 +28,7 @@ def test_the_public_names_of_the_simulator_are_loaded_at_first_use():
         "import sys, afflux.sim\n"
         "assert 'torch' not in sys.modules and 'afflux.sim.runs' not in sys.modules\n"
         "for name in afflux.sim.__all__: assert getattr(afflux.sim, name).__name__ == name\n"
-        "from afflux.sim import *; run, SimConfig\n"
+        "from afflux.sim import *; Simulation, replay\n"
         "assert set(afflux.sim.__all__) == {name for names in afflux.sim._MODULES.values() for name in names}\n"
         "try: afflux.sim.ran\n"
         "except AttributeError as error: print(error)"
@@ -230,7 +229,7 @@ def test_impossible_settings_are_refused(change, message):
 
 def test_a_negative_seed_is_refused():
     with pytest.raises(ConfigError, match="seed"):
-        run_module.run(parse_rule("fedasync"), -1, SMALL)
+        run(parse_rule("fedasync"), -1, SMALL)
 
 
 def test_rules_are_read_from_text():

@@ -18,9 +18,9 @@ from afflux.sim.results.run_result import (
     participation,
     seed_statistics,
 )
-from afflux.sim.runs.simulation import run
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")
 RULES = {

@@ -10,12 +10,15 @@ from torch import nn
 
 import own_tasks
 import stateful_models
-from afflux.sim import AuditOutput, ConfigError, InterruptedRun, Simulation, partitioned, resume, run, run_in_store
+from afflux.sim import ConfigError, Simulation, partitioned
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import reproducible
+from made_runs import resume, run, run_in_store
 from pairwise import soak_all
 
 COHORT, ROUNDS = 3, 3

@@ -15,26 +15,19 @@ from typer.testing import CliRunner
 import own_tasks
 import stateful_models
 from afflux.cli import app
-from afflux.sim import (
-    AuditOutput,
-    ConfigError,
-    Job,
-    SimConfig,
-    Simulation,
-    compare,
-    interrupts,
-    parse_rule,
-    partitioned,
-    run_paired,
-)
+from afflux.sim import ConfigError, Simulation, interrupts, partitioned
 from afflux.sim.errors import ProcessKilledError
 from afflux.sim.results import run_folder
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import workers as pool
-from afflux.sim.runs.resume import resume, run_in_store
+from afflux.sim.runs.compare import Job, compare
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.worker_pool import WorkerPool
+from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
+from made_runs import resume, run_in_store, run_paired
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
@@ -152,7 +145,7 @@ def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
         begin(tmp_path, SCAFFOLD, press, seconds=1000, workers=two_workers)
     paused = InterruptedRun.of(tmp_path / "store")
     assert paused.arrivals == 10
-    assert paused.stream["training"]
+    assert paused.notes.stream.training
     same_as_one_process(tmp_path, resume(paused), SCAFFOLD)
 
 

@@ -25,12 +25,10 @@ The bytes are those of the definition: each input is read once, each output is w
 the speed at which this machine copies memory, measured in the same run. An operation that reads more than it writes \
 may be faster than a copy. A checkout has the full benchmark: python -m bench.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux bench
-
   afflux bench -d 1_000_000 -M 32 --threads 1
-
   afflux bench --json
 """
 

@@ -19,6 +19,11 @@ from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, Si
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
 
+#: The settings in the output of --help; --help-all prints all of them.
+COMMON = (
+    *("task", "data", "data_dir", "model", "num_clients", "concurrency", "arrivals", "rounds", "delays"),
+    *("partition", "alpha", "client_optimizer", "client_lr", "local_steps", "batch_size", "eval_every", "target"),
+)
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 Paper = Annotated[
     str | None,
@@ -36,14 +41,14 @@ def echo(text: str, *, err: bool = False) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print an error as one line and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
+    """Print an error and exit with code 2; on Ctrl-C exit with 130, on a handled SIGTERM with 143."""
     try:
         yield
     except (AffluxError, UnavailableError) as error:
         echo(f"error: {text_with_notes(error)}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
-        typer.echo("stopped", err=True)
+        echo("\n".join([*getattr(error, "__notes__", ()), "stopped"]), err=True)
         raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
 
 
@@ -58,31 +63,30 @@ def flag_names_in_errors(**flags: str) -> Iterator[None]:
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `config` of `command(config, ...)` by one option for each field of SimConfig.
+    """Replace the parameter `config` of `command(config, context, ...)` by one option for each field of SimConfig.
 
-    If the command has a parameter `paper`, the settings of that preset replace the defaults.
+    The settings of the preset `paper`, if it is not None, replace the defaults.
     """
     names = [field.name for field in fields(SimConfig)]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    settings = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[field.type, typer.Option(help=field.metadata["help"])],
+    options: dict[str, tuple[Any, Any]] = {
+        field.name: (
+            Annotated[field.type, typer.Option(help=field.metadata["help"], hidden=field.name not in COMMON)],
+            field.default,
         )
         for field in fields(SimConfig)
+    }
+    more = typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and exit.")
+    options["help_all"] = Annotated[bool, more], False
+    settings = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in options.items()
     ]
 
-    asks_context = any(parameter.name == "context" for parameter in own)
-    if not asks_context:
-        own.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
-
-    def wrapped(**given: Any) -> None:
+    def wrapped(*, help_all: bool, context: typer.Context, **given: Any) -> None:
         with report_errors():
             settings = {name: given.pop(name) for name in names}
-            context = given["context"] if asks_context else given.pop("context")
-            if given.get("paper") is not None:
+            if given["paper"] is not None:
                 values = find_preset(given["paper"]).values()
                 settings |= {name: value for name, value in values.items() if not is_on_command_line(context, name)}
                 for name in unread_settings(settings):  # a value of the preset beside another one of the command line
@@ -90,7 +94,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
                         settings[name] = getattr(SimConfig, name)
             if any(settings[end] for end in ENDS) and not is_on_command_line(context, "arrivals"):
                 settings["arrivals"] = UNLIMITED
-            command(SimConfig(**settings), **given)
+            command(SimConfig(**settings), context, **given)
 
     wrapped.__name__ = command.__name__
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
@@ -98,6 +102,15 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = signature  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return wrapped
+
+
+def _print_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with the rare options, too."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:

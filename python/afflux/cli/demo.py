@@ -1,17 +1,25 @@
 """`afflux demo`: a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits."""
 
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from afflux.cli.common import OutFolder, parse_rules, parse_seeds, report_errors
-from afflux.cli.killed_run import kill_and_resume
 from afflux.cli.make_runs import make_runs
+from afflux.ops.errors import AffluxError
+from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
+    from afflux.sim.results.run_history import RunProgress
     from afflux.sim.results.run_result import RunResult
 
 #: Each server_lr is the best of four or five on a validation part with a seed that the demo does not use: docs/demo.md.
@@ -26,6 +34,9 @@ RULES = (
 #: The rule with the most state: params, a sum, and a row of four bits an element for each client.
 KILLED = RULES[-1]
 
+#: Seconds between two checkpoints of the run that is killed.
+CHECKPOINT_SECONDS = 0.1
+
 DEMO_HELP = f"""Show a rule of each paper on handwritten digits, and a run that is killed and resumed.
 
 Runs {", ".join(rule.partition(":")[0] for rule in RULES)} with stale and heterogeneous clients. Then runs the last \
@@ -33,12 +44,65 @@ rule again with its server in a store, kills the process with SIGKILL halfway, r
 compares final params and audit log with those of the run that was never killed. It takes under a minute on two cores. \
 Exit code 1: they differ.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux demo
-
   afflux demo --seeds 0 --arrivals 400 --out runs/short
 """
+
+
+class KilledRun(NamedTuple):
+    """A run that was killed and resumed to its end."""
+
+    log: Path  #: the audit log
+    resumed_from: int  #: arrivals before the checkpoint with which the second process began
+
+
+def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> KilledRun:
+    """Make a run with its server in a store in a process that kills itself, and continue it by `afflux run --resume`.
+
+    Args:
+        folder: the folder for the store and the run folder, `store` and `run`, which must not exist yet.
+        spec: the rule.
+        seed: of the run.
+        config: the settings.
+        after: number of arrivals after which the process gets SIGKILL; smaller than that of the run.
+
+    Returns:
+        The run after its end.
+
+    Raises:
+        AffluxError: one of the processes has ended in another way.
+    """
+    from afflux.sim.results.audit_log import FOLDER, file_stem
+    from afflux.sim.runs.run_checkpoint import InterruptedRun
+
+    store, run = folder / "store", folder / "run"
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_until_killed, args=(store, run, spec, seed, config, after), daemon=True
+    )
+    process.start()
+    process.join()
+    if process.exitcode != -signal.SIGKILL:
+        raise AffluxError(f"the process was to be killed, but ended with exit code {process.exitcode}")
+    resumed_from = InterruptedRun.of(store).arrivals
+    command = [sys.executable, "-m", "afflux", "run", "--resume", str(store)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise AffluxError(f"resuming {store} ended with exit code {ended.returncode}: {ended.stderr.strip()}")
+    return KilledRun(run / FOLDER / f"{file_stem(spec.label, seed)}.jsonl", resumed_from)
+
+
+def run_until_killed(store: Path, folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> None:
+    """Make a run in a new store; this process sends itself SIGKILL, which it cannot handle, after some arrivals."""
+    from afflux.sim.runs.library import Simulation
+
+    def watch(index: int, run: "RunProgress") -> None:
+        if run.arrivals >= after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    simulation = Simulation.of(config, [spec], [seed])
+    simulation.run(out=folder, store=store, checkpoint_every=CHECKPOINT_SECONDS, watch=watch)
 
 
 def demo(
@@ -48,9 +112,12 @@ def demo(
 ) -> None:
     """Compare six rules, then kill and resume a run (see DEMO_HELP)."""
     with report_errors():
+        require(*EXTRA)
+        from afflux.sim.runs.compare import default_processes
+
         config = SimConfig(model="logreg", arrivals=arrivals, eval_every=20)
         specs, numbers = parse_rules(list(RULES)), parse_seeds(seeds)
-        folder, results = make_runs(specs, numbers, config, None, out, False, False, 1)
+        folder, results = make_runs(specs, numbers, config, out, processes=default_processes(1))
         _print_results(folder, list(results), config)
         spec, seed = specs[RULES.index(KILLED)], numbers[0]
         typer.echo(f"\nThe run of {spec.label}, seed {seed}, again, in a process that is killed ...")

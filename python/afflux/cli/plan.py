@@ -14,14 +14,11 @@ HELP = """Estimate the memory and disk use of a server, part by part. Nothing is
 The memory is that of a server after a push of every client. With --store, params, rows and the rule's vectors are in \
 files; the operating system caches them in memory as long as there is room.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux plan --rule fedbuff --params 25_000_000
-
-  afflux plan --rule mf_ca2fl:bits=2 --clients 1_000_000 --params 100_000 --buffer 32 --store
-
-  afflux plan --rule ca2fl --codec affine-4 --clients 10_000 --params 1_000_000 --json
-
+  afflux plan --rule mf_ca2fl:bits=2 --clients 1_000_000 --params 100_000 --store
+  afflux plan --rule ca2fl --codec affine-4 --clients 10_000 --params 1_000_000
   afflux plan --rule fedbuff --params 25_000_000 --memory-budget 2_000_000_000
 """
 BUDGET = "Most bytes of memory: sets max_slots and max_versions, or is an error, as in `Server(memory_budget=...)`."

@@ -16,36 +16,31 @@ if TYPE_CHECKING:
 
 AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, our accuracy beside the paper's.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux reproduce afl-table2 --seeds 0,1,2
-
   afflux reproduce afl-table2 --workers 20/100 --data-dir ~/data
 """
 RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a figure.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux reproduce rules
-
   afflux reproduce rules --data mnist --seeds 0
 """
 MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client, a table and a figure.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux reproduce mf-ca2fl
-
   afflux reproduce mf-ca2fl --data mnist --jobs 1 --at-most 2 --out runs/mf
 """
 CODECS_HELP = """Measure the error of every codec, on random vectors and on kept updates of a run: tables and a figure.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux codecs
-
   afflux run --rule ca2fl --arrivals 400 --keep-updates --out runs/kept
-
   afflux codecs --updates digits=runs/kept/audit/ca2fl-seed0.updates.npy
 """
 
@@ -60,7 +55,9 @@ ResumableFolder = Annotated[
 ]
 
 app = typer.Typer(
-    help="Reproduce tables of papers; writes Markdown and JSON. Finished runs are kept.", no_args_is_help=True
+    help="Reproduce tables of papers; writes Markdown and JSON. Finished runs are kept.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 

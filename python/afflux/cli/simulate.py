@@ -1,7 +1,7 @@
 """`afflux compare`, `run` and `replay`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from afflux.cli.common import (
     split_rules,
     with_config_options,
 )
-from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, run_in_new_store, tune_rules
+from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, tune_rules
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
@@ -34,40 +34,28 @@ A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explain
 LABEL=RULE calls it LABEL in tables and figures. \
 NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
 
-[bold]Rules[/bold]  {", ".join(RULES)}
+Rules: {", ".join(RULES)}
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux compare --rules fedbuff,fedasync,ca2fl --data digits
-
   afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
-
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
-
   afflux compare --rules fedbuff,wkafl,fadas --paired
-
-  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1,1 --grid server_lr=.1,1 --seeds 0,1,2 --out runs/tuned
-
-  afflux compare --paper ca2fl-cnn --rules ca2fl,fedbuff --data-dir ~/data --rounds 100
-
+  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1 --out runs/tuned
+  afflux compare --paper ca2fl-cnn --data-dir ~/data --rounds 100
   afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
 RUN_HELP = """Simulate one aggregation rule with one seed.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux run --rule fedbuff
-
-  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --seed 7 --out runs/mild
-
+  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --out runs/mild
   afflux run --rule mf_ca2fl:bits=2:codec=rotated
-
   afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
-
   afflux run --rule fedbuff --keep-updates --out runs/kept
-
   afflux run --rule ca2fl --store runs/ca2fl.store
-
   afflux run --resume runs/ca2fl.store
 """
 REPLAY_HELP = """Replay the kept updates of a run with other rules.
@@ -78,11 +66,10 @@ own; but it trained from the model of the log's rule. Only the aggregation diffe
 The log's own rule gives the log's own params, bit for bit. \
 A log never makes a rule file run: name it with --rule if you trust that file.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux replay runs/kept/audit/fedbuff-seed0.jsonl
-
-  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas:server_lr=0.01
+  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
@@ -103,17 +90,14 @@ RESUME = (
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
 TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues, "
     "also with more rules, values or seeds."
 )
-WORKERS = (
-    "Processes of each run that train, with the same bits; 1: the run's own process. Trainings whose results are "
-    "needed later run in parallel with the server's work."
-)
+WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
 TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
@@ -146,10 +130,11 @@ def compare(
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
         tune_rules(specs, grid, parse_seeds(seeds), config, jobs, workers, out)
         return
-    folder, results = make_runs(
-        specs, parse_seeds(seeds), config, jobs, out, keep_updates, tensorboard, workers, paired=paired
-    )
-    print_results(folder, results, config)
+    from afflux.sim.runs.compare import default_processes
+
+    options = {"processes": jobs or default_processes(workers), "workers": workers}
+    options |= {"keep_updates": keep_updates, "tensorboard": tensorboard}
+    print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
 @with_config_options
@@ -166,7 +151,7 @@ def run(
     tensorboard: TensorBoard = False,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
-    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY)] = 10.0,
+    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
     out: OutFolder = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
@@ -175,9 +160,9 @@ def run(
             context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
         )
         task = config.task if is_on_command_line(context, "task") else None
-        resume_run(
-            resume, checkpoint_every, out, None if rule is None else parse_rules([rule])[0], task, tensorboard, workers
-        )
+        typed = None if rule is None else parse_rules([rule])[0]
+        shared = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
+        resume_run(resume, out, typed, task, **shared)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -187,11 +172,9 @@ def run(
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    if store is None:
-        folder, results = make_runs(specs, [seed], config, 1, out, keep_updates, tensorboard, workers)
-        print_results(folder, results, config)
-    else:
-        run_in_new_store(store, specs[0], seed, config, checkpoint_every, out, keep_updates, tensorboard, workers)
+    options: dict[str, Any] = {"workers": workers, "keep_updates": keep_updates, "tensorboard": tensorboard}
+    options |= {"store": store, "checkpoint_every": checkpoint_every}
+    print_results(*make_runs(specs, [seed], config, out, **options))
 
 
 def replay(

@@ -26,18 +26,17 @@ INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, hea
 Reads the index and checks that all files exist, also while a server uses the store; the exit code is 1 if one is \
 missing or too short. `afflux store check` reads every byte.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux store info runs/ca2fl.store
-
   afflux store info runs/ca2fl.store --json
 """
 CHECK_HELP = """Read every byte of a store: all checksums, the index, the sum of the rows against the rows.
 
 Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a server uses it.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux store check runs/ca2fl.store
 """
 REPAIR_HELP = """Drop damaged rows and waiting arrivals of clients, and recompute the sum of the rows.
@@ -46,22 +45,18 @@ If a file of rows is missing or cut off, the rows in the missing part are damage
 The server treats clients of dropped rows as never seen. All later bits differ from those without the damage; the \
 store records the version, and `afflux store info` shows it. Asks before it drops anything, and names the clients.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux store repair runs/ca2fl.store
-
   afflux store repair runs/ca2fl.store --yes
 """
 EXPORT_HELP = """Write clients' rows, decoded, or the model's params to a file that NumPy reads.
 
-[bold]Examples[/bold]
-
+\b
+Examples:
   afflux store export runs/ca2fl.store --out rows.npz
-
   afflux store export runs/ca2fl.store --clients 3,17,4 --out rows.npy
-
   afflux store export runs/ca2fl.store --clients 'ann,"Smith, Bob"' --out rows.npz
-
   afflux store export runs/ca2fl.store --params --out model.npz
 """
 
@@ -85,7 +80,7 @@ ENDS = {
 #: Lines of a list that are printed without --all.
 MOST = 20
 
-app = typer.Typer(help="Facts about a store; check, repair and export.", no_args_is_help=True)
+app = typer.Typer(help="Facts about a store; check, repair and export.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command(help=INFO_HELP)

@@ -169,6 +169,8 @@ class FlatModel:
         """Raise ConfigError if a parameter that requires no gradient has other values than at the start."""
         for named, checksum in self._frozen:
             if named.checksum() != checksum:
+                if named.tensor.requires_grad:
+                    raise ConfigError(f"parameter {named.name} is constant by roles=, but the training has changed it")
                 raise ConfigError(
                     f"parameter {named.name} requires no gradient, but has changed: the server would not get it; "
                     "register it as a buffer, which the server averages, or let it require gradients"

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, raise_if_from_signal
-from afflux.sim.clients import optimizers
+from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
 from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import PROXIMAL, SimConfig
+from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
@@ -32,13 +33,18 @@ BATCHES_AT_ONCE = 32
 MOST_CHARACTERS = 500
 
 
+GradientTerm = Callable[[torch.Tensor, torch.Tensor], object]
+"""Called with the gradient (d,), to which it adds in place, and the local model y (d,)."""
+
+
 class TrainingResult(NamedTuple):
     """The result of one local training."""
 
     update: np.ndarray
     """(d,) local - pulled params."""
     num_examples: int
-    loss: float
+    loss: float | None
+    """None: the training function does not know it."""
     steps: int
     """Number of local steps, K."""
     buffers: np.ndarray | None = None
@@ -127,6 +133,7 @@ class Trainer:
         model.load(pulled, buffers)
         if self._seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        loss: float | None
         try:
             data = self._data[client]
             if self._training is None:
@@ -184,7 +191,7 @@ class Trainer:
                     some_x, some_y = tree_map(lambda leaf, own=own: leaf[own], (x, y))
                     yield self._step(some_x, some_y, terms), size
 
-    def _step(self, x: Any, y: torch.Tensor, terms: Sequence[optimizers.GradientTerm]) -> float:
+    def _step(self, x: Any, y: torch.Tensor, terms: Sequence[GradientTerm]) -> float:
         """Make one step by autograd; return the mean loss before the step."""
         model = self._model
         loss = self._backward(x, y)
@@ -227,14 +234,22 @@ class Trainer:
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def _gradient_terms(self, pulled: np.ndarray, shift: torch.Tensor | None) -> list[optimizers.GradientTerm]:
-        """Return the terms that the client optimizer adds to a gradient (d,)."""
+    def _gradient_terms(self, pulled: np.ndarray, shift: torch.Tensor | None) -> list[GradientTerm]:
+        """Return the terms that the client optimizer adds to a gradient (d,), before y <- y - client_lr * gradient.
+
+        Weight decay: weight_decay * y. fedprox: mu * (y - x), x the pulled model, the gradient of mu |y - x|^2 / 2 (Li
+        et al., 2020); FedAsync (Xie et al., 2019) calls it its proximal rho. scaffold: c - c_i, constant during one
+        training (see `ControlVariates`).
+        """
         config = self._config
-        terms = [optimizers.weight_decay_term(config.weight_decay)] if config.weight_decay else []
+        terms: list[GradientTerm] = []
+        if config.weight_decay:
+            terms.append(lambda gradient, local: gradient.add_(local, alpha=config.weight_decay))
         if config.client_optimizer in PROXIMAL:
-            terms.append(optimizers.proximal_term(config.mu, torch.tensor(pulled)))
+            start = torch.tensor(pulled)
+            terms.append(lambda gradient, local: gradient.add_(local - start, alpha=config.mu))
         if shift is not None:
-            terms.append(optimizers.shift_term(shift))
+            terms.append(lambda gradient, local: gradient.add_(shift))
         return terms
 
     def _backward(self, x: Any, y: torch.Tensor) -> float:
@@ -265,31 +280,75 @@ class Trainer:
             raise ConfigError(f"evaluate returns {brief(found)}, must return accuracy, loss") from None
 
 
+class ValidationGradient:
+    """The server's validation vector: the mean gradient over a few examples, which is refreshed during the run.
+
+    The examples are drawn without replacement from the validation data; for images, from the whole training part.
+    Clients may hold these examples, too; the shards of the clients do not depend on them.
+    """
+
+    def __init__(
+        self, server: Server, trainer: Trainer, available: int, count: int, every: int, rng: np.random.Generator
+    ) -> None:
+        """Draw the examples and set the first gradient.
+
+        Args:
+            server: of a rule that needs the gradient.
+            trainer: computes it.
+            available: examples of the validation data.
+            count: examples to draw.
+            every: versions of params between two gradients.
+            rng: stream for the draw.
+        """
+        self._server = server
+        self._trainer = trainer
+        self._examples = np.sort(rng.choice(available, min(count, available), replace=False))
+        self._every = every
+        self._version = -1
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Set the gradient at the current params if their version is new and a multiple of `every`."""
+        version = self._server.version
+        if version != self._version and version % self._every == 0:
+            buffers = None if self._server.layout is None else self._server.pull().buffers
+            gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
+            self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
+        self._version = version
+
+
 def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunction:
     """Return `function` with the settings that it takes as keyword-only parameters.
 
     Raises:
-        ConfigError: it takes a parameter that is no setting, and has no default.
+        ConfigError: it takes a keyword-only parameter that is no setting, and has no default; or it does not take
+            (model, data, rng).
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function
+    parameters = signature.parameters.values()
     names = {field.name for field in fields(SimConfig)}
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
             known("setting of the training function:", p.name, names)
     wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
+    try:
+        signature.bind("model", "data", "rng", **dict.fromkeys(wanted))
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(f"training {name}{signature} must take (model, data, rng): {error}") from None
     return partial(function, **{name: getattr(config, name) for name in wanted}) if wanted else function
 
 
-def _checked(found: Any) -> tuple[float, int, int]:
-    """Check the result of a training function, and return loss, steps and examples."""
+def _checked(result: Any) -> tuple[float | None, int, int]:
+    """Check the result of a training function, and return loss, steps and examples; a loss may be None."""
     try:
-        loss, steps, examples = found
-        loss, steps, examples = float(loss), int(steps), int(examples)
+        loss, steps, examples = result
+        loss, steps, examples = None if loss is None else float(loss), int(steps), int(examples)
     except (TypeError, ValueError):
-        raise ConfigError(f"training returns {brief(found)}, must return loss, steps, examples") from None
+        raise ConfigError(f"training returns {brief(result)}, must return loss, steps, examples") from None
     if steps < 1 or examples < 1:
         raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
     return loss, steps, examples

@@ -60,9 +60,10 @@ class RunHistory(Struct, forbid_unknown_fields=True):
         self.faults_in_a_row = self.faults_in_a_row + 1 if receipt.status == "faulty" else 0
         if receipt.report is not None:
             for report in (receipt.report, *receipt.more):
-                self._add_round(report)
+                self.add_round(report)
 
-    def _add_round(self, report: Report) -> None:
+    def add_round(self, report: Report) -> None:
+        """Add one round."""
         staleness, weights = report.staleness.tolist(), report.weights.tolist()
         self.round_staleness.append(max(staleness))
         self.seconds.append(report.seconds)

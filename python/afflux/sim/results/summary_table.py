@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from afflux.ops.units import in_bytes
-from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, summarise
+from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, seed_statistics, summarise
 
 
 class Row(NamedTuple):
@@ -49,6 +49,10 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         for row in rows
         if row.brief or not brief
     ]
+    for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
+        counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
+        cells = [format_number(value, len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
+        shown.append((f"{decision} arrivals", cells))
     seconds = (summary[label]["server_ms"].mean for label in groups)
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
     shown.append(("server state", [in_bytes(summary[label]["state_bytes"].mean) for label in groups]))

@@ -19,8 +19,8 @@ from afflux.sim.errors import DivergedError, ProcessKilledError, require
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.runs.process_start import pickled, sigint_blocked
-from afflux.sim.runs.worker_pool import WorkerPool
+from afflux.sim.runs.simulation import simulate
+from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_files import expect_digests, loaded_digests
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -125,14 +125,12 @@ def _run_job(
     task: Task | None,
     workers: WorkerPool,
 ) -> list[RunResult]:
-    from afflux.sim.runs.simulation import run_paired
-
     specs, config = (job.spec, *job.followers), job.config or config
     if job.may_diverge:  # a setting with which clients diverge has no results
         config = replace(config, faults="raise")
     try:
         progress = None if watch is None else partial(watch, index)
-        return run_paired(specs, job.seed, config, progress, output, task, workers)
+        return simulate(specs, job.seed, config, progress, output, task, workers)
     except DivergedError:
         if job.may_diverge:
             return []

@@ -1,42 +1,46 @@
 """A simulation of the user's own model, data and clients."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
-from afflux.sim.errors import ConfigError, known
+from afflux.ops.validation import printable
+from afflux.rules import RULES
+from afflux.sim import interrupts
+from afflux.sim.clients.training import with_settings
+from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
-from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
 from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
+from afflux.sim.runs.replay import replay_config, replay_updates
+from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
+from afflux.sim.runs.setup import refuse_pair
+from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
+from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
 
 if TYPE_CHECKING:
     from torch import nn
 
+_LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
-
-
-def _text_of(rule: object) -> str:
-    """Return the rule, if it is a text."""
-    if not isinstance(rule, str):
-        raise ConfigError(
-            f"a rule is of type {type(rule).__name__}, must be a text such as 'fedbuff:buffer_size=10', or "
-            "'FILE.py:FUNCTION' for a rule of your own"
-        )
-    return rule
 
 
 class Simulation:
@@ -52,7 +56,7 @@ class Simulation:
         training: ClientTraining | TrainingFunction | None = None,
         evaluate: Evaluate | None = None,
         *,
-        rules: str | RuleSpec | Sequence[str | RuleSpec] = "fedbuff",
+        rules: Rules = "fedbuff",
         seeds: Sequence[int] = (0,),
         paired: bool = False,
         buffer_size: int = BUFFER_SIZE,
@@ -106,6 +110,7 @@ class Simulation:
             if twice := sorted(training.settings.keys() & settings.keys()):
                 raise ConfigError(f"{twice[0]} is given twice: it is part of training")
             settings |= training.settings
+        refuse_pair(clients)
         self.task: Task | None = Task(
             model=model,
             clients=clients,
@@ -117,43 +122,60 @@ class Simulation:
             roles=roles,
             delays=None if isinstance(delays, str) else delays,
         )
-        given = list(settings)
+        names = list(settings)
         count = num_clients or getattr(clients, "num_clients", None) or len(clients)  # type: ignore[arg-type]
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
-        if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
-            settings["arrivals"] = UNLIMITED
+        _set_arrivals(settings)
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
-        self.config.refuse_unread(given)
-        refuse_ignored_settings(self.config, given, self.task, None)
+        if own is not None:
+            with_settings(own, self.config)  # raises for a function that cannot be called
+        self.config.refuse_unread(names)
+        refuse_ignored_settings(self.config, names, self.task, None)
         self._set_runs(rules, seeds, paired, buffer_size)
-        refuse_settings_of_other_rules(self.config, given, [job.spec for job in self.jobs])
+        refuse_settings_of_other_rules(self.config, names, [job.spec for job in self.jobs])
 
     @classmethod
     def of(
         cls,
-        config: SimConfig,
-        rules: str | RuleSpec | Sequence[str | RuleSpec],
+        config: "SimConfig | str",
+        rules: Rules,
         seeds: Sequence[int] = (0,),
         *,
         paired: bool = False,
         buffer_size: int = BUFFER_SIZE,
         task: Task | None = None,
+        **settings: Any,
     ) -> "Simulation":
-        """Return the simulation of these settings, as the command line makes it; `task` replaces the task in the
-        settings. The delays are those of the settings: `SimConfig(delays="task")` takes the task's own.
+        """Return the simulation of a task by its name, as the command line makes it.
+
+        Args:
+            config: the task as in --task: images, papers:dataset=NAME:network=NAME, lora:...; or FILE.py:FUNCTION,
+                which is executed.
+            rules: see `Simulation`.
+            seeds: see `Simulation`.
+            paired: see `Simulation`.
+            buffer_size: see `Simulation`.
+            task: replaces the task in the settings.
+            settings: as on the command line, with `_`: data, model, num_clients, delays (also "task": those of the
+                task), ...
+
+        Raises:
+            ConfigError: an unknown or impossible setting or rule.
         """
+        if isinstance(config, str):
+            for setting in settings:
+                known("setting", setting, [field.name for field in fields(SimConfig)])
+            _set_arrivals(settings)
+            config = SimConfig(task=config, **settings)
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
         simulation._set_runs(rules, seeds, paired, buffer_size)
         return simulation
 
-    def _set_runs(
-        self, rules: str | RuleSpec | Sequence[str | RuleSpec], seeds: Sequence[int], paired: bool, buffer_size: int
-    ) -> None:
-        rules, common = [rules] if isinstance(rules, str | RuleSpec) else rules, {"buffer_size": buffer_size}
-        specs = [rule if isinstance(rule, RuleSpec) else parse_rule(_text_of(rule), common) for rule in rules]
+    def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int) -> None:
+        specs = read_rules(rules, {"buffer_size": buffer_size})
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
         if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):
@@ -168,11 +190,15 @@ class Simulation:
         processes: int = 1,
         workers: int = 1,
         out: Path | str | None = None,
+        store: Path | str | None = None,
+        checkpoint_every: float = CHECKPOINT_SECONDS,
         keep_updates: bool = False,
         tensorboard: bool = False,
         watch: JobProgress | None = None,
     ) -> SimulationResults:
         """Make all runs.
+
+        After an error, the results of the finished runs are in `out`, and a note of the exception says how to go on.
 
         Args:
             processes: number of runs at the same time, each in a separate process. The results are the same.
@@ -181,7 +207,11 @@ class Simulation:
                 one need a task that can be pickled.
             out: a new folder for the results and audit logs, or the folder of a call that finished no run, or of the
                 same call that was killed; default: nothing is written.
-            keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each.
+            store: a new folder in which the server of a single run is kept, with all that `resume` needs to continue
+                the run after an interruption. Needs `out`.
+            checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
+                make one, too.
+            keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each, for `replay`.
             tensorboard: whether TensorBoard's event files are written during the runs.
             watch: called with (index of the run, its progress); may raise an exception to stop.
 
@@ -189,47 +219,46 @@ class Simulation:
             The results.
 
         Raises:
-            ConfigError: the settings do not go together, data are missing, or `out` is not empty.
+            ConfigError: the settings do not go together, data are missing, or `out` or `store` is not empty.
             TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
-        if tensorboard:
-            require_tensorboard()
         if out is None:
-            if keep_updates or tensorboard:
-                raise ConfigError(f"{'keep_updates' if keep_updates else 'tensorboard'} needs out=, a folder")
-            return self.run_into(None, processes=processes, workers=workers, watch=watch)
+            for name, value in {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store}.items():
+                if value not in (False, None):
+                    raise ConfigError(f"{name} needs out=, a folder")
+            return SimulationResults(self._compare(None, processes, workers, watch, {}), self.config)
+        _require_packages(tensorboard)
+        if store is not None:
+            if len(self.jobs) != 1 or self.jobs[0].followers:
+                raise ConfigError("a store is for one rule and one seed")
+            require_unused_store(Path(store))
         finished: dict[int, list[RunResult]] = {}
-        command = self.jobs, self.config, keep_updates, tensorboard
-        with run_folder.new_run_folder(Path(out), self.config, finished, command) as folder:
+        command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard)
+        with _run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
             d = self.num_parameters() if keep_updates else None
-            output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, d=d)
+            output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, _announce, d)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
-            results = self.run_into(output, processes=processes, workers=workers, watch=watch, finished=finished)
+            if store is None:
+                runs = self._compare(output, processes, workers, watch, finished)
+            else:
+                spec, seed, *_ = self.jobs[0]
+                stored = StoredRun(Path(store), checkpoint_every)
+                runs = _run_in_store(stored, spec, seed, self.config, output, self.task, workers, watch)
+            results = SimulationResults(runs, self.config)
             results.write(folder)
         return results
 
-    def run_into(
+    def _compare(
         self,
         output: AuditOutput | None,
-        *,
-        processes: int = 1,
-        workers: int = 1,
-        watch: JobProgress | None = None,
-        finished: dict[int, list[RunResult]] | None = None,
-    ) -> SimulationResults:
-        """Make all runs; see `compare`."""
-        results = compare(
-            self.jobs,
-            self.config,
-            processes=processes,
-            watch=watch,
-            output=output,
-            finished=finished,
-            task=self.task,
-            workers=workers,
-        )
-        return SimulationResults(results, self.config)
+        processes: int,
+        workers: int,
+        watch: JobProgress | None,
+        finished: dict[int, list[RunResult]],
+    ) -> list[RunResult]:
+        options: dict[str, Any] = {"output": output, "finished": finished, "task": self.task, "workers": workers}
+        return compare(self.jobs, self.config, processes=processes, watch=watch, **options)
 
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
@@ -238,3 +267,165 @@ class Simulation:
 
         task = build_task(self.config) if self.task is None else self.task
         return len(FlatModel(make_module(task.model, 0), task.roles).params)
+
+
+def resume(
+    store: "Path | str | InterruptedRun",
+    *,
+    rule: str | None = None,
+    task: Task | str | None = None,
+    out: Path | str | None = None,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
+    tensorboard: bool = False,
+    workers: int = 1,
+    watch: JobProgress | None = None,
+) -> SimulationResults:
+    """Continue a run from the last checkpoint in its store, to the bits and files of a run without an interruption.
+
+    Args:
+        store: the folder; see `Simulation.run`.
+        rule: FILE.py:FUNCTION with its options, if the rule is in a file, which is executed only if it is named here.
+        task: the task, if it was made in Python (`Simulation.task`), or FILE.py:FUNCTION, in the same way.
+        out: the run folder, if it has moved.
+        checkpoint_every: see `Simulation.run`.
+        tensorboard: see `Simulation.run`.
+        workers: see `Simulation.run`.
+        watch: see `Simulation.run`.
+
+    Returns:
+        The result of the whole run.
+
+    Raises:
+        ConfigError: there is no run in the store, data, initial params or files are not those of the run, or its server
+            was used since.
+        StoreError: there is no store, or it is damaged.
+    """
+    _require_packages(tensorboard)
+    interrupted = store
+    if not isinstance(interrupted, InterruptedRun):
+        typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
+        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, task if isinstance(task, str) else None)
+    config, folder = interrupted.config, interrupted.output.folder.parent
+    if interrupted.finished:
+        _announce(f"the run in {interrupted.path} is finished; its results are written again")
+    output = interrupted.output._replace(tensorboard=folder / FOLDER if tensorboard else None)
+    stored = StoredRun(interrupted.path, checkpoint_every, interrupted)
+    own = task if isinstance(task, Task) else None
+    run = _run_in_store(stored, interrupted.spec, interrupted.header.seed, config, output, own, workers, watch)
+    results = SimulationResults(run, config)
+    results.write(folder)
+    return results
+
+
+def replay(
+    log: "Path | str | AuditLog",
+    rules: Rules = (),
+    *,
+    buffer_size: int = BUFFER_SIZE,
+    task: Task | str | None = None,
+    data_dir: str | None = None,
+    out: Path | str | None = None,
+    watch: JobProgress | None = None,
+) -> SimulationResults:
+    """Push the kept updates of a run to other rules, at the times of its audit log: only the aggregation differs.
+
+    A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. The log's own rule gives
+    the log's own bits.
+
+    Args:
+        log: the audit log of a run with `keep_updates`.
+        rules: see `Simulation`; default the log's own.
+        buffer_size: see `Simulation`.
+        task: the task, if it was made in Python (`Simulation.task`); or FILE.py:FUNCTION, which is executed only if it
+            is named here.
+        data_dir: folder of the data, if it is not the log's.
+        out: a new folder for the results; default: nothing is written.
+        watch: see `Simulation.run`.
+
+    Returns:
+        One result for each rule.
+
+    Raises:
+        ConfigError: a bad log, or one without updates; data or initial params are not those of the log; or the model
+            has buffers.
+    """
+    log = log if isinstance(log, AuditLog) else read_audit_log(log)
+    specs = read_rules(rules, {"buffer_size": buffer_size}) or [log.spec()]
+    config = replay_config(log, data_dir, task if isinstance(task, str) else None)
+    if (missing := log.planned - config.arrivals) > 0:
+        lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
+        _announce(f"{log.path} was cut off{lacks}")
+    own = task if isinstance(task, Task) else None
+    progress = None if watch is None else partial(watch, 0)
+    if out is None:
+        return SimulationResults(replay_updates(log, specs, config, progress, None, own), config)
+    _require_packages(False)
+    with _run_folder(Path(out), config, {}, 1) as folder:
+        output = run_folder.create_audit_folder(folder, config, 1)
+        results = SimulationResults(replay_updates(log, specs, config, progress, output, own), config)
+        results.write(folder)
+    return results
+
+
+def _run_in_store(
+    store: StoredRun,
+    spec: RuleSpec,
+    seed: int,
+    config: SimConfig,
+    output: AuditOutput,
+    task: Task | None,
+    workers: int,
+    watch: JobProgress | None,
+) -> list[RunResult]:
+    """Begin or continue a run; after Ctrl-C, a note of the exception says how the run is continued."""
+    progress = None if watch is None else partial(watch, 0)
+    try:
+        with interrupts.deferred(), interrupts.sigterm_as_interrupt(), closing(WorkerPool(workers)) as pool:
+            return simulate([spec], seed, config, progress, output, task, pool, store)
+    except KeyboardInterrupt as error:
+        again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
+        again += f" --task {quote(config.task)}" if ".py" in config.task else ""
+        command = f"afflux run --resume {store.path}{again}"
+        if config.task.partition(":")[0] == MADE_IN_PYTHON:
+            command = f"afflux.sim.resume({str(store.path)!r}, task=...)"
+        error.add_note(f"continue with: {command}")
+        raise
+
+
+@contextmanager
+def _run_folder(
+    out: Path, config: SimConfig, finished: dict[int, list[RunResult]], runs: int, command: object = None
+) -> Iterator[Path]:
+    """Create the run folder, see `new_run_folder`; after an error, a note says what it holds and how to go on."""
+    folder = None
+    try:
+        with run_folder.new_run_folder(out, config, finished, command) as folder:
+            yield folder
+    except BaseException as error:
+        if folder is not None and folder.exists():
+            then = ""
+            if command is not None and finished and isinstance(error, ProcessKilledError):
+                then = "; the same command replaces it"
+            elif command is not None and not finished:
+                then = f"; the next command with --out {quote(str(folder))} replaces it"
+            elif command is not None and len(finished) < runs:
+                then = "; make the other runs with another --out"
+            error.add_note(f"{len(finished)} of {runs} runs were finished; kept {folder}/{then}")
+        raise
+
+
+def _require_packages(tensorboard: bool) -> None:
+    """Raise MissingExtraError, before any work is done, unless all files of a run folder can be written."""
+    require("matplotlib")
+    if tensorboard:
+        require_tensorboard()
+
+
+def _announce(text: str) -> None:
+    _LOGGER.warning("%s", printable(text))
+
+
+def _set_arrivals(settings: dict[str, Any]) -> None:
+    """Let the arrivals have no limit if another end is given alone."""
+    if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
+        settings["arrivals"] = UNLIMITED

@@ -5,19 +5,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 
 import numpy as np
 
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.audit_log import ArrivalLine, AuditLog
+from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
 from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, feed_servers
+from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
-from afflux.sim.runs.simulation import open_logs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -53,12 +52,12 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
     return replace(config, data_dir=data_dir or config.data_dir)
 
 
-def replay(
+def replay_updates(
     log: AuditLog,
     specs: Sequence[RuleSpec],
     config: SimConfig,
     progress: Progress | None = None,
-    folder: Path | None = None,
+    output: AuditOutput | None = None,
     task: Task | None = None,
 ) -> list[RunResult]:
     """Push the log's updates to all of `specs` in one pass; the log's own rule gives the log's own bits.
@@ -70,9 +69,9 @@ def replay(
         log: of a run that kept its updates.
         specs: the rules.
         config: `replay_config(log)`.
-        progress: see `run`.
-        folder: the folder for the rules' own audit logs; must exist.
-        task: see `run`.
+        progress: see `simulate`.
+        output: the destination of the rules' own audit logs.
+        task: see `simulate`.
 
     Returns:
         One result for each of `specs`.
@@ -85,9 +84,10 @@ def replay(
         if setup.model.initial_buffers is not None:
             raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
         setup.refuse_other_inputs(log.path, log.header)
-        servers = [SimulatedServer(spec, setup, config.arrivals, log.header.leader) for spec in specs]
-        if folder is not None:
-            open_logs(servers, folder, log.header.seed, None, files)
+        servers = [SimulatedServer(spec, setup, log.header.leader) for spec in specs]
+        if output is not None:
+            for server in servers:
+                server.record.open(output, files)
         events = recorded_events(complete_arrivals(log), log.updates())
         feed_servers(events, servers, progress)
         return [server.result() for server in servers]
@@ -100,7 +100,7 @@ def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Ite
         starts[line.dispatched_after].append(line.number)
     for line in arrivals:
         yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
-        loss = nan if line.loss is None else line.loss
+        loss = nan if line.loss is None and line.status == "faulty" else line.loss
         update = np.array(updates[line.update], np.float32)
         facts = (line.client, line.time, update, line.examples, loss, line.steps)
         reason = line.reason or ""

@@ -2,12 +2,11 @@
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any
+from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
 import msgspec
@@ -19,11 +18,10 @@ from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
-from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import RunHistory
+from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import SimulatedServer
-from afflux.sim.runs.training_stream import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -38,16 +36,7 @@ RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 COUNTS = ("version", "joins", "arrivals_waiting")
 
 
-class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See `TrainingStream.state`."""
-
-    events: audit_log.Count
-    arrivals: audit_log.Count
-    training: list[tuple[audit_log.Count, audit_log.Count, audit_log.Count, audit_log.Count]]
-    models: list[tuple[audit_log.Count, audit_log.Count]]
-
-
-class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a checkpoint in the store's notes; see `RunCheckpoints.save`."""
 
     afflux_run: int
@@ -56,7 +45,7 @@ class _Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_bytes: audit_log.Count
     log_sha256: str
     server: dict[str, audit_log.Count]
-    stream: _Stream
+    stream: StreamState
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
     run_id: RunId | None = None  #: None: made before runs had one
@@ -83,16 +72,9 @@ class InterruptedRun:
 
     path: Path  #: the store
     output: AuditOutput  #: the files of its log and updates
-    header: audit_log.Header  #: of its log
     spec: RuleSpec  #: the rule
-    log_bytes: int  #: of the log's file, when the checkpoint was made
-    log_sha256: str  #: of these bytes
-    server: Mapping[str, int]  #: counts of the server at the checkpoint
-    stream: Mapping[str, Any]  #: `TrainingStream.state`
-    arrays: str | None  #: a file in the store with `TrainingStream.state_arrays`
-    history: RunHistory
     config: SimConfig
-    run_id: str | None  #: see `RUN_ID`
+    notes: CheckpointNotes  #: the content of the checkpoint
 
     @classmethod
     def of(
@@ -116,34 +98,32 @@ class InterruptedRun:
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         try:
-            found = msgspec.convert(notes, _Notes)
-            found.check()
+            content = msgspec.convert(notes, CheckpointNotes)
+            content.check()
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
-        header = found.header
-        audit = Path(found.audit) if folder is None else folder / audit_log.FOLDER
-        interrupted = cls(
-            path,
-            AuditOutput(audit, header.updates is not None),
-            header,
-            header.rule_spec(path, typed),
-            found.log_bytes,
-            found.log_sha256,
-            found.server,
-            msgspec.to_builtins(found.stream),
-            found.arrays,
-            found.history,
-            header.sim_config(path, task),
-            found.run_id,
-        )
-        interrupted._check_run_id(Path(found.audit).parent, folder)
+        header = content.header
+        audit = Path(content.audit) if folder is None else folder / audit_log.FOLDER
+        output = AuditOutput(audit, header.updates is not None)
+        interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), content)
+        interrupted._check_run_id(Path(content.audit).parent, folder)
         interrupted.check_run_folder()
         return interrupted
 
     @property
+    def header(self) -> audit_log.Header:
+        """The header of its log."""
+        return self.notes.header
+
+    @property
+    def history(self) -> RunHistory:
+        """Evaluations, arrivals and rounds before the checkpoint."""
+        return self.notes.history
+
+    @property
     def arrivals(self) -> int:
         """Number of arrivals before the checkpoint."""
-        return int(self.stream["arrivals"])
+        return self.notes.stream.arrivals
 
     @property
     def log(self) -> Path:
@@ -162,7 +142,7 @@ class InterruptedRun:
     def finished(self) -> bool:
         """Whether the checkpoint is known to be the one after the last arrival."""
         config, last = self.config, self.history.evaluations[-1]
-        rounds = bool(config.rounds) and self.server["version"] >= config.rounds
+        rounds = bool(config.rounds) and self.notes.server["version"] >= config.rounds
         reached = config.stop_at_target and last.accuracy >= config.target
         return self.arrivals == config.arrivals or rounds or reached
 
@@ -179,11 +159,11 @@ class InterruptedRun:
                 f"there is no {self.log}: a run is resumed in its run folder, which was {stored}; {moved}"
             )
         run_id = read_run_id(self.output.folder)
-        if typed is None and self.run_id is None:
+        if typed is None and self.notes.run_id is None:
             raise ConfigError(f"{self.path} has no id of its run folder, which was {stored}: name it by --out")
-        if typed is None and run_id != self.run_id:
+        if typed is None and run_id != self.notes.run_id:
             raise ConfigError(f"{stored} does not hold the id of {self.path}: {moved}")
-        if run_id not in (None, self.run_id):
+        if run_id not in (None, self.notes.run_id):
             raise ConfigError(f"{typed} is the folder of another run than that of {self.path}; choose another --out")
 
     def check_run_folder(self) -> None:
@@ -206,19 +186,25 @@ class InterruptedRun:
         if not self.arrivals:  # the run starts again; the log may end in the middle of its header
             header = audit_log.encode_json(self.header)
             same = header.startswith(content[: len(header)])
-        elif len(content) < self.log_bytes:
+        elif len(content) < self.notes.log_bytes:
             return  # AuditLogWriter raises for it
         else:
-            same = sha256(content[: self.log_bytes]).hexdigest() == self.log_sha256
+            same = sha256(content[: self.notes.log_bytes]).hexdigest() == self.notes.log_sha256
         if not same:
             raise ConfigError(
                 f"{self.log} was not written by the run of {self.path}: it is another run's log, or was changed"
             )
 
+    def remove_files(self) -> None:
+        """Make room for new files if nothing has arrived: they may be missing, or hold more than was committed."""
+        self.output.folder.mkdir(parents=True, exist_ok=True)
+        for path in (self.log, self.updates):
+            path.unlink(missing_ok=True)
+
     def check_server(self, server: Server) -> None:
         """Raise ConfigError if `server` was used after the last checkpoint."""
         now = _counts(server)
-        for name, then in self.server.items():
+        for name, then in self.notes.server.items():
             if now[name] != then:
                 raise ConfigError(
                     f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; the server was "
@@ -238,10 +224,10 @@ class InterruptedRun:
 
     def read_arrays(self) -> dict[str, np.ndarray]:
         """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""
-        if self.arrays is None:
+        if self.notes.arrays is None:
             return {}
         try:
-            with opened(self.path / self.arrays) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            with opened(self.path / self.notes.arrays) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 size = os.fstat(descriptor).st_size
                 with ZipFile(file) as archive:  # as np.savez writes them: a small file must not unpack to a large one
                     if any(entry.compress_type or entry.file_size > size for entry in archive.infolist()):
@@ -249,7 +235,7 @@ class InterruptedRun:
                 with np.load(file, allow_pickle=False) as arrays:
                     return dict(arrays)
         except (OSError, ValueError, EOFError, KeyError, RecursionError, MemoryError, BadZipFile) as error:
-            raise StoreError(f"[store] cannot read {self.path / self.arrays}: {error}") from None
+            raise StoreError(f"[store] cannot read {self.path / self.notes.arrays}: {error}") from None
 
 
 class RunCheckpoints:
@@ -260,11 +246,11 @@ class RunCheckpoints:
         path: Path,
         stream: TrainingStream,
         leader: SimulatedServer,
-        log: AuditLogWriter,
         output: AuditOutput,
         seconds: float,
-        run_id: str | None = None,
+        interrupted: InterruptedRun | None = None,
     ) -> None:
+        run_id = None if interrupted is None else interrupted.notes.run_id
         self._run_id = run_id or token_hex(16)
         if read_run_id(output.folder) != self._run_id:
             try:
@@ -275,7 +261,6 @@ class RunCheckpoints:
         self._path = path
         self._stream = stream
         self._leader = leader
-        self._log = log
         self._output = output
         self._seconds = seconds
         self._due = 0.0
@@ -293,8 +278,9 @@ class RunCheckpoints:
     def save(self) -> None:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
         self._leader.add_evaluations()
-        state, arrays = self._stream.state(), self._stream.state_arrays()
-        name = f"clients-{state['events']}.npz" if arrays else None
+        state, arrays, log = self._stream.state(), self._stream.state_arrays(), self._leader.record.log
+        assert log is not None
+        name = f"clients-{state.events}.npz" if arrays else None
         if name is not None:
             new = self._path / f"{name}.new"
             try:
@@ -303,19 +289,19 @@ class RunCheckpoints:
                 new.replace(self._path / name)
             except OSError as error:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
-        notes = {
-            "afflux_run": FORMAT,
-            "audit": str(self._output.folder.resolve()),
-            "header": msgspec.to_builtins(self._log.header),
-            "log_bytes": self._log.size,
-            "log_sha256": self._log.digest,
-            "server": _counts(self._leader.server),
-            "stream": state,
-            "arrays": name,
-            "history": msgspec.to_builtins(self._leader.history),
-            "run_id": self._run_id,
-        }
-        self._leader.server.checkpoint(notes, keep=self._stream.older_versions())
+        notes = CheckpointNotes(
+            afflux_run=FORMAT,
+            audit=str(self._output.folder.resolve()),
+            header=log.header,
+            log_bytes=log.size,
+            log_sha256=log.digest,
+            server=_counts(self._leader.server),
+            stream=state,
+            arrays=name,
+            history=self._leader.history,
+            run_id=self._run_id,
+        )
+        self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._stream.older_versions())
         for old in self._path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()

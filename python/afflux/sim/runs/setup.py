@@ -27,6 +27,15 @@ from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_e
 from afflux.sim.workload.task_registry import build_task, task_function
 
 
+def refuse_pair(clients: Any) -> None:
+    """Raise ConfigError for a pair of arrays (x, y), which would be two clients."""
+    if isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(data, "shape") for data in clients):
+        raise ConfigError(
+            "clients is a pair of arrays, which would be the data sets of two clients: divide the examples by "
+            "partitioned(x, y, num_clients=...), or give a list of data sets (x, y)"
+        )
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SimulationSetup:
     """Clients, initial params and schedule of one task, config and seed; made by `SimulationSetup.of`."""
@@ -63,6 +72,7 @@ class SimulationSetup:
             function = task_function(config.task)
         else:
             refuse_ignored_settings(config, config.changed(), task, None)
+        refuse_pair(task.clients)
         task = tuned_on_validation(task) if config.part == "validation" else task
         with note_on_errors("while the clients' data were made"):
             data = task.data_for_seed(seed)

@@ -1,116 +1,122 @@
 """One run: one seed, and one rule. The clients train from the rule's params; other rules may get the same updates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
+from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
-from afflux.sim.results.audit_log import AuditLogWriter, AuditOutput, file_stem
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.results.tensorboard import TensorBoardWriter
-from afflux.sim.results.updates_file import UpdatesFile
+from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
+from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulated_server import PullEvent, SimulatedServer, UpdateEvent, feed_servers
-from afflux.sim.runs.training_stream import TrainingStream
-from afflux.sim.runs.worker_pool import WorkerPool, start_workers
+from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
-
-def run(
-    spec: RuleSpec,
-    seed: int,
-    config: SimConfig,
-    progress: Progress | None = None,
-    output: AuditOutput | None = None,
-    task: Task | None = None,
-    workers: int | WorkerPool = 1,
-) -> RunResult:
-    """Simulate one rule with one seed.
-
-    The same arguments give the same bits, in this process or another. Runs with one seed share partition, initial
-    params, dispatches, delays and batches for every rule.
-
-    Args:
-        spec: the rule.
-        seed: of all random numbers.
-        config: the settings.
-        progress: called after each arrival with the progress of the run; may raise an exception to stop it.
-        output: the destination of the audit log; default none.
-        task: the task of the clients; default the task in the settings.
-        workers: processes that train; 1: this one. More processes give the same bits, and need a task that can be
-            pickled.
-
-    Returns:
-        The result of the run.
-
-    Raises:
-        ConfigError: the settings are impossible for this rule and seed, or data are missing.
-        TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
-    """
-    return run_paired([spec], seed, config, progress, output, task, workers)[0]
+CHECKPOINT_SECONDS = 10.0
 
 
-def run_paired(
+class StoredRun(NamedTuple):
+    """The store in which the server of a run is kept."""
+
+    path: Path
+    """Must not exist yet, unless the run is continued."""
+    seconds: float = CHECKPOINT_SECONDS
+    """Between two checkpoints; 0: after every event. Ctrl-C makes one, too."""
+    interrupted: InterruptedRun | None = None
+    """The last checkpoint, from which the run is continued; None: it begins."""
+
+    def server(self, rule: Rule, setup: SimulationSetup, files: ExitStack) -> Server:
+        """Return the server; `files` closes it."""
+        if self.interrupted is None:
+            server = setup.new_server(rule, store=self.path, commit_every=None)
+        else:
+            server = Server.open(self.path, rule, num_threads=1, commit_every=None)
+        # Rounds after the last checkpoint have no history: they must not be committed.
+        files.callback(server.close, checkpoint=False)
+        if self.interrupted is not None:
+            self.interrupted.check_server(server)
+        return server
+
+
+def simulate(
     specs: Sequence[RuleSpec],
     seed: int,
     config: SimConfig,
     progress: Progress | None = None,
     output: AuditOutput | None = None,
     task: Task | None = None,
-    workers: int | WorkerPool = 1,
+    pool: WorkerPool | None = None,
+    store: StoredRun | None = None,
 ) -> list[RunResult]:
-    """Simulate several rules over one stream of updates: clients train from the params of the first rule.
+    """Simulate one seed, and one rule or several over one stream of updates.
 
-    The first result has the bits of `run(specs[0], ...)`. The others get the same updates at the same times; the
-    staleness of an arrival is each rule's own. Arguments and errors are those of `run`.
+    The clients train from the params of the first rule. The others get the same updates at the same times; the
+    staleness of an arrival is each rule's own.
+
+    The same arguments give the same bits, in this process or another, with a store or without. Runs with one seed share
+    partition, initial params, dispatches, delays and batches for every rule. A run that is continued ends with the bits
+    of one without an interruption.
+
+    Args:
+        specs: the rules.
+        seed: of all random numbers.
+        config: the settings.
+        progress: called after each arrival with the progress of the first rule; may raise an exception to stop it.
+        output: the destination of the audit logs; default none. A run that is continued continues these files.
+        task: the task of the clients; default the task in the settings.
+        pool: processes that train; None: this one. More processes give the same bits, and need a task that can be
+            pickled.
+        store: of the server of a single rule; needs `output`.
+
+    Returns:
+        One result for each rule.
+
+    Raises:
+        ConfigError: the settings are impossible for these rules and this seed, or data are missing; or data, initial
+            params or files are not those of the interrupted run, or its server was used since.
+        TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
+        StoreError: the store cannot be made or written, or is damaged.
     """
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
         setup.check_output(output)
-        leader = SimulatedServer(specs[0], setup, config.arrivals)
-        servers = [leader, *(SimulatedServer(spec, setup, config.arrivals, specs[0].label) for spec in specs[1:])]
-        processes = start_workers(workers, setup, task, files)
+        interrupted = None if store is None else store.interrupted
+        if store is not None:
+            setup.schedule(specs[0])  # raises for an impossible one before anything is written
+        if interrupted is not None:
+            interrupted.check_setup(setup)
+        new_server = None if store is None else lambda rule: store.server(rule, setup, files)
+        history = None if interrupted is None else interrupted.history
+        leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
+        servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
+        workers = None if pool is None else pool.for_run(setup, task)
         for server in servers:
-            server.evaluate_in(processes)
-        events = TrainingStream(setup, leader, processes).events()
+            server.workers = workers
+        stream = TrainingStream(setup, leader)
+        header, size = None, 0
+        if interrupted is not None:
+            versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
+            stream.restore(interrupted.notes.stream, interrupted.read_arrays(), versions)
+            if interrupted.arrivals:
+                header, size = interrupted.header, interrupted.notes.log_bytes
+            else:
+                interrupted.remove_files()
+        checkpoints = None
         if output is not None:
-            name = f"{file_stem(leader.spec.label, seed)}.updates.npy" if output.updates else None
-            if name is not None:
-                updates = files.enter_context(UpdatesFile(output.folder / name, len(setup.initial_params)))
-                events = record_updates(events, updates)
-            open_logs(servers, output.folder, seed, name, files)
-            open_metrics(servers, output.tensorboard, seed, files)
-        feed_servers(events, servers, progress)
+            for server in servers:
+                server.record.open(output, files, header, size)
+            if store is not None:
+                checkpoints = RunCheckpoints(store.path, stream, leader, output, store.seconds, interrupted)
+                checkpoints.save()
+        feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
+        if checkpoints is not None:
+            checkpoints.save()
         return [server.result() for server in servers]
-
-
-def record_updates(
-    events: Iterator[PullEvent | UpdateEvent], updates: UpdatesFile
-) -> Iterator[PullEvent | UpdateEvent]:
-    """Yield `events`; each update is written before a server, and with it the audit log, handles it."""
-    for event in events:
-        if isinstance(event, UpdateEvent):
-            updates.append(event.update)
-        yield event
-
-
-def open_logs(
-    servers: Sequence[SimulatedServer], folder: Path, seed: int, updates: str | None, files: ExitStack
-) -> None:
-    """Open a log in `folder` for each server; `files` closes them."""
-    for server in servers:
-        path = folder / f"{file_stem(server.spec.label, seed)}.jsonl"
-        server.log = files.enter_context(AuditLogWriter(path, server.log_header(updates)))
-
-
-def open_metrics(
-    servers: Sequence[SimulatedServer], folder: Path | None, seed: int, files: ExitStack, arrivals: int = 0
-) -> None:
-    """Open TensorBoard's event files in `folder` for each server, if it is not None; see `TensorBoardWriter`."""
-    if folder is not None:
-        for server in servers:
-            writer = TensorBoardWriter(folder / file_stem(server.spec.label, seed), arrivals)
-            server.metrics = files.enter_context(writer)

@@ -1,4 +1,4 @@
-"""The main function of a worker process."""
+"""The main function of a worker process, and the memory that it shares with the process of its run."""
 
 import pickle
 import signal
@@ -6,18 +6,57 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from traceback import format_exception
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 from afflux.sim.workload.rule_files import expect_digests
 from afflux.sim.workload.task import Task
+
+
+class Shape(NamedTuple):
+    """The places in shared memory, and their size."""
+
+    d: int
+    buffers: int
+    versions: int
+    results: int
+    shifts: bool
+
+
+class SharedMemory:
+    """Shared vectors: pulled params by version, updates and SCAFFOLD's shifts by place, and the model's buffers."""
+
+    def __init__(self, shape: Shape, raw: Sequence[Any]) -> None:
+        params, pulled, updates, trained, shifts = raw
+        self.params = np.frombuffer(params, np.float32).reshape(shape.versions, -1)
+        self.updates = np.frombuffer(updates, np.float32).reshape(shape.results, -1)
+        self.shifts = np.frombuffer(shifts, np.float32).reshape(shape.results, -1) if shape.shifts else None
+        self.pulled = np.frombuffer(pulled, np.float64).reshape(shape.versions, -1) if shape.buffers else None
+        self.trained = np.frombuffer(trained, np.float64).reshape(shape.results, -1) if shape.buffers else None
+
+    @staticmethod
+    def allocate(context: Any, shape: Shape) -> list[Any]:
+        """Return the raw memory, whose pages exist when they are first written."""
+        params, updates = shape.versions * shape.d * 4, shape.results * shape.d * 4
+        pulled, trained = (count * shape.buffers * 8 for count in (shape.versions, shape.results))
+        sizes = (params, pulled, updates, trained, updates * shape.shifts)
+        return [context.RawArray("b", max(size, 1)) for size in sizes]
+
+
+class WorkerJob(NamedTuple):
+    """The arguments of one training or evaluation, as they are sent to a worker."""
+
+    sequence: int  #: less than 0: an evaluation, which has only a version
+    client: int
+    version: int  #: place of the pulled params
+    result: int  #: place of the update
+    shift: bool
 
 
 def work(
@@ -83,7 +122,7 @@ class _Worker:
         job = WorkerJob(*told)
         return self._evaluate(job) if job.sequence < 0 else self._train(job)
 
-    def _train(self, job: WorkerJob) -> tuple[int, int, float, int, str]:
+    def _train(self, job: WorkerJob) -> tuple[int, int, float | None, int, str]:
         """Write the result of a job into its place; return the sequence, examples, loss, steps and fault."""
         memory = self._memory
         shift = memory.shifts[job.result] if job.shift and memory.shifts is not None else None

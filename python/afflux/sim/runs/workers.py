@@ -7,9 +7,13 @@ before trainings, and a worker gets no training after an evaluation in its queue
 """
 
 import multiprocessing
+import pickle
+import signal
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from multiprocessing import connection
 from multiprocessing.util import Finalize
@@ -20,10 +24,8 @@ from afflux.ops.errors import AffluxError
 from afflux.sim.clients.model_broadcast import SentModel
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError, ProcessKilledError
-from afflux.sim.runs.process_start import pickled, sigint_blocked
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.worker_memory import Shape, SharedMemory, WorkerJob
-from afflux.sim.runs.worker_process import work
+from afflux.sim.runs.worker_process import Shape, SharedMemory, WorkerJob, work
 from afflux.sim.workload.rule_files import loaded_digests
 from afflux.sim.workload.task import Task
 
@@ -34,6 +36,32 @@ QUEUE = 2
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
 #: Seconds between two checks for Ctrl-C while the process waits for a result.
 POLL_SECONDS = 1.0
+
+
+def pickled(task: Task | None) -> bytes:
+    """Return the task for other processes of this program; raise ConfigError if the task cannot be sent there."""
+    try:
+        return pickle.dumps(task)
+    except Exception as error:
+        raise ConfigError(
+            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
+        ) from error
+
+
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C while processes are started.
+
+    Ctrl-C signals all processes. The new ones inherit the mask, so only the parent handles the signal.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerError(AffluxError):
@@ -309,3 +337,37 @@ def _shape_of(setup: SimulationSetup, count: int) -> Shape:
     waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
     scaffold = setup.config.client_optimizer == "scaffold"
     return Shape(d, 0 if buffers is None else len(buffers), count * (QUEUE + 1) + 1, count * QUEUE + waiting, scaffold)
+
+
+class WorkerPool:
+    """Workers for consecutive runs in one process. The next run reuses them if they accept it (`Workers.begin`)."""
+
+    def __init__(self, count: int) -> None:
+        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
+
+        Raises:
+            ConfigError: the number is less than 1.
+        """
+        if count < 1:
+            raise ConfigError(f"workers is {count}, must be at least 1")
+        self._count = count
+        self._workers: Workers | None = None
+
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
+        """Return workers for this run, and for no other at the same time; None if the run has no workers.
+
+        Raises:
+            ConfigError: the task cannot be sent to another process.
+        """
+        if self._count == 1:
+            return None
+        if self._workers is None or not self._workers.begin(setup, task):
+            self.close()
+            self._workers = Workers(self._count, setup, task)
+        return self._workers
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
@@ -66,6 +66,8 @@ class RuleSpec:
         return _plain((defaults | dict(self.options)).items())
 
 
+Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
+"""One rule or several: texts that `parse_rule` reads, or rules that presets have made."""
 #: Arrivals per server step of rules with a buffer that do not set it: the same for all, so that rules are comparable.
 BUFFER_SIZE = 10
 
@@ -104,6 +106,54 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {text}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
+
+
+def read_rules(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
+    """Return the rules by name; see `parse_rule`.
+
+    Raises:
+        ConfigError: an unknown rule or option, a bad value, or something else than a rule.
+    """
+    specs = []
+    for rule in [rules] if isinstance(rules, str | Rule | RuleSpec) else rules:
+        if isinstance(rule, str):
+            rule = parse_rule(rule, common)
+        elif isinstance(rule, Rule):
+            rule = _spec_of(rule)
+        if not isinstance(rule, RuleSpec):
+            raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
+        specs.append(rule)
+    return specs
+
+
+def _spec_of(rule: Rule) -> RuleSpec:
+    """Return the preset, with the options that differ from its own, that makes this rule.
+
+    Raises:
+        ConfigError: none does.
+    """
+    options: dict[str, Any] = {}
+    for option in rule_parameters(rule.name) if rule.name in RULES else ():
+        for part in (rule, rule.weigh, rule.calibrate, rule.step):
+            for name in (option, *_ATTRIBUTES.get(option, ())):
+                if hasattr(part, name):
+                    options[option] = getattr(part, name)
+    options = options if _makes(rule, options) else {}
+    for option in list(options):
+        fewer = {name: value for name, value in options.items() if name != option}
+        if _makes(rule, fewer):
+            options = fewer
+    if not _makes(rule, options):
+        raise ConfigError(f"no preset with plain options makes the object that is the rule {rule.name}; give {_TEXT}")
+    return parse_rule(RuleSpec(rule.name, tuple(options.items())).text)
+
+
+def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
+    """Return whether the preset with the rule's name and these options, as text, makes the rule."""
+    try:
+        return parse_rule(RuleSpec(rule.name, tuple(options.items())).text).build() == rule
+    except ConfigError:
+        return False
 
 
 def split_assignments(what: str, assignments: Iterable[str], name: str, options: Iterable[str]) -> dict[str, str]:
@@ -202,6 +252,10 @@ def literal_choices(annotation: Any) -> list[Any]:
         return list(get_args(annotation))
     return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
+
+_TEXT = "a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
+#: Names that parts of rules have for options of presets.
+_ATTRIBUTES = {"server_lr": ("lr",), "alpha": ("scale",), "staleness": ("law",)}
 
 #: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
 VALIDATION_VECTOR = "validation"

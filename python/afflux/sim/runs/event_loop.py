@@ -1,0 +1,368 @@
+"""The rounds of a run, from top to bottom: clients pull models, train and push; the servers step and evaluate.
+
+`TrainingStream.events` makes the events: dispatches, and updates of clients that train from the params of one rule.
+`feed_servers` passes them to the server of each rule. A replay passes the events of a log in their place.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from afflux.aggregation.reports import Pulled
+from afflux.rules.rule import Rule
+from afflux.server.server import Server
+from afflux.sim import interrupts
+from afflux.sim.clients.model_broadcast import ModelBroadcast, SentModel
+from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.training import TrainingResult, ValidationGradient
+from afflux.sim.errors import ConfigError
+from afflux.sim.results.audit_log import Count
+from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
+from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.runs.run_record import RunRecord, UpdateEvent
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.workers import Workers
+from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
+from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
+
+_LOGGER = logging.getLogger("afflux")
+
+
+class PullEvent(NamedTuple):
+    """A client pulls a model and starts training: dispatch number `sequence`."""
+
+    sequence: int
+    after: int  #: the client pulls the model after this number of arrivals
+    oldest: int  #: no later event pulls a model as of fewer arrivals
+
+
+class StreamState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of a `TrainingStream` between two events, without arrays; params are named by their version."""
+
+    events: Count
+    arrivals: Count
+    training: list[tuple[Count, Count, Count, Count]]  #: sequence, client, version and `SentModel.after`
+    models: list[tuple[Count, Count]]  #: version and `SentModel.after`
+
+
+class TrainingStream:
+    """The events of clients that train from the params of `leader`, which must handle these events."""
+
+    def __init__(self, setup: SimulationSetup, leader: "SimulatedServer") -> None:
+        """Make the stream; the leader's worker processes train, if there are any, else this process, one by one."""
+        self._setup = setup
+        self._workers = leader.workers
+        self._finish: dict[int, float] = {}
+        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
+        self._leader = leader
+        self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
+        self._training: dict[int, SentModel] = {}
+        self._events = 0
+        self._arrivals = 0
+
+    def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
+        """Yield the remaining events; `after_each` is called when an event has been handled."""
+        events = self._schedule()
+        if self._workers is not None:
+            for sequence, sent in self._training.items():
+                self._workers.submit(sequence, self._finish[sequence], sent)
+        for event in events:
+            if self._leader.ended or self._too_late(event):
+                return
+            client, sequence, number = event.client, event.sequence, self._arrivals
+            if isinstance(event, Dispatch):
+                sent = self._training[sequence] = self._broadcast.pull(client, event.age, number)
+                if self._workers is not None:
+                    self._workers.submit(sequence, event.finish, sent)
+                yield PullEvent(sequence, sent.after, self._broadcast.oldest)
+            else:
+                sent = self._training.pop(sequence)
+                trained = self._trained(sequence, sent)
+                facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
+                yield UpdateEvent(
+                    number, sequence, sent.after, client, event.time, *facts, trained.buffers, trained.fault
+                )
+                self._broadcast.record_result(sent, trained)
+                if self._workers is not None:
+                    self._workers.release(sequence)
+                self._arrivals += 1
+            self._events += 1
+            after_each()
+
+    def _trained(self, sequence: int, sent: SentModel) -> TrainingResult:
+        trained = None if self._workers is None else self._workers.take(sequence)
+        if trained is not None:
+            return trained
+        batches, model = self._streams.stream(sequence), sent.model
+        return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
+
+    def _too_late(self, event: Dispatch | Arrival) -> bool:
+        limit = self._setup.config.virtual_time
+        return bool(limit) and isinstance(event, Arrival) and event.time > limit
+
+    def _schedule(self) -> Iterator[Dispatch | Arrival]:
+        """Return the remaining events.
+
+        The earlier events are drawn again, because they depend on the seed alone, and not on models.
+        """
+        events = self._setup.schedule(self._leader.record.spec)
+        training: dict[int, int] = {}
+        for event in islice(events, self._events):
+            if isinstance(event, Dispatch):
+                training[event.sequence] = event.client
+                self._finish[event.sequence] = event.finish
+            else:
+                del training[event.sequence], self._finish[event.sequence]
+        if training != {sequence: sent.client for sequence, sent in self._training.items()}:
+            raise ConfigError("other clients train than in the run that was interrupted: another NumPy has made it")
+        return events
+
+    def state(self) -> StreamState:
+        """Return the state, except `state_arrays`."""
+        training = [
+            (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
+        ]
+        models = [(model.version, after) for model, _, after in self._broadcast.models]
+        return StreamState(self._events, self._arrivals, training, models)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Return SCAFFOLD's part of the state; empty for other client optimizers."""
+        shifts = [sent.shift for sent in self._training.values() if sent.shift is not None]
+        arrays = self._broadcast.state_arrays()
+        return arrays | {"shifts": np.stack(shifts)} if shifts else arrays
+
+    def older_versions(self) -> list[Pulled]:
+        """Return the versions of params that the state names, except the newest one."""
+        models = [sent.model for sent in self._training.values()]
+        models += [model for model, _, _ in self._broadcast.models]
+        held = {model.version: model for model in models if model.version != self._leader.server.version}
+        return list(held.values())
+
+    def restore(self, state: StreamState, arrays: Mapping[str, np.ndarray], versions: Mapping[int, Pulled]) -> None:
+        """Continue from `state` and `state_arrays`; `leader` then holds the models that its clients have pulled.
+
+        Args:
+            state: see `state`.
+            arrays: see `state_arrays`.
+            versions: the params that the state names, by version.
+
+        Raises:
+            ConfigError: a version is missing.
+        """
+        named = {version for _, _, version, _ in state.training} | {version for version, _ in state.models}
+        if lost := sorted(named - versions.keys()):
+            raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
+        self._events, self._arrivals = state.events, state.arrivals
+        shifts = iter(arrays.get("shifts", ()))
+        for sequence, client, version, after in state.training:
+            self._training[sequence] = SentModel(client, versions[version], next(shifts, None), after)
+        self._broadcast.restore([(versions[version], after) for version, after in state.models], arrays)
+        self._leader.models = {after: model for model, _, after in self._broadcast.models}
+        self._leader.pulled = {sequence: sent.model for sequence, sent in self._training.items()}
+
+
+def feed_servers(
+    events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
+) -> None:
+    """Pass each event to all servers in turn; each server has its own versions.
+
+    `progress`, if it is not None, is called after each update with the progress of the first server.
+    """
+    for event in events:
+        if isinstance(event, PullEvent):
+            for server in servers:
+                server.handle_pull(event)
+            continue
+        for server in servers:
+            server.handle_update(event)
+        if progress is not None:
+            progress(servers[0].progress())
+    if progress is None:
+        return
+    ended = servers[0].progress()
+    if ended.arrivals and not ended.finished:
+        progress(ended._replace(done=1.0))
+
+
+class _StartedEvaluation(NamedTuple):
+    """An evaluation that is not yet in the history; worker processes evaluate in parallel with training."""
+
+    arrivals: int
+    version: int
+    time: float
+    figures: "Future[tuple[float, float]]"
+
+
+class SimulatedServer:
+    """A server of one rule: it handles a stream of pulls and updates, and its model is evaluated."""
+
+    def __init__(
+        self,
+        spec: RuleSpec,
+        setup: SimulationSetup,
+        leader: str = "",
+        new_server: Callable[[Rule], Server] | None = None,
+        history: RunHistory | None = None,
+    ) -> None:
+        """Make the server.
+
+        Args:
+            spec: the rule.
+            setup: data, clients and initial params.
+            leader: label of the rule from whose params the clients train; empty: this one.
+            new_server: makes the server; default in memory.
+            history: of the server that `new_server` returns, if that is not a new one.
+
+        Raises:
+            ConfigError: the run has fewer arrivals than one round of the rule.
+        """
+        rule = spec.build()
+        setup.check_rule(rule)
+        config = setup.config
+        if config.arrivals < rule.buffer_size:
+            raise ConfigError(f"arrivals is {config.arrivals}, but {spec.label} steps after {rule.buffer_size}")
+        self.server = (new_server or setup.new_server)(rule)
+        self._validation = None
+        if needs_validation_gradient(rule):
+            rng = random_stream(setup.seed, StreamPurpose.VALIDATION)
+            self._validation = ValidationGradient(
+                self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
+            )
+        self.workers: Workers | None = None
+        """Processes that train, and that evaluate later models; None: this process."""
+        self._setup = setup
+        self._started: deque[_StartedEvaluation] = deque()
+        if history is None:
+            accuracy, loss = self._evaluated().result()
+            history = RunHistory([Evaluation(0, self.server.version, 0.0, accuracy, loss)])
+        self.models: dict[int, Pulled] = {}
+        """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
+        self.pulled: dict[int, Pulled] = {}
+        """The models from which clients train, by dispatch."""
+        self.history = history
+        self.record = RunRecord(spec, setup, leader, self.server, history)
+        """The audit log, the event files and the result of the run."""
+
+    def progress(self) -> RunProgress:
+        """Return the progress of the run; the accuracy is that of the last evaluation that has ended."""
+        self.add_evaluations(wait=False)
+        config, history, version = self._setup.config, self.history, self.server.version
+        arrivals, last = len(history.staleness), history.evaluations[-1]
+        limits = ((arrivals, config.arrivals), (version, config.rounds), (history.time, config.virtual_time))
+        shares = [reached / limit for reached, limit in limits if 0 < limit < UNLIMITED]
+        mean = self.record.sum_of_staleness / arrivals if arrivals else math.nan
+        return RunProgress(arrivals, version, history.time, last.accuracy, mean, max(shares, default=math.nan))
+
+    def handle_pull(self, event: PullEvent) -> None:
+        """Hold the version that the client of this dispatch pulls."""
+        models = self.models
+        models[len(self.history.staleness)] = self.server.pull()
+        while (first := next(iter(models))) < event.oldest:
+            del models[first]
+        self.pulled[event.sequence] = models[event.after]
+
+    def handle_update(self, event: UpdateEvent) -> None:
+        """Push one update, which the server converts to the kind of the rule.
+
+        Raises:
+            TrainingError: the training has failed, or the loss or the vector is not finite; and the setting `faults` is
+                raise, or too many arrivals are faulty for the run to go on.
+        """
+        start, config = self.pulled.pop(event.sequence), self._setup.config
+        if self.record.updates is not None:  # before the log names the update
+            self.record.updates.append(event.update)
+        receipt = self.server.push(
+            client=event.client,
+            version=start,
+            update=event.update,
+            num_examples=event.num_examples or 1,  # 0 is no fault
+            loss=event.loss if event.loss is None or math.isfinite(event.loss) else math.nan,
+            client_lr=config.client_lr,
+            local_steps=event.steps or 1,
+            buffers=event.buffers,
+        )
+        if self._validation is not None:
+            self._validation.refresh()
+        self.record.add_arrival(event, start.version, receipt)
+        arrivals = event.number + 1
+        if arrivals % config.eval_every == 0 or arrivals == config.arrivals:
+            self._start_evaluation()
+            self.add_evaluations(wait=config.stop_at_target)
+
+    def _start_evaluation(self) -> None:
+        """Evaluate the current model, unless it is that of the last evaluation."""
+        history, version = self.history, self.server.version
+        if self._started and self._started[-1].version == version:
+            figures = self._started[-1].figures
+        elif not self._started and (last := history.evaluations[-1]).version == version:
+            figures = _known(last.accuracy, last.loss)
+        else:
+            figures = self._evaluated()
+        self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures))
+
+    def _evaluated(self) -> "Future[tuple[float, float]]":
+        model = self.server.pull()
+        if self.workers is not None:
+            return self.workers.evaluate(model)
+        buffers = None if self._setup.model.initial_buffers is None else model.buffers
+        return _known(*self._setup.trainer.evaluate(model.params, buffers))
+
+    def add_evaluations(self, wait: bool = True) -> None:
+        """Add the evaluations that have ended to the history, in their order.
+
+        With `wait`, wait for all evaluations that were started.
+
+        Raises:
+            ConfigError: as `Trainer.evaluate`.
+            WorkerError: a worker has failed.
+        """
+        started = self._started
+        while started and (wait or started[0].figures.done()):
+            arrivals, version, time, figures = started[0]
+            evaluation = Evaluation(arrivals, version, time, *figures.result())
+            started.popleft()
+            self.history.evaluations.append(evaluation)
+            if self.record.metrics is not None:
+                self.record.metrics.add_evaluation(evaluation)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has reached the number of rounds or the target at which it stops."""
+        config, history = self._setup.config, self.history
+        if config.rounds and self.server.version >= config.rounds:
+            return True
+        return config.stop_at_target and history.evaluations[-1].accuracy >= config.target
+
+    def result(self) -> RunResult:
+        """Return the result of the run, and write the end line of its log; the last model is evaluated.
+
+        Raises:
+            TrainingError: all arrivals are faulty.
+        """
+        history = self.history
+        self.record.check_faults()
+        self.add_evaluations()
+        if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
+            self._start_evaluation()
+            self.add_evaluations()
+        for name in ("accuracy", "loss"):
+            if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
+                _LOGGER.warning(
+                    "%s: the %s of every evaluation is nan; look at the evaluation and its data",
+                    *(self.record.title, name),
+                )
+        return self.record.result()
+
+
+def _known(accuracy: float, loss: float) -> "Future[tuple[float, float]]":
+    figures: Future[tuple[float, float]] = Future()
+    figures.set_result((accuracy, loss))
+    return figures

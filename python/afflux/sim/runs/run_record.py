@@ -1,0 +1,220 @@
+"""The record of the run of one rule: its audit log, its event files, its faulty arrivals and its result."""
+
+import logging
+import re
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from afflux import __version__
+from afflux.aggregation.reports import Receipt
+from afflux.server.server import Server
+from afflux.sim.errors import DivergedError, TrainingError
+from afflux.sim.results import audit_log
+from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_result import RunResult, params_sha256
+from afflux.sim.results.tensorboard import TensorBoardWriter
+from afflux.sim.results.updates_file import UpdatesFile
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.ignored_settings import unread_by_rules
+from afflux.sim.workload.inputs import package_versions
+from afflux.sim.workload.rule_files import code_digests
+from afflux.sim.workload.rule_specs import RuleSpec
+
+_LOGGER = logging.getLogger("afflux")
+#: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.
+FIRST_FAULTS, FAULTS_IN_A_ROW = 10, 100
+
+
+class UpdateEvent(NamedTuple):
+    """The update of dispatch number `sequence`, the same for every server that handles the stream."""
+
+    number: int  #: number of arrivals before this one
+    sequence: int
+    dispatched_after: int  #: `PullEvent.after`
+    client: int
+    time: float
+    update: np.ndarray  #: (d,) float32, trained - pulled params
+    num_examples: int
+    loss: float | None  #: None: the training function does not know it
+    steps: int
+    buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
+    fault: str = ""  #: see `TrainingResult.fault`
+
+
+class RunRecord:
+    """The record of one rule and one seed."""
+
+    def __init__(
+        self, spec: RuleSpec, setup: SimulationSetup, leader: str, server: Server, history: RunHistory
+    ) -> None:
+        """Begin the record, or continue that of `history`; `leader` is empty if the clients train from this rule."""
+        self.spec = spec
+        self.title = f"{spec.label}, seed {setup.seed}"
+        self.sum_of_staleness = sum(history.staleness)
+        self.log: audit_log.AuditLogWriter | None = None
+        self.metrics: TensorBoardWriter | None = None
+        self.updates: UpdatesFile | None = None
+        self._setup, self._leader, self._server, self._history = setup, leader, server, history
+        self._fault_kind: type[TrainingError] = TrainingError
+
+    def open(
+        self, output: audit_log.AuditOutput, files: ExitStack, header: audit_log.Header | None = None, size: int = 0
+    ) -> None:
+        """Open the files of the record; `files` closes them.
+
+        Args:
+            output: the folders. The updates are kept beside the log of the rule from whose params the clients train.
+            files: see above.
+            header: of the log that is continued; None: a new one.
+            size: bytes after which the log is continued; 0: a new one.
+        """
+        seed, arrivals = self._setup.seed, len(self._history.staleness)
+        stem, leader = (
+            audit_log.file_stem(label, seed) for label in (self.spec.label, self._leader or self.spec.label)
+        )
+        updates = f"{leader}.updates.npy" if output.updates else None
+        if updates is not None and not self._leader:
+            file = UpdatesFile(output.folder / updates, len(self._setup.initial_params), arrivals)
+            self.updates = files.enter_context(file)
+        log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(updates), size)
+        self.log = files.enter_context(log)
+        if output.tensorboard is not None:
+            self.metrics = files.enter_context(TensorBoardWriter(output.tensorboard / stem, arrivals))
+
+    def add_arrival(self, event: UpdateEvent, version: int, receipt: Receipt) -> None:
+        """Add an arrival that the server has handled, and the rounds that it completed.
+
+        Args:
+            event: the arrival.
+            version: from which the client trained.
+            receipt: of its push.
+
+        Raises:
+            TrainingError: see `SimulatedServer.handle_update`.
+        """
+        history, log = self._history, self.log
+        assert receipt.staleness is not None
+        history.add_arrival(event.client, receipt)
+        fault = _printable(event.fault or receipt.reason) if receipt.status == "faulty" else ""
+        if fault:
+            self._add_fault(event, fault)
+        self.sum_of_staleness += receipt.staleness
+        history.time = event.time
+        if log is not None:
+            line = audit_log.ArrivalLine(
+                number=event.number,
+                client=event.client,
+                dispatched_after=event.dispatched_after,
+                version=version,
+                staleness=receipt.staleness,
+                examples=event.num_examples,
+                loss=event.loss,
+                steps=event.steps,
+                status=receipt.status,
+                time=event.time,
+                update=event.number if log.header.updates is not None else None,
+                reason=fault or msgspec.UNSET,
+            )
+            log.write(line)
+        for report in () if receipt.report is None else (receipt.report, *receipt.more):
+            if log is not None:
+                log.write_round(report)
+            if self.metrics is not None:
+                self.metrics.add_round(report)
+
+    def _add_fault(self, event: UpdateEvent, reason: str) -> None:
+        """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
+        history, label, raises = self._history, self.title, self._setup.config.faults == "raise"
+        text = f"{label}: client {event.client} failed to train at arrival {event.number + 1}: {reason}"
+        if not event.fault:
+            what = reason.removeprefix("[push] ").replace(f"client {event.client}'s ", "its ").partition(", must")[0]
+            text = (
+                f"{label}: client {event.client} diverged at arrival {event.number + 1}: {what}; lower client_lr or "
+                "server_lr, or look for values in its data that are not finite"
+            )
+        if not history.first_fault:
+            history.first_fault = text
+            if not raises:
+                _LOGGER.warning("%s; such arrivals are counted as faulty, and the run goes on", text)
+        self._fault_kind = TrainingError if event.fault else DivergedError
+        if raises:
+            raise self._fault_kind(text)
+        row = history.faults_in_a_row
+        if row >= (FIRST_FAULTS if row == len(history.staleness) else FAULTS_IN_A_ROW):
+            self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        history = self._history
+        count = f"{history.decisions['faulty']} of {len(history.staleness)} arrivals are faulty"
+        raise self._fault_kind(f"{history.first_fault}; {count}, the last {history.faults_in_a_row} in a row")
+
+    def check_faults(self) -> None:
+        """Warn of faulty arrivals at the end of a run; raise TrainingError if all arrivals are faulty."""
+        faulty, arrivals = self._history.decisions.get("faulty", 0), len(self._history.staleness)
+        if faulty:
+            if faulty == arrivals:
+                self._raise_fault()
+            _LOGGER.warning(
+                "%s: %d of %d arrivals are faulty; the audit log and decisions count them",
+                *(self.title, faulty, arrivals),
+            )
+
+    def result(self) -> RunResult:
+        """Return the result of the run, and write the end line of its log."""
+        history, setup, server = self._history, self._setup, self._server
+        unread = unread_by_rules([self.spec])
+        result = RunResult(
+            spec=self.spec,
+            seed=setup.seed,
+            evaluations=tuple(history.evaluations),
+            staleness=np.array(history.staleness, dtype=np.int64),
+            round_staleness=np.array(history.round_staleness, dtype=np.int64),
+            server_seconds=np.array(history.seconds),
+            state_bytes=server.state_bytes,
+            num_clients=len(setup.clients),
+            params=np.array(server.params),
+            leader=self._leader,
+            clients=np.array(history.clients, dtype=np.int64),
+            decisions=history.decisions,
+            totals=history.totals,
+            settings={name: value for name, value in setup.settings.items() if name not in unread},
+            division=setup.division,
+            options=self.spec.all_options(),
+            parts=server.rule.to_config(),
+        )
+        if self.log is not None:
+            self.log.write(audit_log.EndLine(len(history.staleness), server.version, result.digest))
+        return result
+
+    def _header(self, updates: str | None) -> audit_log.Header:
+        """Return the first line of the log; `updates` names the file of the kept updates."""
+        setup, rule = self._setup, self._server.rule
+        return audit_log.Header(
+            format=audit_log.FORMAT,
+            format_version=audit_log.FORMAT_VERSION,
+            afflux=__version__,
+            label=self.spec.label,
+            rule=self.spec.name,
+            options=self.spec.plain_options(),
+            kind=rule.kind,
+            buffer_size=rule.buffer_size,
+            d=len(setup.initial_params),
+            seed=setup.seed,
+            num_clients=len(setup.clients),
+            client_lr=setup.config.client_lr,
+            leader=self._leader or self.spec.label,
+            updates=updates,
+            first_params_sha256=params_sha256(setup.initial_params),
+            config=setup.config.recorded(),
+            code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
+            inputs=dict(setup.inputs) or msgspec.UNSET,
+            versions={name: text for name, text in package_versions().items() if name != "afflux"},
+        )
+
+
+def _printable(text: str) -> str:
+    """Return a text of one line, as an audit log can hold it."""
+    return re.sub(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)

@@ -1,0 +1,32 @@
+"""Runs by settings, as the simulator makes them inside: `simulate`, without or with a store, and a run that goes on."""
+
+from contextlib import ExitStack, closing
+
+from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
+from afflux.sim.runs.workers import WorkerPool
+
+
+def run_paired(specs, seed, config, progress=None, output=None, task=None, workers=1, store=None):
+    """The results of several rules on one stream of updates; `workers` is a number, or a pool that others use, too."""
+    with ExitStack() as files:
+        pool = workers if isinstance(workers, WorkerPool) else files.enter_context(closing(WorkerPool(workers)))
+        return simulate(specs, seed, config, progress, output, task, pool, store)
+
+
+def run(spec, seed, config, progress=None, output=None, task=None, workers=1, store=None):
+    """The result of one rule."""
+    return run_paired([spec], seed, config, progress, output, task, workers, store)[0]
+
+
+def run_in_store(
+    path, spec, seed, config, output, progress=None, seconds=CHECKPOINT_SECONDS, task=None, workers=1, interrupted=None
+):
+    """The result of a run whose server is kept in a store."""
+    store = StoredRun(path, seconds, interrupted)
+    return run(spec, seed, config, progress, output, task, workers, store)
+
+
+def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, workers=1):
+    """The result of a run that goes on from its last checkpoint."""
+    facts = (interrupted.path, interrupted.spec, interrupted.header.seed, interrupted.config, interrupted.output)
+    return run_in_store(*facts, progress, seconds, task, workers, interrupted)

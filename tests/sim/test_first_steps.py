@@ -1,0 +1,121 @@
+"""Mistakes of a first simulation get an error that says what to write, and what the messages offer is accepted."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from torch import nn
+
+import own_tasks
+from afflux import rules
+from afflux.rules.presets import RULES
+from afflux.sim import ConfigError, DivergedError, Simulation, partitioned, read_audit_log, read_results, replay
+from afflux.sim.results.terminal_output import results_table
+from afflux.sim.workload.rule_specs import parse_rule, read_rules
+
+CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+
+
+def simulation(training=None, clients=CLIENTS, model=own_tasks.linear, **settings):
+    settings = {"arrivals": 24, "concurrency": 6, "eval_every": 12} | settings
+    return Simulation(model, clients, training, own_tasks.TEST, **settings)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_may_be_an_object_of_a_preset(name):
+    assert read_rules(RULES[name]())[0].build() == RULES[name]()
+
+
+def test_a_rule_with_options_may_be_an_object():
+    objects = [rules.fedbuff(buffer_size=4, server_lr=0.5), rules.fedasync(alpha=0.3)]
+    texts = ["fedbuff:buffer_size=4:server_lr=0.5", "fedasync:alpha=0.3"]
+    assert read_rules(objects) == [parse_rule(text) for text in texts]
+    named, made = simulation(rules=texts).run(), simulation(rules=objects).run()
+    assert [run.digest for run in made] == [run.digest for run in named]
+
+
+@pytest.mark.parametrize("rule", [rules.wkafl(alpha=0.2), rules.fedbuff, 3])
+def test_other_objects_are_refused_with_what_to_write(rule):
+    with pytest.raises(ConfigError, match=r"a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION'"):
+        simulation(rules=[rule])
+
+
+@pytest.mark.parametrize(
+    "training", [lambda model, data: (1.0, 1, 1), lambda model, data, rng, more: (1.0, 1, 1), lambda: (1.0, 1, 1)]
+)
+def test_a_training_function_that_cannot_be_called_is_an_error_at_once(training):
+    with pytest.raises(ConfigError, match=r"training <lambda>\(.*\) must take \(model, data, rng\): "):
+        simulation(training)
+
+
+def test_a_loss_may_be_unknown(tmp_path):
+    out = tmp_path / "out"
+    (result,) = simulation(lambda model, data, rng: (None, 1, 5)).run(out=out, keep_updates=True)
+    assert result.decisions == {"joined": 24}
+    log = read_audit_log(out / "audit" / "fedbuff-seed0.jsonl")
+    assert {line.loss for line in log.arrivals} == {None}
+    replayed = replay(log, task=simulation().task)
+    assert [run.digest for run in replayed] == [log.end.params_sha256]
+
+
+def test_a_divergence_is_said_once():
+    with pytest.raises(DivergedError) as raised:
+        simulation(lambda model, data, rng: (float("nan"), 1, 1)).run()
+    text = "fedbuff, seed 0: client [0-9]+ diverged at arrival 1: its loss is nan; lower client_lr or server_lr, or "
+    assert re.match(text, str(raised.value))
+    assert "[push]" not in str(raised.value)
+
+
+def test_a_constant_by_its_role_is_called_so():
+    def training(model, data, rng):
+        model.bias.data.add_(1.0)
+        return 1.0, 1, 1
+
+    with pytest.raises(ConfigError, match="parameter bias is constant by roles=, but the training has changed it"):
+        simulation(training, model=nn.Linear(6, 3), roles={"bias": "constant"}).run()
+
+
+@pytest.mark.parametrize("kind", [lambda array: array, np.asarray])
+def test_a_pair_of_arrays_is_not_two_clients(kind):
+    with pytest.raises(ConfigError, match=r"divide the examples by partitioned\(x, y, num_clients=\.\.\.\)"):
+        simulation(clients=(kind(own_tasks.X), kind(own_tasks.Y)))
+
+
+def fails_at_times(model, data, rng):
+    return (float("nan") if rng.random() < 0.3 else 1.0), 1, 1
+
+
+def test_arrivals_that_did_not_join_stand_in_the_printed_table():
+    rows = {
+        training: list(results_table(results, results.config).columns[0].cells)
+        for training in (None, fails_at_times)
+        for results in [simulation(training, rules=["fedasync"], arrivals=40).run()]
+    }
+    assert [title for title in rows[fails_at_times] if title not in rows[None]] == ["faulty arrivals"]
+
+
+def same(one, two):
+    return json.dumps(one, default=str) == json.dumps(two, default=str)
+
+
+def test_a_run_folder_is_read_again(tmp_path):
+    out = tmp_path / "out"
+    written = simulation(fails_at_times, rules=["fedbuff:buffer_size=4", "fedasync"], seeds=[3, 5], paired=True).run(
+        out=out
+    )
+    results = read_results(out)
+    assert [run.spec for run in results] == [run.spec for run in written]
+    for run, original in zip(results, written, strict=True):
+        assert run.digest == original.digest
+        assert run.decisions == original.decisions
+        assert run.totals == original.totals
+        assert same(run.summary(0.5), original.summary(0.5))
+        assert (run.leader, run.settings, run.division) == (original.leader, original.settings, original.division)
+    for table in ("evaluations", "arrivals", "participation", "targets", "differences"):
+        assert results.to_dataframe(table).equals(written.to_dataframe(table)), table
+    (out / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds results that no run has written: Object missing required field"):
+        read_results(out)
+    with pytest.raises(ConfigError, match="holds no results of a run"):
+        read_results(tmp_path)
