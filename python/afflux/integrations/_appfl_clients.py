@@ -53,7 +53,7 @@ class KnownClients:
         key, known = ascii(client), self._known
         if key not in known and len(known) >= self._most:
             self._run.expire()
-            useless = (name for name, own in known.items() if not own.joined or self._run.address_of(name) is None)
+            useless = (name for name, own in known.items() if not own.joined or name not in self._run.assignments)
             forgotten = next(useless, next(iter(known)))
             self._run.cancel(forgotten)
             del known[forgotten]

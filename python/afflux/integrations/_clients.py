@@ -61,26 +61,26 @@ class Clients:
         self._left_out: dict[ClientId, str] = {}  # reason by address, of connected clients that get no task
         self._excluded_since: float | None = None  # the time since which all connected clients are left out
         self._looks = 0  # number of calls of `are`
-        self._seen: dict[ClientId, int] = {}  # by address: the first look that has it
         self._chosen: dict[ClientId, int] = {}  # by address: the look before its last task
-        self._replied: dict[ClientId, int] = {}  # by address: the look before the last task that it has replied to
+        #: by address: the look before the last task that it has replied to, or the look that found it
+        self._active: dict[ClientId, int] = {}
         self._ids: dict[ClientId, ClientId] = {}  # by address, of clients whose id is known
         self._failures: dict[ClientId, _Failures] = {}  # by address
-        rule = server.rule
-        self._most = server.options.num_clients if keeps_clients(rule) else None
-        self._rule = rule.name
-        self.known: set[ClientId] = set() if self._most is None else known_clients(server)
+        self._most = server.options.num_clients if keeps_clients(server.rule) else None
+        self._rule = server.rule.name
+        self.known: set[ClientId] = set()
+        if self._most is not None:
+            rows, passes = server.rows, server._aggregator.admission.state.passes
+            self.known.update(() if rows is None else rows.client_ids)
+            self.known.update(() if passes is None else passes.order[: passes.entered])
 
     # Ids
 
     def id_of(self, address: ClientId) -> ClientId:
         """Return the id of the client at this address."""
-        found = self._ids.get(address)
-        if found is None:
-            if self._key is None or isinstance(self._key, str):
-                return address
-            found = self._ids[address] = plain_id(self._key(address), "client_key")
-        return found
+        if callable(self._key) and address not in self._ids:
+            self._ids[address] = plain_id(self._key(address), "client_key")
+        return self._ids.get(address, address)
 
     def identify(self, address: ClientId, client: object) -> ClientId:
         """Return the id of the client at this address, whose reply contains the id `client`.
@@ -104,10 +104,8 @@ class Clients:
         before = self._ids.get(address)
         if before is not None and before != name:
             raise AffluxError(f"[client_key] the client has said that it is {brief(before)}, and now {brief(name)}")
-        appeared = self._seen.get(address, 0)
-        for other in self._namesakes(address, name):
-            if self._seen[other] >= appeared or self._replied.get(other, 0) >= appeared:
-                raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
+        if any(self._active[other] >= self._active.get(address, 0) for other in self._namesakes(address, name)):
+            raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
         return name
 
     def _namesakes(self, address: ClientId, name: ClientId) -> list[ClientId]:
@@ -171,16 +169,15 @@ class Clients:
             self._failures,
             self._ids,
             self._left_out,
-            self._seen,
+            self._active,
             self._chosen,
-            self._replied,
         )
         for table in filter(None, tables):
             for address in table.keys() - set(present):
                 del table[address]
         if self._key is not None:
             self._looks += 1
-            self._seen.update({address: self._looks for address in present if address not in self._seen})
+            self._active = dict.fromkeys(present, self._looks) | self._active
         addresses_by_reason: dict[str, list[ClientId]] = {}
         for address in present if callable(self._key) else ():
             if address not in self._ids:
@@ -190,7 +187,6 @@ class Clients:
                 except Exception as error:
                     reason = f"client_key has no id for it: {error!r}"
                     addresses_by_reason.setdefault(reason, []).append(address)
-        self._there = present
         for reason, excluded in addresses_by_reason.items():
             self._leave_out(excluded, reason)
         self._there = [address for address in present if address not in self._left_out]
@@ -208,8 +204,8 @@ class Clients:
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
         """Draw the addresses of at most `count` clients that are not busy and do not rest."""
         idle = [address for address in self._there if address not in busy]
-        if self._failures:
-            idle = [address for address in idle if not self._rests(address, now)]
+        if failures := self._failures:
+            idle = [address for address in idle if address not in failures or now >= failures[address].until]
         if self.select is not None:
             count, most = len(idle), count
         if self._most is not None:
@@ -233,10 +229,6 @@ class Clients:
             self.warn("None of %d idle clients is chosen, and none trains: the run waits", len(idle))
         self._none_selected = waits and not choice
         return choice
-
-    def _rests(self, address: ClientId, now: float) -> bool:
-        failed = self._failures.get(address)
-        return failed is not None and now < failed.until
 
     def _with_room(self, idle: list[ClientId], count: int, busy: Collection[ClientId]) -> list[ClientId]:
         """Return the first of these addresses that the rule allows."""
@@ -270,14 +262,13 @@ class Clients:
                 self._leave_out([other], f"{brief(client)} has connected again, as {address}")
                 del self._ids[other]
             self._ids[address] = client
-            self._replied[address] = self._chosen.get(address, 0)
+            self._active[address] = self._chosen.get(address, self._active.get(address, 0))
         if joined and self._most is not None:
             self.known.add(client)
 
     def failed(self, address: ClientId, reason: str, took: float, now: float) -> None:
         """Record that a client has failed, or has not replied, after `took` seconds."""
-        before = self._failures.get(address)
-        count = 1 if before is None else before.times + 1
+        count = self._failures[address].times + 1 if address in self._failures else 1
         rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
         self._failures[address] = _Failures(count, now + rest, shortened(reason))
 
@@ -330,10 +321,3 @@ def shortened(reason: str) -> str:
     if len(reason) <= _FIRST_LINE + _END:
         return reason
     return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"
-
-
-def known_clients(server: Server) -> set[ClientId]:
-    """Return the ids of the clients in a server's state."""
-    rows, passes = server.rows, server._aggregator.admission.state.passes
-    found: set[ClientId] = set() if rows is None else set(rows.client_ids)
-    return found if passes is None else found | set(passes.order[: passes.entered])

@@ -61,6 +61,14 @@ class Assignment:
     start: float  #: its start, by the run's clock
     pulled: Pulled | None = None  #: an older version than the task's, from which the client trains instead
 
+    @property
+    def base(self) -> Pulled | None:
+        """The version that the client trains from; None if it is no longer held."""
+        try:
+            return self.pulled or self.task.pulled
+        except AffluxError:
+            return None
+
 
 class TrainingRun:
     """A server, the clients that train for it, and the replies since its last step.
@@ -80,6 +88,7 @@ class TrainingRun:
             that exceeded the timeout ("overdue").
         slowest: the longest duration of a reply, in seconds.
         clock: the clock of the run.
+        assignments: the open assignments, by the key of the reply.
         report: the report of the last step of this run.
 
     Raises:
@@ -101,7 +110,6 @@ class TrainingRun:
         self.settings = settings
         self.concurrency = settings.concurrency or max(1, num_clients)
         self.timeout = settings.timeout or timeout
-        self._needs_rate = rule.kind == "gradient"
         self._needs_examples = weighs_by_examples(rule)
         require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
@@ -114,7 +122,7 @@ class TrainingRun:
         self.slowest = 0.0
         self.clock = clock
         self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
-        self._assigned: dict[str, Assignment] = {}
+        self.assignments: dict[str, Assignment] = {}
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
@@ -130,26 +138,11 @@ class TrainingRun:
     @property
     def busy(self) -> set[ClientId]:
         """The addresses of the clients that train."""
-        return {assigned.address for assigned in self._assigned.values()}
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the replies to open assignments."""
-        return list(self._assigned)
-
-    def address_of(self, key: str) -> ClientId | None:
-        """Return the address of the assignment with this key; None if it is not open."""
-        assigned = self._assigned.get(key)
-        return None if assigned is None else assigned.address
-
-    def version_of(self, key: str) -> Pulled | None:
-        """Return the version that a client trains from; None if its assignment or the version no longer exists."""
-        assigned = self._assigned.get(key)
-        return None if assigned is None else _base_of(assigned)
+        return {assigned.address for assigned in self.assignments.values()}
 
     def choose(self) -> list[ClientId]:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
-        free = self.concurrency - len(self._assigned)
+        free = self.concurrency - len(self.assignments)
         enough = free >= min(self.settings.dispatch_size, self.concurrency)
         return self.clients.choose(free, self.busy, self.clock()) if enough else []
 
@@ -172,7 +165,7 @@ class TrainingRun:
             task.cancel()
             self.drop(where, "nothing can be sent to it")
         else:
-            self._assigned[key] = Assignment(task, where, self.clock(), pulled=pulled)
+            self.assignments[key] = Assignment(task, where, self.clock(), pulled=pulled)
 
     def drop(self, address: ClientId, reason: str) -> None:
         """Record that a client without an assignment has failed."""
@@ -191,34 +184,30 @@ class TrainingRun:
         Returns:
             The receipt; None if the key has no open assignment, as for the second of two replies.
         """
-        assigned = self._assigned.pop(key, None) if isinstance(key, str) else None
+        assigned = self.assignments.pop(key, None) if isinstance(key, str) else None
         if assigned is None:
             self.lost["unknown"] += 1
             return None
         self.note_duration(assigned.start)
-        task, base = assigned.task, _base_of(assigned)
-        metrics, readable = None, False
+        task, base, trained = assigned.task, assigned.base, None
         try:
             trained = read()
-            said = self._arguments(assigned, base, trained)
-            metrics, readable = trained.metrics, True
+            arguments = self._arguments(assigned, base, trained)
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
-            said = {"task": task, "model": Unreadable(error.with_traceback(None))}
-        receipt = self.server.push(**said)
+            arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
+        receipt = self.server.push(**arguments)
         self._note(receipt.report, base)
-        if "task" not in said:
-            task.cancel()
-        client = said.get("client", task.client)
-        if receipt.status == "expired" and readable and base is None:
-            pass  # the client is slow: no failure, like a reply that is dropped
-        elif receipt.status in NO_USE:
-            self._failed(assigned, receipt.reason or receipt.status)
-        else:
-            joined = receipt.status in JOINED
+        task.cancel()  # if the push was not of this task
+        client, joined = arguments.get("client", task.client), receipt.status in JOINED
+        if receipt.status not in NO_USE:
             self.clients.succeeded(assigned.address, client, joined=joined)
-            if joined:
-                self._keep(receipt, client, metrics)
+        elif receipt.status != "expired" or trained is None or base is not None:  # else the client is only slow
+            self._failed(assigned, receipt.reason or receipt.status)
+        if receipt.status == "replaced":
+            self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
+        if joined and receipt.join is not None and trained is not None and trained.metrics is not None:
+            self._metrics[receipt.join] = client, trained.metrics
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
@@ -233,14 +222,11 @@ class TrainingRun:
             if self._needs_examples and not self._takes_fractions:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
-        said: dict[str, Any] = {
-            "num_examples": count,
-            "loss": finite_number(trained.loss),
-            **self._rate_of(trained),
-        }
-        if trained.facts is not None and self._fact_names:
-            values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
-            facts |= {name: value for name, value in values.items() if value is not None}
+        said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
+        reported = trained.facts or {}
+        for name in self._fact_names:
+            if (value := finite_number(reported.get(name))) is not None:
+                facts[name] = value
         if facts or self._fact_names:
             said["facts"] = facts
         arrays, buffers = own_dict(trained.arrays), None
@@ -262,7 +248,7 @@ class TrainingRun:
 
         For others, only the number of steps that the client has reported.
         """
-        if not self._needs_rate:
+        if self.server.rule.kind != "gradient":
             reported = as_int(trained.local_steps)
             return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
@@ -270,12 +256,6 @@ class TrainingRun:
         if rate is None or steps is None:
             raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
         return {"client_lr": rate, "local_steps": steps}
-
-    def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
-        if receipt.status == "replaced":
-            self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None:
-            self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
         """Return the client's values of the model's buffers, from its differences."""
@@ -317,13 +297,12 @@ class TrainingRun:
     def expire(self) -> list[str]:
         """End the assignments that exceed the timeout; return their keys."""
         now = self.clock()
-        overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
-        for key in overdue:
-            assigned = self.cancel(key)
-            if assigned is not None:
-                self.lost["overdue"] += 1
-                self._failed(assigned, f"no reply within {self.timeout:g} s")
-        return overdue
+        overdue = {key: each for key, each in self.assignments.items() if now - each.start >= self.timeout}
+        for key, assigned in overdue.items():
+            self.cancel(key)
+            self.lost["overdue"] += 1
+            self._failed(assigned, f"no reply within {self.timeout:g} s")
+        return [*overdue]
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
         now = self.clock()
@@ -331,14 +310,14 @@ class TrainingRun:
 
     def cancel(self, key: str) -> Assignment | None:
         """End an assignment, if it is open; return it."""
-        assigned = self._assigned.pop(key, None)
+        assigned = self.assignments.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
         return assigned
 
     def end(self) -> None:
         """End all assignments."""
-        for key in self.keys:
+        for key in [*self.assignments]:
             self.cancel(key)
 
     def take_metrics(self) -> list[Metrics]:
@@ -422,11 +401,3 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     adapter: str = ""  #: its name; empty: unknown
     client_key: str | None = None  #: description of the source of the clients' ids; None: unknown
     own: dict[str, Any] = {}  #: the adapter's own notes
-
-
-def _base_of(assigned: Assignment) -> Pulled | None:
-    """Return the version from which a reply was trained; None if it is no longer held."""
-    try:
-        return assigned.pulled or assigned.task.pulled
-    except AffluxError:
-        return None

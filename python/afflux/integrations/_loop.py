@@ -187,7 +187,7 @@ class Loop:
     def take_replies(self, last: int) -> None:
         """Receive the replies that have arrived, and handle the steps that they make, up to `last`."""
         came, server = False, self.training.server
-        for reply in self.transport.replies(self.training.keys):
+        for reply in self.transport.replies([*self.training.assignments]):
             came = True
             if server.version < last:
                 self._take(reply)
@@ -202,19 +202,19 @@ class Loop:
             self.transport.wait(self.training.settings.poll_interval)
 
     def _take(self, reply: Reply) -> None:
-        address = self.training.address_of(reply.key)
-        if reply.error is not None:
-            self.training.fail(reply.key, reply.error)
-            self._warn_failed(address, reply.error)
-            return
-        receipt = self.training.receive(reply.key, reply.read)
-        if receipt is not None and receipt.status in NO_USE:
-            self._warn_failed(address, f"its reply is {receipt.status}. {receipt.reason}")
+        assigned, why = self.training.assignments.get(reply.key), reply.error
+        if why is not None:
+            self.training.fail(reply.key, why)
+        else:
+            receipt = self.training.receive(reply.key, reply.read)
+            if receipt is not None and receipt.status in NO_USE:
+                why = f"its reply is {receipt.status}. {receipt.reason}"
+        if why is not None and assigned is not None:
+            self._warn_failed(assigned.address, why)
 
-    def _warn_failed(self, address: ClientId | None, why: str) -> None:
-        if address is not None:
-            self.transport.logger.warning("Client %s: %s", address, shortened(why))
-            self.training.clients.require_some_of_use()
+    def _warn_failed(self, address: ClientId, why: str) -> None:
+        self.transport.logger.warning("Client %s: %s", address, shortened(why))
+        self.training.clients.require_some_of_use()
 
     def _note_step(self, last: int) -> None:
         """Log, evaluate and store the newest version, once, independent of what caused its step."""

@@ -136,7 +136,8 @@ class AffluxAggregator(BaseAggregator):
             if client is None:
                 return self._of_no_use(client_id, "its id is no int in 64 bits and no str", self.server.pull())
             key, known = ascii(client), self._clients.of(client)
-            own, base = last_of(local_model, kwargs), self.run.version_of(key)
+            own, assigned = last_of(local_model, kwargs), self.run.assignments.get(key)
+            base = None if assigned is None else assigned.base
             if known.last is not None and base is not None and own.mark is not None and own.mark == known.last.mark:
                 return self._of_no_use(client, "the model has come before", base)
             if known.last is not None and own.round < known.last.round:

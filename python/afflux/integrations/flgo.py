@@ -14,9 +14,8 @@ from typing import Any
 from afflux.aggregation.options import Options
 from afflux.arrays.fields import Role
 from afflux.integrations._core import NO_USE, Trained, TrainingRun
-from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
 from afflux.integrations._frameworks import missing, warn_of_version
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
@@ -95,9 +94,14 @@ class AffluxServer(StoredRounds):
 
     def initialize(self) -> None:
         """Open the server. FLGo calls this method when model, clients and simulator exist."""
-        refuse_flgo_options(self.option)
+        _refuse_options(self.option)
         given = self.option.get("rule") if self.given_rule is None else self.given_rule
-        rule = rule_of_option(given, self.num_clients)
+        rule = rule_of("flgo", given, {}, self.num_clients)
+        if rule.buffer_size > self.num_clients:
+            raise AffluxError(
+                f"[flgo] buffer_size is {rule.buffer_size} of {self.num_clients} clients, and would never be reached: "
+                "FLGo draws no client whose model is in the buffer"
+            )
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
         most = self.num_clients if "full" in self.sample_option else self.clients_per_round
         self.training = TrainingRun(
@@ -163,8 +167,8 @@ class AffluxServer(StoredRounds):
         if TASK not in package:
             return reply
         client = self.clients[target_id]
-        facts = {"num_examples": client.datavol, "client_lr": client.learning_rate}
-        facts["local_steps"] = client._working_amount  # the simulator's, of this time
+        steps = client._working_amount  # the simulator's, of this time
+        facts = {"num_examples": client.datavol, "client_lr": client.learning_rate, "local_steps": steps}
         return {**facts, **reply, TASK: package[TASK]}
 
     def unpack(self, packages_received_from_clients: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -175,10 +179,8 @@ class AffluxServer(StoredRounds):
 
     def package_handler(self, received_packages: dict[str, list[Any]]) -> bool:
         """Push packages; return whether `run` logs a round. Each step is a round, also if several are made at once."""
-        packages = [
-            dict(zip(received_packages, values, strict=True))
-            for values in zip(*received_packages.values(), strict=True)
-        ]
+        names, columns = list(received_packages), received_packages.values()
+        packages = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         for place, package in enumerate(packages, 1):
             if not self._take(package):
                 continue
@@ -196,9 +198,8 @@ class AffluxServer(StoredRounds):
         before, output = self.server.version, self.gv.logger.output
         receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
         if receipt is not None and receipt.status in NO_USE:
-            self.gv.logger.info(
-                f"The package of client {brief(package['__cid'])} is {receipt.status}: {receipt.reason}"
-            )
+            client = brief(package["__cid"])
+            self.gv.logger.info(f"The package of client {client} is {receipt.status}: {receipt.reason}")
             self._require_some_of_use()
         if receipt is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):
@@ -206,6 +207,17 @@ class AffluxServer(StoredRounds):
                     output[f"step_{name}"].append(value)
             output["counts"] = self.training.counts
         return self.server.version > before
+
+
+def _refuse_options(option: Mapping[str, Any]) -> None:
+    """Raise AffluxError for options of FLGo that have no meaning for the adapter."""
+    for name in ("save_checkpoint", "load_checkpoint"):
+        if option.get(name):
+            raise AffluxError(f"[flgo] {name} keeps the model alone: give algorithm(rule, store=...) instead")
+    if option.get("algo_para"):
+        raise AffluxError("[flgo] algo_para holds numbers by their place: give the options of the rule by name")
+    if option["num_parallels"] > 1 and option.get("parallel_type") != "t":
+        raise AffluxError("[flgo] clients may train in threads only: give parallel_type='t' with num_parallels")
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:

@@ -16,7 +16,7 @@ from afflux.integrations._core import TrainingRun
 from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._server import holds_server, keeps_clients
-from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of_text
+from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, count_of, positive
 from afflux.rules.rule import ClientId, Rule
@@ -99,7 +99,7 @@ class AsyncStrategy(FedAvg):
         choose: Choose | None = None,
         **options: Any,
     ) -> None:
-        self.rule = rule_of_text("AsyncStrategy", rule)
+        self.rule = rule_of("AsyncStrategy", rule, {})
         for name, instead in _OF_ROUNDS.items():
             if getattr(type(self), name) is not getattr(AsyncStrategy, name):
                 raise AffluxError(f"[AsyncStrategy] {type(self).__name__}.{name} would never be called: {instead}")
