@@ -57,11 +57,11 @@ class KnownClients:
             forgotten = next(useless, next(iter(known)))
             self._run.cancel(forgotten)
             del known[forgotten]
-        new = key not in known
-        known[key] = found = known.pop(key, None) or Client(client)
-        if new:
+        if key not in known:
+            known[key] = Client(client)
             self._run.clients.are(self.ids)
-        return found
+        known[key] = known.pop(key)  # the newest
+        return known[key]
 
     def assign(self, client: ClientId) -> Pulled:
         """Record that the client trains from the newest version."""

@@ -89,6 +89,7 @@ class TrainingRun:
         slowest: the longest duration of a reply, in seconds.
         clock: the clock of the run.
         assignments: the open assignments, by the key of the reply.
+        fact_names: the names of the facts that pushes may have.
         report: the report of the last step of this run.
 
     Raises:
@@ -117,7 +118,7 @@ class TrainingRun:
             self.versions = VersionArrays(arrays, self.server)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         fact_names = self.server.options.fact_names(rule)
-        self._fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
+        self.fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.clock = clock
@@ -224,10 +225,10 @@ class TrainingRun:
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
         said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
         reported = trained.facts or {}
-        for name in self._fact_names:
+        for name in self.fact_names:
             if (value := finite_number(reported.get(name))) is not None:
                 facts[name] = value
-        if facts or self._fact_names:
+        if facts or self.fact_names:
             said["facts"] = facts
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
