@@ -3,7 +3,7 @@
 import numpy as np
 
 from afflux.integrations._core import Trained, TrainingRun
-from afflux.integrations._loop import Loop, Reply, Transport
+from afflux.integrations._loop import Loop, Transport
 from afflux.integrations._settings import RunSettings
 from afflux.rules import fedbuff
 
@@ -64,10 +64,7 @@ class Echo(Transport):
 
     def replies(self, keys):
         found = {key: self.waiting.pop(key) for key in keys if key in self.waiting}
-        return [
-            Reply(key, lambda: self.read(), "out of memory" if who in self.fails else None)
-            for key, who in found.items()
-        ]
+        return [(key, "out of memory" if who in self.fails else lambda: self.read()) for key, who in found.items()]
 
     def read(self):
         return trained(metrics={"accuracy": 0.5})

@@ -31,6 +31,8 @@ from afflux.ops.validation import MOST_COUNT, as_int, brief
 from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
 Arrays = Mapping[str, Any]
+#: Identifies the reply to an assignment: the id of a message or a task; a client's id, if messages have none.
+Key = int | str
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
 #: The statuses of replies that are part of a step, and of replies that are not.
@@ -123,7 +125,7 @@ class TrainingRun:
         self.slowest = 0.0
         self.clock = clock
         self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
-        self.assignments: dict[str, Assignment] = {}
+        self.assignments: dict[Any, Assignment] = {}
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
@@ -151,7 +153,7 @@ class TrainingRun:
         """Open a task of the newest version for the client at this address."""
         return self.server.checkout(self.clients.id_of(address), lease=self._lease)
 
-    def sent(self, key: str | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
+    def sent(self, key: Key | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """Record that a task was sent.
 
         Args:
@@ -175,7 +177,7 @@ class TrainingRun:
 
     # Replies
 
-    def receive(self, key: str, read: Callable[[], Trained]) -> Receipt | None:
+    def receive(self, key: Key, read: Callable[[], Trained]) -> Receipt | None:
         """Push a client's model.
 
         Args:
@@ -185,7 +187,7 @@ class TrainingRun:
         Returns:
             The receipt; None if the key has no open assignment, as for the second of two replies.
         """
-        assigned = self.assignments.pop(key, None) if isinstance(key, str) else None
+        assigned = self.assignments.pop(key, None) if isinstance(key, int | str) else None
         if assigned is None:
             self.lost["unknown"] += 1
             return None
@@ -269,7 +271,7 @@ class TrainingRun:
                 raise ValueError(f"{field.name} is a constant, and the reply changes it")
         return None if base.buffers is None else layout._added_buffers(base.buffers, delta)
 
-    def fail(self, key: str, reason: str = "error") -> None:
+    def fail(self, key: Key, reason: str = "error") -> None:
         """Record that the client has failed, or will never reply."""
         assigned = self.cancel(key)
         if assigned is not None:
@@ -295,7 +297,7 @@ class TrainingRun:
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
             self.clients.warn(text, report.version)
 
-    def expire(self) -> list[str]:
+    def expire(self) -> list[Key]:
         """End the assignments that exceed the timeout; return their keys."""
         now = self.clock()
         overdue = {key: each for key, each in self.assignments.items() if now - each.start >= self.timeout}
@@ -309,7 +311,7 @@ class TrainingRun:
         now = self.clock()
         self.clients.failed(assigned.address, reason, now - assigned.start, now)
 
-    def cancel(self, key: str) -> Assignment | None:
+    def cancel(self, key: Key) -> Assignment | None:
         """End an assignment, if it is open; return it."""
         assigned = self.assignments.pop(key, None)
         if assigned is not None:

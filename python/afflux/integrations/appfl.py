@@ -130,15 +130,15 @@ class AffluxAggregator(BaseAggregator):
             client = id_of(client_id)
             if client is None:
                 return self._of_no_use(client_id, "its id is no int in 64 bits and no str", self.server.pull())
-            key, known = ascii(client), self._clients.of(client)
-            own, assigned = last_of(local_model, kwargs), self.run.assignments.get(key)
+            known, own = self._clients.of(client), last_of(local_model, kwargs)
+            assigned = self.run.assignments.get(client)
             base = None if assigned is None else assigned.base
             if known.last is not None and base is not None and own.mark is not None and own.mark == known.last.mark:
                 return self._of_no_use(client, "the model has come before", base)
             if known.last is not None and own.round < known.last.round:
-                self.run.cancel(key)  # it has restarted; its model is from the version sent without an id
+                self.run.cancel(client)  # it has restarted; its model is from the version sent without an id
             self._clients.claim_first(client, own.round)
-            receipt = self.run.receive(key, partial(self._trained, local_model, kwargs, known.size))
+            receipt = self.run.receive(client, partial(self._trained, local_model, kwargs, known.size))
             if receipt is None:
                 self._log(f"the model of client {brief(client)} is of no version that it was sent in this run")
             else:
