@@ -232,19 +232,17 @@ class TrainingRun:
                 facts[name] = value
         if facts or self.fact_names:
             said["facts"] = facts
-        arrays, buffers = own_dict(trained.arrays), None
-        if trained.delta and base is None:
-            said["task"] = task  # "expired": the version that the client trained from is no longer known
-            task.cancel()
-        elif assigned.pulled is None and client == task.client:
+        arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None
+        if lacks_base:
+            task.cancel()  # the reply becomes "expired"
+        if lacks_base or (assigned.pulled is None and client == task.client):
             said["task"] = task
         else:  # the task was opened before the client was known
             said.update(client=client, version=task.version if base is None else base)
         if trained.delta and base is not None:
             buffers = self._buffers_of(base, arrays)
         self.versions.check(arrays, buffers)
-        said["update" if trained.delta else "model"] = arrays
-        return said if buffers is None else {**said, "buffers": buffers}
+        return {**said, "update" if trained.delta else "model": arrays, "buffers": buffers}
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
         """Return the arguments that convert an update to a gradient, for rules that take gradients.

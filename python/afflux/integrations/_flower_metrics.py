@@ -14,6 +14,8 @@ from afflux.integrations._reading import bounded, finite_number
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
+#: A function from replies to their mean, a MetricRecord.
+Mean = Callable[[list[Any]], Mapping[str, Any] | None]
 #: The most characters, bytes and other values in the ConfigRecords of one reply that are kept.
 _MOST_CONFIG = 10_000
 
@@ -62,13 +64,7 @@ def content_of(metrics: Metrics) -> RecordDict:
 
 
 def mean_of(
-    what: str,
-    replies: list[Any],
-    contents: Iterable[RecordDict],
-    weight: str,
-    mean: Callable[[list[Any]], Mapping[str, Any] | None],
-    *,
-    needs_weight: bool = True,
+    what: str, replies: list[Any], contents: Iterable[RecordDict], weight: str, mean: Mean, *, needs_weight: bool = True
 ) -> MetricRecord | None:
     """Return the mean over the largest group of replies of the same form.
 

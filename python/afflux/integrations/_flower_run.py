@@ -87,12 +87,11 @@ class FlowerTransport(Transport):
     def send(self, address: ClientId, task: Task) -> str | None:
         """Push a message; return its id, or None."""
         strategy, step = self.strategy, task.version + 1
-        config = self.train_config
+        config, of_node = self.train_config, strategy.node_config
         if callable(config):
             config = _checked(config(step), f"train_config for step {step}")
-        if strategy.node_config is not None:
-            extra = _checked(strategy.node_config(address, step), f"node_config for node {address} and step {step}")
-            config = {**config, **extra}
+        if of_node is not None:
+            config = {**config, **_checked(of_node(address, step), f"node_config for node {address} and step {step}")}
         config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout + _TTL_MARGIN
@@ -131,25 +130,17 @@ class FlowerTransport(Transport):
 
     def _trained(self, message: Message) -> Trained:
         strategy, records = self.strategy, list(message.content.values())  # the properties by kind take 10 us each
-        arrays = [record for record in records if isinstance(record, ArrayRecord)]
-        metrics = [record for record in records if isinstance(record, MetricRecord)]
+        arrays, metrics = ([each for each in records if isinstance(each, kind)] for kind in (ArrayRecord, MetricRecord))
         if len(arrays) != 1 or len(metrics) > 1:
-            raise ValueError(
-                f"the reply holds {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords: must be one of each"
-            )
+            counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
+            raise ValueError(f"the reply holds {counts}: must be one of each")
         said = metrics[0] if metrics else {}
         key = strategy.client_key
         named = (each[key] for each in records if isinstance(each, MetricRecord | ConfigRecord) and key in each)
-        return Trained(
-            model_of(arrays[0]),
-            said.get(strategy.weighted_by_key),
-            said.get(strategy.loss_key),
-            said.get("client-lr"),
-            said.get("local-steps"),
-            metrics=ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None,
-            client=next(named, None),
-            facts=said,
-        )
+        keys = (strategy.weighted_by_key, strategy.loss_key, "client-lr", "local-steps")
+        count, loss, rate, steps = (said.get(name) for name in keys)
+        own = ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None
+        return Trained(model_of(arrays[0]), count, loss, rate, steps, own, next(named, None), said)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Aggregate the metrics."""
@@ -168,9 +159,8 @@ class FlowerTransport(Transport):
         arrays = self.arrays(self.training.server.pull())
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, arrays)
         if not (metrics is None or isinstance(metrics, MetricRecord)):
-            raise AffluxError(
-                f"[start] the result of evaluate_fn for step {step} is {brief(metrics)}, must be a MetricRecord or None"
-            )
+            what = f"evaluate_fn for step {step} is {brief(metrics)}"
+            raise AffluxError(f"[start] the result of {what}, must be a MetricRecord or None")
         if metrics is not None:
             log(INFO, "Global evaluation of step %d: %s", step, metrics)
             self.strategy.result.evaluate_metrics_serverapp[step] = metrics

@@ -111,16 +111,10 @@ class CollabTransport(Transport):
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
         if kind is not None and kind != app.params_type:
             raise ValueError(f"the FLModel is {kind}, params_type says {app.params_type}")
-        return Trained(
-            _in_memory(params),
-            found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND)),
-            found.get(app.loss_key),
-            found.get("client_lr"),
-            found.get("local_steps"),
-            _numbers(found) or None,
-            facts=found,
-            delta=app.params_type == "DIFF",
-        )
+        count = found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND))
+        loss, rate, steps = (found.get(name) for name in (app.loss_key, "client_lr", "local_steps"))
+        metrics, delta = _numbers(found) or None, app.params_type == "DIFF"
+        return Trained(_in_memory(params), count, loss, rate, steps, metrics, facts=found, delta=delta)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Send the means of the clients' metrics."""

@@ -80,9 +80,8 @@ class RunSettings:
         check_fields(self, count, "checkpoint_every", "dispatch_size", "evaluate_every", "max_failures", op="settings")
         check_fields(self, optional(count), "concurrency", "local_steps", op="settings")
         if self.concurrency is not None and self.dispatch_size > self.concurrency:
-            raise AffluxError(
-                f"[settings] dispatch_size is {self.dispatch_size}, must be at most concurrency, {self.concurrency}"
-            )
+            most = f"must be at most concurrency, {self.concurrency}"
+            raise AffluxError(f"[settings] dispatch_size is {self.dispatch_size}, {most}")
         check_fields(self, optional(positive), "timeout", "client_lr", op="settings")
         check_fields(self, not_negative, "poll_interval", "retry_after", op="settings")
         check_fields(self, integer(0), "seed", op="settings")
@@ -90,10 +89,7 @@ class RunSettings:
         check_fields(self, optional(path_of), "store", op="settings")
         check_fields(self, instance(dict, "a dict of fields of ServerOptions"), "server_options", op="settings")
         check_fields(self, optional(instance(dict, "a dict of roles by patterns of names")), "roles", op="settings")
-        try:
-            options_of("settings", None, self.server_options)
-        except AffluxError as error:
-            raise AffluxError(f"[settings] server_options: {error}") from None
+        options_of("settings.server_options", None, self.server_options)
         refuse_options(self.server_options.get("faults", "record"), self.server_options.get("inplace", False))
 
     @classmethod
@@ -145,9 +141,8 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
         rule = options.pop("name")
     if not isinstance(rule, str):
         if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):
-            raise AffluxError(
-                f"[{framework}] rule is {brief(rule)}, must be a Rule, its name and options, or a Rule.to_config()"
-            )
+            words = "must be a Rule, its name and options, or a Rule.to_config()"
+            raise AffluxError(f"[{framework}] rule is {brief(rule)}, {words}")
         if options:
             raise AffluxError(f"[{framework}] {brief([*options])}: a rule that is given whole has its options inside")
         return rule if isinstance(rule, Rule) else from_config(rule)

@@ -104,12 +104,8 @@ class OncePerVersion(Generic[T]):
 def _limits(dtype: Any) -> tuple[float, float] | None:
     """Return the least and the largest float64 of an array of float16 or of integers; None for other dtypes."""
     kind = str(dtype).removeprefix("torch.")
-    if kind == "bool":
-        return 0.0, 1.0
-    if kind == "float16":
-        return -65504.0, 65504.0
     if not kind.startswith(("int", "uint")):
-        return None
+        return {"bool": (0.0, 1.0), "float16": (-65504.0, 65504.0)}.get(kind)
     low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     return float(low), float(high) if int(float(high)) == high else float(np.nextafter(float(high), 0.0))
 

@@ -190,16 +190,14 @@ class AffluxAggregator(BaseAggregator):
         if self._chosen.equal_weights:  # but clients without examples have not trained
             count = 1 if size is None or fraction_of(size) is not None else as_int(size)
             size = size if count is None else min(count, 1)
-        metrics = {name: number for name in self._chosen.metrics if (number := number_of(report.get(name))) is not None}
-        steps = as_int(report.get("current_local_steps"))
-        return Trained(
-            {name: array for name, array in model.items() if name not in self._unsaved} if self._unsaved else model,
-            size,
-            number_of(report.get(self._chosen.loss_key)),
-            local_steps=None if steps is None or steps < 1 else steps,
-            metrics={_WEIGHT: fraction_of(size) or as_int(size) or 1, **metrics},
-            facts={name: number_of(report.get(name)) for name in self.run.fact_names},
-        )
+        if self._unsaved:
+            model = {name: array for name, array in model.items() if name not in self._unsaved}
+        numbers = {name: number_of(report.get(name)) for name in self._chosen.metrics}
+        metrics = {name: number for name, number in numbers.items() if number is not None}
+        metrics[_WEIGHT] = fraction_of(size) or as_int(size) or 1
+        loss, steps = number_of(report.get(self._chosen.loss_key)), as_int(report.get("current_local_steps"))
+        facts = {name: number_of(report.get(name)) for name in self.run.fact_names}
+        return Trained(model, size, loss, None, steps if steps and steps > 0 else None, metrics, facts=facts)
 
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from os import PathLike
 from typing import Any
 
-from afflux.aggregation.options import Options
-from afflux.arrays.fields import Role
 from afflux.integrations._core import NO_USE, Trained, TrainingRun
 from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings, rule_of
@@ -31,18 +28,12 @@ __all__ = ["AffluxServer", "algorithm"]
 
 #: The key of a package, beside FLGo's own `__cid` and `__t`, with the id of the task that it answers.
 TASK = "__afflux_task"
+#: The settings of `algorithm`. FLGo has options of its own for the others.
+_SETTINGS = {"store", "timeout", "max_failures", "num_threads", "roles", "server_options"}
 
 
 def algorithm(
-    rule: Rule | Mapping[str, Any] | None = None,
-    *,
-    client: type[Any] = BasicClient,
-    store: "str | PathLike[str] | None" = None,
-    timeout: float | None = None,
-    max_failures: int = 5,
-    num_threads: int | None = None,
-    roles: dict[str, Role] | None = None,
-    server_options: Options | None = None,
+    rule: Rule | Mapping[str, Any] | None = None, *, client: type[Any] = BasicClient, **settings: Any
 ) -> type[Any]:
     """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
 
@@ -51,32 +42,30 @@ def algorithm(
             with FLGo's names `buffer_ratio` and `eta` in addition to afflux's, or the result of `Rule.to_config`.
             None: the configuration in FLGo's option "rule".
         client: the class of the clients; they reply with their models, {"model": ...}, as BasicClient does.
-        store: a folder for the server's state. If it holds a server, `run` continues from it.
-        timeout: virtual time after which another client trains instead of one that has not replied; None: FLGo's
-            tolerance for latency.
-        max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after which a
-            client counts as failed. `run` raises an error when all clients that may be drawn have failed.
-        num_threads: threads of a step; None: all CPUs that this process may use.
-        roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
-        server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
+        settings: settings that all adapters share; None is the default of each:
+
+            - store: a folder for the server's state. If it holds a server, `run` continues from it.
+            - timeout: virtual time after which another client trains instead of one that has not replied; by default
+              FLGo's tolerance for latency.
+            - max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after
+              which a client counts as failed, by default 5. `run` raises an error when all clients that may be drawn
+              have failed.
+            - num_threads: threads of a step; by default all CPUs that this process may use.
+            - roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
+            - server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:
         A class with the attributes Server and Client.
 
     Raises:
         AffluxError: a setting has a wrong type or value.
+        TypeError: a setting has another name.
     """
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
-    options: Options = {} if server_options is None else server_options
-    settings = RunSettings(
-        store=store,
-        timeout=timeout,
-        max_failures=max_failures,
-        num_threads=num_threads,
-        roles=roles,
-        server_options=options,
-    )
-    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
+    for name in settings.keys() - _SETTINGS:
+        raise TypeError(f"algorithm() got an unexpected keyword argument {name!r}")
+    run_settings = RunSettings(**{name: value for name, value in settings.items() if value is not None})
+    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": run_settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
 
@@ -104,14 +93,9 @@ class AffluxServer(StoredRounds):
             )
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
         most = self.num_clients if "full" in self.sample_option else self.clients_per_round
-        self.training = TrainingRun(
-            rule,
-            self.model,
-            replace(self.settings, concurrency=most),
-            num_clients=self.num_clients,
-            timeout=float(self.get_tolerance_for_latency()),
-            clock=lambda: self.gv.clock.current_time,
-        )
+        settings, timeout = replace(self.settings, concurrency=most), float(self.get_tolerance_for_latency())
+        sizes = {"num_clients": self.num_clients, "timeout": timeout}
+        self.training = TrainingRun(rule, self.model, settings, **sizes, clock=lambda: self.gv.clock.current_time)
         self.server, self.lost = self.training.server, self.training.lost
         self.training.clients.warn = self.gv.logger.warning
         self._resumed = self.training.resume(Notes, adapter="flgo")

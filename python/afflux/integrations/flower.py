@@ -214,9 +214,8 @@ def _arrays_of(initial: object) -> dict[str, Any]:
     if isinstance(initial, ArrayRecord):
         return model_of(initial)
     if not isinstance(initial, Mapping):
-        raise AffluxError(
-            f"[start] initial_arrays is {brief(initial)}, must be an ArrayRecord, or arrays by name: model.state_dict()"
-        )
+        words = "must be an ArrayRecord, or arrays by name: model.state_dict()"
+        raise AffluxError(f"[start] initial_arrays is {brief(initial)}, {words}")
     return {name: _on_host(array) for name, array in initial.items()}
 
 

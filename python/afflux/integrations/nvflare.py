@@ -159,8 +159,7 @@ class AsyncServer(FLComponent):
             self.logger.warning(
                 "Collab does not pass models and results through task filters. These have no effect: %s. Apply them in "
                 "%s() of the client (docs/nvflare.md)",
-                ", ".join(names),
-                self.call,
+                *(", ".join(names), self.call),
             )
         return job.add_component(ctx.comp_id, self, ctx)
 
