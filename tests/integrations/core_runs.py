@@ -24,8 +24,9 @@ def trained(value=1.0, **facts):
 
 def run_of(rule=None, num_clients=4, key=None, clock=None, **settings):
     made = RunSettings(**settings)
-    clock = {} if clock is None else {"clock": clock}
-    return TrainingRun(rule or fedbuff(buffer_size=2), MODEL, made, num_clients=num_clients, key=key, **clock)
+    run = TrainingRun(rule or fedbuff(buffer_size=2), MODEL, made, num_clients=num_clients, key=key)
+    run.clock = clock or run.clock
+    return run
 
 
 def one_round(run, addresses, **facts):

@@ -253,11 +253,12 @@ class Clients:
         if joined and self.are_kept:
             self.known.add(client)
 
-    def failed(self, address: ClientId, reason: str, took: float, now: float) -> None:
-        """Record that a client has failed, or has not replied, after `took` seconds."""
-        count = self._failures[address].times + 1 if address in self._failures else 1
-        rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
-        self._failures[address] = _Failures(count, now + rest, shortened(reason))
+    def failed(self, address: ClientId, reason: str, start: float, now: float) -> None:
+        """Log that a client, whose task was sent at `start`, has failed or has not replied."""
+        text, count = shortened(reason), self._failures[address].times + 1 if address in self._failures else 1
+        rest = max(self._settings.retry_after, now - start) * 2 ** min(count - 1, _MOST_DOUBLINGS)
+        self._failures[address] = _Failures(count, now + rest, text)
+        self.warn("Client %s: %s", address, text)
 
     def require_some_of_use(self, now: float | None = None, *, most: int | None = None) -> None:
         """Check that not all clients fail, and at the time `now` that some of them may train.
@@ -277,6 +278,8 @@ class Clients:
                 (address, reason), count = next(iter(self._left_out.items())), len(self._left_out)
                 example = f"for example {address}: {reason}"
                 raise RuntimeError(f"none of the {count} clients that are there may train, {example}")
+        if len(self._failures) < len(self._there):
+            return
         failures = [self._failures[address] for address in self._there if address in self._failures]
         most = most or self._settings.max_failures
         if failures and len(failures) == len(self._there) and all(failed.times >= most for failed in failures):

@@ -80,16 +80,14 @@ class TrainingRun:
         arrays: the initial model: arrays by name, or a torch module; see `open_server`.
         settings: the settings of the run.
         num_clients: number of clients at the start; the default of the concurrency and of the server's num_clients.
-        timeout: the default of the settings' timeout.
         key: the source of the clients' ids, if they are not the addresses.
-        clock: returns seconds; the virtual time, if the framework has one.
 
     Attributes:
         server: the server to which replies are pushed.
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
         slowest: the longest duration of a reply, in seconds.
-        clock: the clock of the run.
+        clock: returns the seconds of the run's clock; an adapter may replace it by a virtual time.
         assignments: the open assignments, by the key of the reply.
         fact_names: the names of the facts that pushes may have.
         report: the report of the last step of this run.
@@ -99,20 +97,13 @@ class TrainingRun:
             is damaged; `arrays` are not arrays by name. No store stays open then.
     """
 
+    clock: Callable[[], float] = staticmethod(monotonic)
+
     def __init__(
-        self,
-        rule: Rule,
-        arrays: Any,
-        settings: RunSettings,
-        *,
-        num_clients: int,
-        timeout: float = 3600.0,
-        key: ClientKey | None = None,
-        clock: Callable[[], float] = monotonic,
+        self, rule: Rule, arrays: Any, settings: RunSettings, *, num_clients: int, key: ClientKey | None = None
     ) -> None:
         self.settings = settings
-        self.concurrency = settings.concurrency or max(1, num_clients)
-        self.timeout = settings.timeout or timeout
+        self.concurrency, self.timeout = settings.concurrency or max(1, num_clients), settings.timeout or 3600.0
         self._needs_examples = weighs_by_examples(rule)
         require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
@@ -123,8 +114,6 @@ class TrainingRun:
         self.fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
-        self.clock = clock
-        self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
         self.assignments: dict[Any, Assignment] = {}
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
@@ -151,7 +140,8 @@ class TrainingRun:
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
-        return self.server.checkout(self.clients.id_of(address), lease=self._lease)
+        lease = self.timeout if self.clock is monotonic else None  # the server's own clock is not virtual
+        return self.server.checkout(self.clients.id_of(address), lease=lease)
 
     def sent(self, key: Key | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """Record that a task was sent.
@@ -173,7 +163,8 @@ class TrainingRun:
     def drop(self, address: ClientId, reason: str) -> None:
         """Record that a client without an assignment has failed."""
         self.lost["failed"] += 1
-        self.clients.failed(address, reason, 0.0, self.clock())
+        now = self.clock()
+        self.clients.failed(address, reason, now, now)
 
     # Replies
 
@@ -206,7 +197,7 @@ class TrainingRun:
         if receipt.status not in NO_USE:
             self.clients.succeeded(assigned.address, client, joined=joined)
         elif receipt.status != "expired" or trained is None or base is not None:  # else the client is only slow
-            self._failed(assigned, receipt.reason or receipt.status)
+            self._failed(assigned, f"its reply is {receipt.status}. {receipt.reason}".strip())
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
         if joined and receipt.join is not None and trained is not None and trained.metrics is not None:
@@ -227,9 +218,7 @@ class TrainingRun:
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
         said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
         reported = trained.facts or {}
-        for name in self.fact_names:
-            if (value := finite_number(reported.get(name))) is not None:
-                facts[name] = value
+        facts |= {name: value for name in self.fact_names if (value := finite_number(reported.get(name))) is not None}
         if facts or self.fact_names:
             said["facts"] = facts
         arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None
@@ -295,19 +284,18 @@ class TrainingRun:
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
             self.clients.warn(text, report.version)
 
-    def expire(self) -> list[Key]:
-        """End the assignments that exceed the timeout; return their keys."""
+    def expire(self) -> bool:
+        """End the assignments that exceed the timeout; return whether there are any."""
         now = self.clock()
         overdue = {key: each for key, each in self.assignments.items() if now - each.start >= self.timeout}
         for key, assigned in overdue.items():
             self.cancel(key)
             self.lost["overdue"] += 1
             self._failed(assigned, f"no reply within {self.timeout:g} s")
-        return [*overdue]
+        return bool(overdue)
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
-        now = self.clock()
-        self.clients.failed(assigned.address, reason, now - assigned.start, now)
+        self.clients.failed(assigned.address, reason, assigned.start, self.clock())
 
     def cancel(self, key: Key) -> Assignment | None:
         """End an assignment, if it is open; return it."""

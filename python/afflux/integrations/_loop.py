@@ -7,8 +7,7 @@ from time import sleep
 from typing import Any, Self
 
 from afflux import Task
-from afflux.integrations._clients import shortened
-from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
+from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
 
@@ -164,8 +163,6 @@ class Loop:
                 task.cancel()
                 raise
             training.sent(key, task, address)
-            if key is None:
-                self._warn_failed(address, "nothing can be sent to it")
 
     def _note_gone(self, there: int) -> None:
         """Log that no client is connected, at once and then each minute, and that some are again."""
@@ -183,31 +180,19 @@ class Loop:
         replies = self.transport.replies([*training.assignments])
         for key, reply in replies:
             if training.server.version < last:
-                self._take(key, reply)
+                if isinstance(reply, str):
+                    training.fail(key, reply)
+                else:
+                    training.receive(key, reply)
+                training.clients.require_some_of_use()
                 self._note_step(last)
-        for overdue in training.expire():
-            self.transport.logger.warning("No reply to %s within %g s", overdue, training.timeout)
-            training.clients.require_some_of_use()
+        training.expire()
+        training.clients.require_some_of_use()
         if not replies:
             training.poll()
         self._note_step(last)  # also a step that `flush_after` has made
         if not replies:
             self.transport.wait(training.settings.poll_interval)
-
-    def _take(self, key: str, reply: Reply) -> None:
-        assigned, why = self.training.assignments.get(key), reply if isinstance(reply, str) else None
-        if isinstance(reply, str):
-            self.training.fail(key, reply)
-        else:
-            receipt = self.training.receive(key, reply)
-            if receipt is not None and receipt.status in NO_USE:
-                why = f"its reply is {receipt.status}. {receipt.reason}"
-        if why is not None and assigned is not None:
-            self._warn_failed(assigned.address, why)
-
-    def _warn_failed(self, address: ClientId, why: str) -> None:
-        self.transport.logger.warning("Client %s: %s", address, shortened(why))
-        self.training.clients.require_some_of_use()
 
     def _note_step(self, last: int) -> None:
         """Log, evaluate and store the newest version, once, independent of what caused its step."""

@@ -4,6 +4,7 @@ are. See docs/appfl.md.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from threading import RLock
 from typing import Any, Literal
@@ -71,8 +72,8 @@ class AffluxAggregator(BaseAggregator):
         model = model_of(chosen.model_configs) if model is None else model
         if not isinstance(model, torch.nn.Module):
             raise AffluxError(f"[appfl] model is {brief(model)}, must be a torch module")
-        count = chosen.num_clients or 64
-        self.run = TrainingRun(chosen.rule, model, chosen.settings, num_clients=count, timeout=_TIMEOUT)
+        settings = replace(chosen.settings, timeout=chosen.settings.timeout or _TIMEOUT)
+        self.run = TrainingRun(chosen.rule, model, settings, num_clients=chosen.num_clients or 64)
         self.server = self.run.server
         self.metrics = self.run.resume(_Notes, adapter="appfl").get("metrics", {})
         self.run.clients.warn = lambda text, *values: self._log(text % values)
@@ -144,7 +145,6 @@ class AffluxAggregator(BaseAggregator):
             else:
                 known.last, known.joined = own, known.joined or receipt.status in JOINED
                 if receipt.status in NO_USE:
-                    self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
                     self._require_some_of_use(receipt.reason)
             self._note_step()
             # In virtual time, get_parameters determines the version that a client trains from.

@@ -14,7 +14,6 @@ from afflux.integrations._core import NO_USE, Trained, TrainingRun
 from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 try:
@@ -93,9 +92,10 @@ class AffluxServer(StoredRounds):
             )
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
         most = self.num_clients if "full" in self.sample_option else self.clients_per_round
-        settings, timeout = replace(self.settings, concurrency=most), float(self.get_tolerance_for_latency())
-        sizes = {"num_clients": self.num_clients, "timeout": timeout}
-        self.training = TrainingRun(rule, self.model, settings, **sizes, clock=lambda: self.gv.clock.current_time)
+        timeout = self.settings.timeout or float(self.get_tolerance_for_latency())
+        settings = replace(self.settings, concurrency=most, timeout=timeout)
+        self.training = TrainingRun(rule, self.model, settings, num_clients=self.num_clients)
+        self.training.clock = lambda: self.gv.clock.current_time
         self.server, self.lost = self.training.server, self.training.lost
         self.training.clients.warn = self.gv.logger.warning
         self._resumed = self.training.resume(Notes, adapter="flgo")
@@ -182,8 +182,6 @@ class AffluxServer(StoredRounds):
         before, output = self.server.version, self.gv.logger.output
         receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
         if receipt is not None and receipt.status in NO_USE:
-            client = brief(package["__cid"])
-            self.gv.logger.info(f"The package of client {client} is {receipt.status}: {receipt.reason}")
             self._require_some_of_use()
         if receipt is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):

@@ -175,10 +175,10 @@ class AsyncStrategy(FedAvg):
         self.summary()
         arrays, key = _arrays_of(initial_arrays), cast(ClientKey | None, self.client_key)
         there = self._wait_for_nodes(grid, key)
-        settings = self.settings
+        settings = replace(self.settings, timeout=self.settings.timeout or timeout)
         if settings.roles is None and isinstance(train_config, ConfigRecord) and "roles" in train_config:
             settings = replace(settings, roles=roles_of(train_config["roles"]))
-        training = TrainingRun(self.rule, arrays, settings, num_clients=there, timeout=timeout, key=key)
+        training = TrainingRun(self.rule, arrays, settings, num_clients=there, key=key)
         self.server, self.lost, self.result = training.server, training.lost, Result()
         configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
         transport = FlowerTransport(self, grid, training, *configs, evaluate_fn, last=num_rounds)
