@@ -80,7 +80,7 @@ def test_a_client_that_never_replies_holds_a_place_for_a_small_part_of_the_time(
     while clock.now < 3000:
         for address in run.choose():
             run.sent(address, run.assign(address), address)
-        for key in run.keys:
+        for key in [*run.assignments]:
             held[key] += 1
             if key == "good":
                 run.receive(key, trained)
@@ -115,7 +115,7 @@ def test_open_tasks_and_versions_stay_bounded():
             run.sent(key, run.assign(address), address)
             if key is not None and rng.random() < 0.01:
                 silent.add(key)
-        for key in rng.sample(run.keys, min(5, len(run.keys))):
+        for key in rng.sample([*run.assignments], min(5, len(run.assignments))):
             if key not in silent:
                 came += 1
                 bad = rng.random() < 0.01
