@@ -350,6 +350,25 @@ def test_integer_parameters_are_constants_everywhere(form):
         pushed(server, other)
 
 
+def test_a_state_dict_does_not_tell_parameters_from_counters():
+    """Only as long as its tensors are detached."""
+    module = torch.nn.Linear(1, 1)
+    module.order = torch.nn.Parameter(torch.tensor([2, 0, 1]), False)
+    found = {
+        "module": Layout.of(module),
+        "named_parameters": Layout.of(dict(module.named_parameters())),
+        "keep_vars": Layout.of(module.state_dict(keep_vars=True)),
+        "state_dict": Layout.of(module.state_dict()),
+        "declared": Layout.of(module.state_dict(), roles={"order": "constant"}),
+    }
+    roles = {name: layout.roles["order"] for name, layout in found.items()}
+    assert roles == dict.fromkeys(found, "constant") | {"state_dict": "statistic"}
+    server = Server(fedbuff(buffer_size=1), module.state_dict(), layout=found["declared"])
+    other = dict(module.state_dict()) | {"order": torch.tensor([0, 1, 2])}
+    with pytest.raises(AffluxError, match="order differs from the server's, and is a constant"):
+        pushed(server, other)
+
+
 def test_buffers_of_modules_without_parameters_are_selected():
     net = torch.nn.Sequential(
         torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)

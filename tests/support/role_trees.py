@@ -130,7 +130,7 @@ def check_round(container: Container, kind: str, form: str, seed: int) -> None:
         if form != "model":
             sign = -1 if form == "gradient" else 1
             moves = {n: sign * (client[n].astype("f8") - a) for n, a in start.items() if roles[n] == "trained"}
-            vector = client | {n: move.astype(start[n].dtype) for n, move in moves.items()}
+            vector = client | {n: np.asarray(move, start[n].dtype) for n, move in moves.items()}
         if form == "model" or container.differences:
             push(number, **{form: container.put(vector, roles)}, buffers=container.put(client, roles))
         else:

@@ -44,7 +44,9 @@ def mixed_buffers(
     pairs = [(v, w) for v, w, yes in zip(vectors, weights.tolist(), accepted, strict=True) if yes and v is not None]
     if current is None or not pairs:
         return current
-    values, shares = [v for v, _ in pairs], [w for _, w in pairs]
+    values: tuple[Float64, ...]
+    shares: tuple[float, ...]
+    values, shares = zip(*pairs, strict=True)
     if len(pairs) == 1 and (kind != "model" or lr * shares[0] >= 1.0):
         return values[0]
     count = current.size if averaged is None else averaged
@@ -58,7 +60,7 @@ def mixed_buffers(
     return immutable_copy(out)
 
 
-def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: list[float], lr: float, out: Float64) -> None:
+def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: tuple[float, ...], lr: float, out: Float64) -> None:
     """Write the mean of the vectors to `out`."""
     total = ordered_sum(weights)
     plain = not total > 0 or min(weights) < 0
@@ -70,7 +72,7 @@ def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: list[flo
         )
         return
     shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)
-    if not plain and any(weight != weights[0] for weight in weights):
+    if not plain and weights.count(weights[0]) < len(weights):
         shares, scale = [weight / total for weight in weights], 1.0
     mix = ops.Combine(vectors, np.array(shares))
     ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Sgd(scale)), num_threads=1)
