@@ -4,7 +4,7 @@ No library is imported here: an object of a library exists only if its library i
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from afflux.arrays.fields import Role
@@ -72,11 +72,12 @@ def _name_of(path: Iterable[Any]) -> str:
     return ".".join(parts)
 
 
-def rebuilder(tree: object) -> Callable[[Mapping[str, Any]], Any] | None:
+def rebuilder(tree: object, aliases: Collection[str] = ()) -> Callable[[Mapping[str, Any]], Any] | None:
     """Return a function that makes an object like `tree` from arrays by name; None if `tree` is no node that is
     registered with JAX, or a plain container.
 
-    The function keeps the leaves that are no arrays, such as functions, but no array.
+    The function keeps the leaves that are no arrays, such as functions, but no array. If `aliases` are all further
+    names in an nnx module, the new module shares its variables likewise.
     """
     jax = sys.modules.get("jax")
     if jax is None or type(tree) in _PLAIN or hasattr(tree, "named_parameters") or is_keras(tree):
@@ -84,8 +85,13 @@ def rebuilder(tree: object) -> Callable[[Mapping[str, Any]], Any] | None:
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
     if len(flat) == 1 and not flat[0][0]:
         return None
-    nnx = sys.modules.get("flax.nnx") is not None
-    names = [_name_of(path[:-1] if nnx and _is_value(path) else path) for path, _ in flat]
+    nnx = sys.modules.get("flax.nnx")
+    if aliases and nnx is not None and isinstance(tree, nnx.Module):
+        graph, state = nnx.split(tree)  # the graph knows which variables the module has twice
+        build_state = rebuilder(state)
+        if build_state is not None and len(jax.tree.leaves(state)) + len(aliases) == len(flat):
+            return lambda arrays: nnx.merge(graph, build_state(arrays))
+    names = [_name_of(path[:-1] if nnx is not None and _is_value(path) else path) for path, _ in flat]
     statics = [None if hasattr(leaf, "shape") else leaf for _, leaf in flat]
 
     def build(arrays: Mapping[str, Any]) -> Any:

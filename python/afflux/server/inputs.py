@@ -72,7 +72,8 @@ class InputAdapter:
             layout = layout or Layout._of(params, most=most)
             layout._require_parameters("[Server] params")
             log_unknown_statistics([field.name for field in layout.buffers])
-            constants, rebuild = layout._constants_of(params), None if layout.partial else rebuilder(params)
+            constants = layout._constants_of(params)
+            rebuild = None if layout.partial else rebuilder(params, layout.tied)
             intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
@@ -224,7 +225,8 @@ class InputAdapter:
         if index is not None:
             kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
             raise AffluxError(f"{what} has {kind} at index {index}{within(layout.buffers, index)}")
-        check_copied(what, layout.copied, flat)
+        if layout.copied:
+            check_copied(what, layout.copied, flat)
         return flat
 
     def place(self, index: int) -> str:
@@ -261,7 +263,7 @@ class InputAdapter:
             )
         }
         arrays |= self.constants.items(writable=True)
-        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(arrays)
+        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(self.layout._with_aliases(arrays))
 
     def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
         like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
