@@ -97,7 +97,7 @@ def _tried(action: Callable[[Any], Any], told: Any) -> Any:
         return action(told)
     except ConfigError as error:
         return "error", True, text_with_notes(error)
-    except Exception as error:
+    except BaseException as error:  # also of sys.exit() in the task's functions: signals raise nothing here
         return "error", False, "a worker failed:\n" + "".join(format_exception(error))
 
 
