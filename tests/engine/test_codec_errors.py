@@ -118,7 +118,7 @@ def test_updates_are_taken_evenly_over_the_run(tmp_path):
 
 DOCS = ROOT / "docs"
 RUN_ON = ("digits", "mnist")
-PAGE = (DOCS / "choosing-bits.md").read_text()
+PAGE = (DOCS / "codecs.md").read_text()
 
 
 def results(name):

@@ -24,7 +24,7 @@ ROWS = (
 )
 #: The learning rates are the same in all cells of Table 6.
 CLIENT_LR, SERVER_LR = 0.01, 1.0
-_QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/choosing-bits.md"
+_QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/codecs.md"
 METHODS = {
     "": Sourced("ca2fl", "Algorithm 1"),
     "-async": Sourced("fedbuff:staleness=constant", "Algorithm 2, with the mean of its proofs"),
