@@ -264,11 +264,11 @@ def print_results(folder: Path, results: "Sequence[RunResult]", config: SimConfi
     """Print the settings, the table of results and the name of the run folder."""
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder, summary_table
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
     screen.print(run_folder.describe_setting(config, results), highlight=False)
-    screen.print(terminal_output.results_table(results, config))
+    screen.print(summary_table.results_table(results, config))
     screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)
