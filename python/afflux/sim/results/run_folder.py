@@ -31,6 +31,7 @@ CSV_TABLES = {
     "summary.csv": "summary",
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
+PACKAGES = ("matplotlib", "pandas", "jinja2")  #: they write the files
 #: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
 _UNFINISHED_TEXT = """\
@@ -60,7 +61,9 @@ def new_run_folder(
 
     Raises:
         ConfigError: see `create_run_folder`.
+        MissingExtraError: a package that writes the results is not installed.
     """
+    require(*PACKAGES)
     if out is not None and command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)
@@ -204,7 +207,7 @@ def remove_empty_logs(folder: Path) -> bool:
 
 def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
-    require("matplotlib", "jinja2", "pandas")
+    require(*PACKAGES)
     from afflux.sim.results.figures import draw_comparison
     from afflux.sim.results.report_html import render_report
 
