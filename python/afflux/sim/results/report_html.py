@@ -108,14 +108,14 @@ def _points(*columns: np.ndarray) -> list[Any]:
     return [tuple(row) for row in table.tolist()]
 
 
-def _differences(differences: Sequence[PairedDifference]) -> Rows:
+def _differences(differences: Sequence[PairedDifference]) -> list[list[Any]]:
     largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
     return [
         [
             f"{row.first} − {row.second}",
             f"{100 * row.mean:+.2f}",
             f"{100 * row.low:+.2f} to {100 * row.high:+.2f}" if row.low < row.high else "none: equal in all seeds",
-            svg.interval_bar(row.mean, row.low, row.high, largest),
+            svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
         ]
         for row in differences
