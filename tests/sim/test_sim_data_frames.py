@@ -74,6 +74,15 @@ def test_a_missing_package(results, monkeypatch):
         results.to_dataframe()
 
 
+@pytest.mark.parametrize("package", ["matplotlib", "pandas", "jinja2"])
+def test_a_package_that_writes_results_is_missed_before_any_run(package, tmp_path, monkeypatch):
+    """It was found out after the last run."""
+    monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None if name == package else name)
+    with pytest.raises(MissingExtraError, match=f"(?i)needs {package}: pip install"):
+        simulation().run(out=tmp_path / "run", watch=lambda index, run: pytest.fail("a run was made"))
+    assert not list(tmp_path.iterdir())
+
+
 #: As written by csv.writer, before pandas wrote them.
 FILES = {
     "metrics.csv": """\

@@ -133,11 +133,11 @@ def demo(
 def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder, summary_table
 
     screen = Console()
     screen.print(run_folder.describe_setting(config, results), highlight=False)
-    screen.print(terminal_output.table_by_rule(results, config))
+    screen.print(summary_table.table_by_rule(results, config))
     for name in ("curves.png", "report.html"):
         screen.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 

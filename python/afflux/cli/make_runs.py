@@ -128,11 +128,11 @@ def print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder, summary_table
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
     screen.print(run_folder.describe_setting(results.config, results), highlight=False)
-    screen.print(terminal_output.results_table(results, results.config))
+    screen.print(summary_table.results_table(results, results.config))
     screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)

@@ -86,10 +86,7 @@ class Header(_Line, frozen=True, tag="header"):
         """
         config = self.settings(path)
         if task is None and ".py" in config.task:
-            raise ConfigError(
-                f"{path} names the task file {brief(config.task)}: it is code, and is executed only if you name it in "
-                "this command: give --task FILE.py:FUNCTION, with its options, if you trust that file"
-            )
+            raise _code_error(path, "task", config.task)
         if task is not None and _function(task) != _function(config.task):
             raise ConfigError(f"--task is {task}, but the task of {path} is {config.task}")
         return config if task is None else replace(config, task=task)
@@ -123,10 +120,7 @@ class Header(_Line, frozen=True, tag="header"):
             return RuleSpec(typed.name, typed.options, self.label)
         if self.rule not in RULES:
             if ".py" in self.rule:
-                raise ConfigError(
-                    f"{path} names the rule file {brief(self.rule)}: a rule file is code, and is executed only if you "
-                    "name it in this command: give --rule FILE.py:FUNCTION, with its options, if you trust that file"
-                )
+                raise _code_error(path, "rule", self.rule)
             known("rule", self.rule, RULES)
         return RuleSpec(self.rule, parse_rule(made.text).options, self.label)
 
@@ -207,6 +201,13 @@ class AuditLog:
         if self.header.updates is None:
             raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
         return read_updates(self.path.parent / self.header.updates, self.header.d)
+
+
+def _code_error(path: Path, what: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{path} names the {what} file {brief(name)}: it is code, and is executed only if you name it in this command: "
+        f"give --{what} FILE.py:FUNCTION, with its options, if you trust that file"
+    )
 
 
 def _function(name: str) -> str:

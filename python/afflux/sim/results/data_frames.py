@@ -1,7 +1,6 @@
 """Results as pandas data frames, which are also the CSV files of a run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from afflux.sim.errors import known, require
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import PairedDifference, paired_differences, usual_targets
 
-Rows = Iterator[tuple[Any, ...]]
+Rows = Iterator[Any]  #: tuples, or dicts by column
 
 
 def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: type | None = None) -> Any:
@@ -34,10 +33,7 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
     import pandas
 
     columns, rows = TABLES[table]
-    names = list(results[0].summary(target)) if results else []
-    numbers = {"numbers": names, "statistics": [f"{name}{part}" for name in names for part in ("", "_std")]}
-    header = list(chain.from_iterable(numbers.get(column, [column]) for column in columns))
-    return pandas.DataFrame(list(rows(results, target)), columns=header, dtype=dtype)
+    return pandas.DataFrame(list(rows(results, target)), columns=columns, dtype=dtype)
 
 
 def _evaluations(results: Sequence[RunResult], target: float) -> Rows:
@@ -45,14 +41,16 @@ def _evaluations(results: Sequence[RunResult], target: float) -> Rows:
 
 
 def _runs(results: Sequence[RunResult], target: float) -> Rows:
-    return ((run.spec.label, run.seed, *run.summary(target).values()) for run in results)
+    return ({"rule": run.spec.label, "seed": run.seed, **run.summary(target)} for run in results)
 
 
 def _summary(results: Sequence[RunResult], target: float) -> Rows:
-    groups, table = group_by_rule(results), summarise(results, target)
-    return (
-        (label, len(runs), *(x for row in table[label].values() for x in row[:2])) for label, runs in groups.items()
-    )
+    groups = group_by_rule(results)
+    for label, row in summarise(results, target).items():
+        numbers: dict[str, Any] = {"rule": label, "seeds": len(groups[label])}
+        for name, value in row.items():
+            numbers |= {name: value.mean, f"{name}_std": value.std}
+        yield numbers
 
 
 def _arrivals(results: Sequence[RunResult], target: float) -> Rows:
@@ -84,11 +82,11 @@ def _differences(results: Sequence[RunResult], target: float) -> Rows:
     return iter(paired_differences(results, target=target))
 
 
-#: Columns and rows by table; "numbers" stands for the names of `RunResult.summary`, "statistics" for two columns each.
-TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[RunResult], float], Rows]]] = {
+#: Columns and rows by table; None: the columns are those of the rows.
+TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]] = {
     "evaluations": (("rule", "seed", *Evaluation._fields), _evaluations),
-    "runs": (("rule", "seed", "numbers"), _runs),
-    "summary": (("rule", "seeds", "statistics"), _summary),
+    "runs": (None, _runs),
+    "summary": (None, _summary),
     "arrivals": (("rule", "seed", "number", "client", "staleness"), _arrivals),
     "staleness": (("rule", "seed", "staleness", "arrivals"), _counts("staleness")),
     "participation": (("rule", "seed", "client", "arrivals"), _counts("clients")),

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from afflux.sim.results import svg
 from afflux.sim.results.curves import COLOURS, MANY_TIMES, curve, staleness_bins, staleness_shares
@@ -22,7 +21,6 @@ from afflux.sim.results.summary_table import format_number, summary_rows
 
 MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
-PARTS = ("weigh", "calibrate", "step")  #: the parts of a rule that the report shows
 
 Groups = Mapping[str, Sequence[RunResult]]
 Rows = list[list[str]]
@@ -42,7 +40,6 @@ def render_report(
     """
     groups = group_by_rule(results)
     differences = [row for row in paired_differences(results) if row.seeds > 1]
-    rules = configuration["rules"]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -67,16 +64,8 @@ def render_report(
         participation=[_participation(label, runs) for label, runs in groups.items()],
         shares=_shares(groups),
         rejections=list(_rejections(groups)),
-        rules=[[rule["label"], rule["name"], _options(rule["options"]), rule["updates_of"]] for rule in rules],
-        parts=[[rule["label"], *(_part(rule["parts"][name]) for name in PARTS)] for rule in rules if rule.get("parts")],
-        settings=[
-            *((name, "" if value is None else value) for name, value in configuration["simulation"].items()),
-            *((f"clients' data: {name}", value) for name, value in configuration.get("division", {}).items()),
-            ("seeds", ", ".join(map(str, configuration["seeds"]))),
-        ],
-        versions=[*configuration["versions"].items(), ("machine", configuration["machine"])],
-        digests=[[run.spec.label, run.seed, _code(run.digest)] for run in results],
-        logs=[[name, _code(digest)] for name, digest in logs.items()],
+        configuration=configuration,
+        logs=logs,
     )
 
 
@@ -119,14 +108,14 @@ def _points(*columns: np.ndarray) -> list[Any]:
     return [tuple(row) for row in table.tolist()]
 
 
-def _differences(differences: Sequence[PairedDifference]) -> Rows:
+def _differences(differences: Sequence[PairedDifference]) -> list[list[Any]]:
     largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
     return [
         [
             f"{row.first} − {row.second}",
             f"{100 * row.mean:+.2f}",
             f"{100 * row.low:+.2f} to {100 * row.high:+.2f}" if row.low < row.high else "none: equal in all seeds",
-            svg.interval_bar(row.mean, row.low, row.high, largest),
+            svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
         ]
         for row in differences
@@ -200,23 +189,3 @@ def _rejections(groups: Groups) -> Iterator[list[str]]:
         ):
             reasons = sum(map(Counter, counts), Counter[str]())
             yield from ([label, title, reason, str(count)] for reason, count in reasons.items())
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_value(value)}" for name, value in options.items()) or "none"
-
-
-def _part(part: Any) -> str:
-    """Return a part of a rule as text: polynomial(a=0.5)."""
-    fields = ", ".join(f"{name}={_value(value)}" for name, value in part.items() if name not in ("part", "own"))
-    return f"{part.get('part', part.get('own'))}({fields})"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return _part(value)
-    return "none" if value is None else str(value)
-
-
-def _code(text: str) -> Markup:
-    return Markup("<code>{}</code>").format(text)

@@ -31,6 +31,7 @@ CSV_TABLES = {
     "summary.csv": "summary",
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
+PACKAGES = ("matplotlib", "pandas", "jinja2")  #: they write the files
 #: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
 _UNFINISHED_TEXT = """\
@@ -60,7 +61,9 @@ def new_run_folder(
 
     Raises:
         ConfigError: see `create_run_folder`.
+        MissingExtraError: a package that writes the results is not installed.
     """
+    require(*PACKAGES)
     if out is not None and command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)
@@ -204,7 +207,7 @@ def remove_empty_logs(folder: Path) -> bool:
 
 def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
-    require("matplotlib", "jinja2", "pandas")
+    require(*PACKAGES)
     from afflux.sim.results.figures import draw_comparison
     from afflux.sim.results.report_html import render_report
 
@@ -212,13 +215,13 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     configuration, setting = _configuration(results, config), describe_setting(config, results)
-    _json(folder / "config.json", configuration)
+    (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
     for name, table in CSV_TABLES.items():
         # Values as they are: whole numbers stay whole in a column with empty cells.
         frame = data_frame(results, table, config.target, dtype=object)
         missing = "" if table == "targets" else "nan"
         frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
-    _json(folder / "summary.json", _summary(results, config))
+    (folder / "summary.json").write_bytes(encode_json(_summary(results, config), indent=2))
     draw_comparison(results, setting, config.target, folder / "curves.png")
     page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
     (folder / "report.html").write_text(page, encoding="utf-8")
@@ -310,7 +313,3 @@ def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
             with path.open("rb") as file:
                 found[path.name] = file_digest(file, "sha256").hexdigest()
     return found
-
-
-def _json(path: Path, content: dict[str, Any]) -> None:
-    path.write_bytes(encode_json(content, indent=2))

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from afflux.sim.errors import require
 from afflux.sim.results.audit_log import Count
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -212,24 +213,43 @@ class RunResult(Evaluated):
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
         hit, participation = self.first_to_reach(target), self.participation
-        return {
-            "final_accuracy": self.final_accuracy,
-            "best_accuracy": self.best_accuracy,
-            "late_accuracy": self.late_accuracy,
-            "stability": self.stability,
+        others = {
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
-            "max_staleness": self.max_staleness,
-            "mean_staleness": self.mean_staleness,
-            "mean_max_staleness": self.mean_max_staleness,
-            "weighted_staleness": self.weighted_staleness,
-            "aggregated_per_round": self.aggregated_per_round,
-            "rejected_arrivals": self.rejected_arrivals,
             "participating_clients": participation.clients,
             "participation_gini": participation.gini,
-            "server_ms": self.server_ms,
-            "state_bytes": self.state_bytes,
         }
+        names = (*(number.name for number in NUMBERS), "server_ms", "state_bytes")
+        return {name: others[name] if name in others else getattr(self, name) for name in names}
+
+
+class Number(NamedTuple):
+    """A number of `RunResult.summary`, and how a table shows it."""
+
+    name: str
+    title: str
+    digits: int
+    scale: float = 1.0
+    brief: bool = True  #: whether the terminal shows it
+
+
+#: The numbers of `RunResult.summary` that tables show as mean and deviation; "{}" stands for the target.
+NUMBERS = (
+    Number("final_accuracy", "final accuracy, %", 1, 100),
+    Number("best_accuracy", "best accuracy, %", 1, 100),
+    Number("late_accuracy", "mean accuracy of the last tenth, %", 1, 100, False),
+    Number("stability", "stability (deviation in the last tenth), %", 2, 100),
+    Number("rounds_to_target", "rounds to {}", 0),
+    Number("time_to_target", "virtual time to {}", 0),
+    Number("max_staleness", "max staleness, rounds", 0),
+    Number("mean_staleness", "mean staleness", 1),
+    Number("mean_max_staleness", "mean max staleness", 1),
+    Number("weighted_staleness", "weighted staleness, τ_ave", 2, 1, False),
+    Number("aggregated_per_round", "aggregated arrivals per round, N_ave", 2, 1, False),
+    Number("rejected_arrivals", "rejected arrivals", 0, 1, False),
+    Number("participating_clients", "clients that took part", 0, 1, False),
+    Number("participation_gini", "Gini coefficient of participation", 2, 1, False),
+)
 
 
 class SeedStatistics(NamedTuple):
@@ -266,18 +286,14 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
         self._runs = dict(runs)
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(name for row in self.values() for name in row))
-        columns = [["", *names]]
-        for label, row in self.items():
-            columns.append(
-                [label, *(_shown(row[name], self._runs.get(label)) if name in row else "-" for name in names)]
-            )
-        widths = [max(map(len, column)) for column in columns]
-        lines = (
-            [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-            for first, *rest in zip(*columns, strict=True)
-        )
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        require("pandas")
+        import pandas
+
+        cells = {
+            label: {name: _shown(value, self._runs.get(label)) for name, value in row.items()}
+            for label, row in self.items()
+        }
+        return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
 
 
 def _shown(value: SeedStatistics, runs: int | None) -> str:

@@ -76,11 +76,11 @@ def category_axis(title: str, names: Sequence[str]) -> Axis:
     return Axis(title, list(enumerate(names)), lambda value: (value + 0.5) / len(names))
 
 
-def _style(shape: str, index: int) -> str:
+def style(shape: str, index: int) -> Markup:
     """Return the class of a shape in the colour of a series, and the dashes of a line."""
     colour, dashes = colour_and_dashes(index)
     drawn = f' stroke-dasharray="{" ".join(map(str, dashes))}"' if dashes and shape == "line" else ""
-    return f'class="{shape} c{colour}"{drawn}'
+    return Markup(f'class="{shape} c{colour}"{drawn}')
 
 
 def line_chart(
@@ -104,15 +104,15 @@ def line_chart(
         if one.band:
             upper = [_point(across, up, x, high) for x, _, high in one.band]
             lower = [_point(across, up, x, low) for x, low, _ in reversed(one.band)]
-            parts.append(f'<polygon {_style("band", one.number)} points="{" ".join(upper + lower)}"/>')
+            parts.append(f'<polygon {style("band", one.number)} points="{" ".join(upper + lower)}"/>')
     for one in series:
-        style, inner = _style("line", one.number), f"<title>{escape(one.label)}</title>"
+        line_style, inner = style("line", one.number), f"<title>{escape(one.label)}</title>"
         for line in one.lines:
             points = [_point(across, up, x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)]
-            parts.append(f'<polyline {style} points="{" ".join(points)}">{inner}</polyline>')
+            parts.append(f'<polyline {line_style} points="{" ".join(points)}">{inner}</polyline>')
             if markers:
                 places = (point.split(",") for point in points)
-                parts += (f'<circle {_style("dot", one.number)} cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
+                parts += (f'<circle {style("dot", one.number)} cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
     return _chart(title, across, up, parts)
 
 
@@ -129,31 +129,26 @@ def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Se
             y = _y(up, height)
             shape = f'x="{x:.1f}" y="{y}" width="{max(width - 0.5, 0.5):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
             inner = f"<title>{escape(f'{label}, {across.ticks[k][1]}: {height:.2%}')}</title>"
-            parts.append(f"<rect {_style('bar', index)} {shape}>{inner}</rect>")
+            parts.append(f"<rect {style('bar', index)} {shape}>{inner}</rect>")
     return _chart(title, across, up, parts)
 
 
-def interval_bar(mean: float, low: float, high: float, largest: float) -> Markup:
-    """Return a small picture of an interval around `mean` on a scale from -largest to largest, with a line at 0."""
+class Interval(NamedTuple):
+    """A small picture of an interval around a mean: places from 4 to 136, with 0 at 70."""
+
+    mean: str
+    whisker: tuple[str, str] | None  #: None: an end is not finite
+
+
+def interval(mean: float, low: float, high: float, largest: float) -> Interval:
+    """Return the picture of an interval on a scale from -largest to largest."""
 
     def place(value: float) -> str:
         share = max(-1.0, min(1.0, value / largest)) if largest else 0.0
         return f"{70 + 66 * share:.1f}"
 
-    whisker = ""
-    if math.isfinite(low) and math.isfinite(high):
-        whisker = f'<line class="whisker" x1="{place(low)}" x2="{place(high)}" y1="9" y2="9"/>'
-    return Markup(
-        '<svg class="interval" viewBox="0 0 140 18" width="140" height="18" aria-hidden="true">'
-        f'<line class="zero" x1="70" x2="70" y1="1" y2="17"/>{whisker}'
-        f'<circle class="mean" cx="{place(mean)}" cy="9" r="3.5"/></svg>'
-    )
-
-
-def swatch(index: int) -> Markup:
-    """Return a short line in the colour and dashes of a series, for a legend."""
-    line = f'<line {_style("line", index)} x1="1" x2="25" y1="6" y2="6"/>'
-    return Markup(f'<svg viewBox="0 0 26 12" width="26" height="12" aria-hidden="true">{line}</svg>')
+    ends = (place(low), place(high)) if math.isfinite(low) and math.isfinite(high) else None
+    return Interval(place(mean), ends)
 
 
 def _x(axis: Axis, value: float) -> float:

@@ -1,6 +1,7 @@
 """CA2FL (Wang, Cao, Wu, Chen and Chen, ICLR 2024): Tables 6 and 7."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, sourced, task_of
 
@@ -48,36 +49,32 @@ def presets() -> Iterator[Preset]:
         name = f"ca2fl-{model}" + ("" if data == "cifar10" else f"-{data}")
         name += f"-dir{alpha:g}" if (model, data) in seen else ""
         seen.add((model, data))
+        ca2fl = _ca2fl(name, model, data, alpha)
         settings = {
+            **ca2fl.settings,
             **sourced("Table 6", client_lr=CLIENT_LR),
             **sourced("Algorithm 2: M new clients when M have finished", refill=BUFFER),
             **sourced("Tables 1 and 2: T = 500", rounds=ROUNDS),
         }
-        buffer_size, server_lr = Sourced(BUFFER, f"{APPENDIX}: M"), Sourced(SERVER_LR, "Table 6")
         for suffix, rule in METHODS.items():
-            yield _preset(name + suffix, model, data, alpha, rule, settings, buffer_size, server_lr)
+            yield replace(ca2fl, name=name + suffix, rule=rule, settings=settings)
     for model, suffix, text, rho, source in FEDASYNC:
+        ca2fl = _ca2fl(f"ca2fl-{model}{suffix}", model, "cifar10", 0.3)
         settings = {
+            **ca2fl.settings,
             **sourced(source, client_lr=CLIENT_LR),
             **sourced("appendix: regularization with weight rho", client_optimizer="fedasync"),
             **sourced("Table 7: rho", mu=rho),
             **sourced(f"{DECIDED}: as many arrivals as the methods with a buffer have", arrivals=ROUNDS * BUFFER),
         }
-        yield _preset(f"ca2fl-{model}{suffix}", model, "cifar10", 0.3, Sourced(text, "Table 7"), settings)
+        rule = Sourced(text, "Table 7")
+        yield replace(ca2fl, rule=rule, settings=settings, buffer_size=None, server_lr=None)
 
 
-def _preset(
-    name: str,
-    model: str,
-    data: str,
-    alpha: float,
-    rule: Sourced,
-    settings: dict[str, Sourced],
-    buffer_size: Sourced | None = None,
-    server_lr: Sourced | None = None,
-) -> Preset:
+def _ca2fl(name: str, model: str, data: str, alpha: float) -> Preset:
+    """Return the preset of CA2FL without the client's rate and the end of the run."""
     network, title = ("ca2fl-cnn", "CNN") if model == "cnn" else ("resnet18-bn", "ResNet-18")
-    shared = {
+    settings = {
         **sourced("Table 6" if model == "cnn" else f"Table 6; {NORM}", task=task_of(data, network)),
         **sourced(APPENDIX, num_clients=100),
         **sourced(f"{APPENDIX}: M_c", concurrency=20),
@@ -87,5 +84,6 @@ def _preset(
         **sourced("appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/data.md)", delays="ca2fl"),
         **sourced("Table 1: the round that reaches an accuracy, hence each round", eval_every=BUFFER),
     }
+    buffer_size, server_lr = Sourced(BUFFER, f"{APPENDIX}: M"), Sourced(SERVER_LR, "Table 6")
     about, note = f"{title} on {data}, Dir({alpha:g})", NETWORK if model == "cnn" else ""
-    return Preset(name, PAPER, about, data, network, rule, shared | settings, buffer_size, server_lr, note)
+    return Preset(name, PAPER, about, data, network, METHODS[""], settings, buffer_size, server_lr, note)

@@ -1,6 +1,7 @@
 """FADAS (Wang, Wang, Li, Chen and Chen, ICML 2024): Tables 10 and 11."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, sourced, task_of
 
@@ -65,24 +66,25 @@ def presets() -> Iterator[Preset]:
     """Yield the presets of the vision tasks, and of the language tasks."""
     for data, delays, alpha, client_lr in TABLE_10:
         task = Sourced(task_of(data, "resnet18-bn"), "section 6: ResNet-18; BatchNorm as in the authors' code")
-        settings = {"task": task, **_clients(*SIZES[delays][:2], Sourced(alpha, "Table 10"), 2, 50)}
-        settings["delays"] = Sourced(f"fadas-{delays}", "Table 1, gamma = 1")
-        decided = NOT_LEGIBLE.get((data, alpha), {}) if delays == "large" else {}
-        sources = {
-            method: tuple(_AS_OTHER_ROWS if name in decided.get(method, ()) else "Table 10" for name in _BOTH)
-            for method in _RULES
-        }
+        clients, concurrency, buffer_size = SIZES[delays]
+        settings = {"task": task, **_clients(clients, concurrency, Sourced(alpha, "Table 10"), 2, 50)}
+        settings |= sourced("Table 1, gamma = 1", delays=f"fadas-{delays}")
         name = f"fadas-{data}-{delays}" + ("" if alpha == 0.1 else f"-dir{alpha:g}")
         about = f"ResNet-18 on {data}, Dir({alpha:g}), {delays} delays"
-        rates: Rates = ({} if client_lr is None else {"fedasync": (client_lr, None)}) | dict(RATES[delays])
-        yield from _methods(name, about, (data, "resnet18-bn"), settings, rates, sources, SIZES[delays][2])
-    for data, rates in TABLE_11.items():
+        fadas = _fadas(name, about, data, "resnet18-bn", settings, buffer_size)
+        decided = NOT_LEGIBLE.get((data, alpha), {}) if delays == "large" else {}
+        fedasync: Rates = {} if client_lr is None else {"fedasync": (client_lr, None)}
+        for method, rates in {**fedasync, **RATES[delays]}.items():
+            sources = (_AS_OTHER_ROWS if rate in decided.get(method, ()) else "Table 10" for rate in _BOTH)
+            yield _with_method(fadas, method, rates, *sources)
+    for data, methods in TABLE_11.items():
         task = Sourced(f"lora:dataset={data}:checkpoint=bert-base-uncased:rank=1:scale=8:head=true", _LORA)
         settings = {"task": task, **_clients(10, 5, Sourced(0.6, "section 6"), 1, 32)}
-        settings["delays"] = Sourced("fadas-mild", "Tables 1 and 6, gamma = 1")
+        settings |= sourced("Tables 1 and 6, gamma = 1", delays="fadas-mild")
         about = f"LoRA adapters of BERT base on {data}, Dir(0.6), mild delays"
-        sources = dict.fromkeys(_RULES, ("Table 11", "Table 11"))
-        yield from _methods(f"fadas-{data}", about, (data, "lora"), settings, rates, sources, 3)
+        fadas = _fadas(f"fadas-{data}", about, data, "lora", settings, 3)
+        for method, rates in methods.items():
+            yield _with_method(fadas, method, rates, "Table 11", "Table 11")
 
 
 def _clients(clients: int, concurrency: int, alpha: Sourced, epochs: int, batch_size: int) -> dict[str, Sourced]:
@@ -94,48 +96,32 @@ def _clients(clients: int, concurrency: int, alpha: Sourced, epochs: int, batch_
     }
 
 
-def _methods(
-    name: str,
-    about: str,
-    data_and_model: tuple[str, str],
-    settings: Mapping[str, Sourced],
-    rates: Rates,
-    sources: Mapping[str, tuple[str, ...]],
-    buffer_size: int,
-) -> Iterator[Preset]:
-    """Yield the preset of each method; `settings` are completed by what all tasks of the paper share.
+def _fadas(name: str, about: str, data: str, model: str, settings: Mapping[str, Sourced], buffer_size: int) -> Preset:
+    """Return the preset of FADAS without rates."""
+    return Preset(name, PAPER, about, data, model, _RULES["fadas"], settings, Sourced(buffer_size, "section 6: M"))
 
-    Args:
-        name: of the preset of FADAS.
-        about: the experiment in one line.
-        data_and_model: their names.
-        settings: of the task.
-        rates: of each method.
-        sources: of the rates.
-        buffer_size: M.
-    """
-    for method, (client_lr, server_lr) in rates.items():
-        alone = method == "fedasync"
-        as_many = sourced(
-            f"{DECIDED}: as many arrivals as the methods with a buffer have", arrivals=ROUNDS * buffer_size
-        )
-        rounds = {
-            **sourced("section 6.1: T = 500; of the language tasks not given", rounds=ROUNDS),
-            **sourced("the authors' code: M new clients when M have finished", refill=buffer_size),
-        }
-        shared = {
-            **sourced("section 6", partition="dirichlet"),
-            "client_lr": Sourced(client_lr, sources[method][0]),
-            **sourced("section 6", weight_decay=1e-4),
-            **sourced("Table 2: mean accuracy of the last 5 rounds, hence each round", eval_every=buffer_size),
-        }
-        yield Preset(
-            name if method == "fadas" else f"{name}-{method}",
-            PAPER,
-            about,
-            *data_and_model,
-            _RULES[method],
-            dict(settings) | shared | (as_many if alone else rounds),
-            None if alone else Sourced(buffer_size, "section 6: M"),
-            None if server_lr is None else Sourced(float(server_lr), sources[method][1]),
-        )
+
+def _with_method(fadas: Preset, method: str, rates: tuple[float, float | None], *sources: str) -> Preset:
+    """Return the preset of a method; the settings are completed by what all tasks of the paper share."""
+    assert fadas.buffer_size is not None
+    buffer_size, (client_lr, server_lr), alone = fadas.buffer_size.value, rates, method == "fedasync"
+    as_many = f"{DECIDED}: as many arrivals as the methods with a buffer have"
+    rounds = {
+        **sourced("section 6.1: T = 500; of the language tasks not given", rounds=ROUNDS),
+        **sourced("the authors' code: M new clients when M have finished", refill=buffer_size),
+    }
+    shared = {
+        **sourced("section 6", partition="dirichlet"),
+        **sourced(sources[0], client_lr=client_lr),
+        **sourced("section 6", weight_decay=1e-4),
+        **sourced("Table 2: mean accuracy of the last 5 rounds, hence each round", eval_every=buffer_size),
+        **(sourced(as_many, arrivals=ROUNDS * buffer_size) if alone else rounds),
+    }
+    return replace(
+        fadas,
+        name=fadas.name if method == "fadas" else f"{fadas.name}-{method}",
+        rule=_RULES[method],
+        settings={**fadas.settings, **shared},
+        buffer_size=None if alone else fadas.buffer_size,
+        server_lr=None if server_lr is None else Sourced(float(server_lr), sources[1]),
+    )
