@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afflux.sim.data.content_digest import content_digest
 from afflux.sim.data.registry import DataSet, read_data_set
 from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError
 from afflux.sim.models.registry import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.task import Partitioned, Task
 
 if TYPE_CHECKING:

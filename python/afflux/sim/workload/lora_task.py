@@ -58,16 +58,16 @@ def lora_task(
         raise ConfigError(f"scale is {scale}, must be positive and finite")
     known("data", dataset, TASKS)
     data_dir = data_folder(dataset, settings.data_dir)
-    data = read_glue(dataset, data_dir)
+    parts = read_glue(dataset, data_dir)
     folder = checkpoint_folder(checkpoint, data_dir)
 
     import torch
 
     def model() -> "nn.Module":
-        return _classifier(folder, data.num_classes, rank, scale, head)
+        return _classifier(folder, len(TASKS[dataset].labels), rank, scale, head)
 
-    x_train, x_test = (torch.from_numpy(_encode(folder, part.sentences, length)) for part in (data.train, data.test))
-    y_train, y_test = (torch.tensor(part.labels) for part in (data.train, data.test))
+    x_train, x_test = (torch.from_numpy(_encode(folder, part.sentences, length)) for part in parts)
+    y_train, y_test = (torch.from_numpy(part.labels) for part in parts)
     clients = Partitioned(x_train, y_train, settings.num_clients, settings.partition, settings.heterogeneity)
     return Task(model, clients, Classification(x_test, y_test), validation=(x_train, y_train))
 
