@@ -1,7 +1,6 @@
 """Tasks of GLUE (RTE, MRPC, SST-2) from TSV files. The test part is dev.tsv, because GLUE's test labels are secret."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ class Part(NamedTuple):
     """(n,) int64, from 0."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The folder of a task, and its columns."""
 
     folder: str

@@ -145,13 +145,12 @@ class Images:
             ConfigError: another dtype or shape, or no image; the error names `path`.
         """
         side, channels = self.side, self.channels
-        if images.dtype == np.uint8 and len(images.shape) > 1 and len(images):
-            if images.shape[1:] == (channels, side, side):
-                return images
-            if images.shape[1:] == (side, side, channels):
-                return images.transpose(0, 3, 1, 2)
-            if channels == 1 and images.shape[1:] == (side, side):
-                return images[:, None]
+        if images.dtype == np.uint8 and images.ndim > 1 and len(images):
+            planes = images[:, None] if channels == 1 and images.ndim == 3 else images
+            if planes.shape[1:] == (channels, side, side):
+                return planes
+            if planes.shape[1:] == (side, side, channels):
+                return planes.transpose(0, 3, 1, 2)
         shapes = f"(n, {side}, {side})" if channels == 1 else f"(n, {side}, {side}, {channels})"
         raise bad_file(path, f"has images of dtype {images.dtype} and shape {images.shape}", f"uint8 of shape {shapes}")
 
