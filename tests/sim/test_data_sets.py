@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from afflux.sim.data import text_set
-from afflux.sim.data.content_digest import content_digest
 from afflux.sim.data.image_set import channel_moments
 from afflux.sim.data.registry import LAYOUTS, _read, read_data_set
 from afflux.sim.data.text_set import ALPHABET, decode, encode
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.inputs import content_digest
 
 
 def random_images(count, num_classes, shape, seed=0):

@@ -156,6 +156,11 @@ def test_unknown_names_and_impossible_options(text, message):
         delay_law(text)
 
 
+def test_an_unknown_reading():
+    with pytest.raises(ConfigError, match="reading is 'variance', must be location or scale"):
+        HalfNormalDelays(reading="variance")
+
+
 def test_names_and_options():
     assert delay_law("constant") == ConstantDelays()
     assert delay_law("fadas-large") == FadasDelays(50, 80)

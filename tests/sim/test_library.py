@@ -20,6 +20,7 @@ from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_t
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
 from afflux.sim.data.registry import read_data_set
+from afflux.sim.models.registry import build_model
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.run_checkpoint import InterruptedRun
@@ -50,7 +51,7 @@ def test_the_library_gives_the_bits_of_the_settings():
     data = read_data_set("digits")
     x_train, x_test = map(torch.tensor, data.scaled())
     ours = Simulation(
-        lambda rng: config.new_model(data, 3),
+        lambda rng: build_model("logreg", data.shape, 10, rng),
         partitioned(x_train, torch.tensor(data.y_train), 20),
         sgd(0.1, steps=2),
         classification(x_test, data.y_test),

@@ -14,7 +14,6 @@ from torch.utils.data import Subset, TensorDataset
 import own_tasks
 from afflux.sim import Simulation, Task, classification, partitioned, replay, tune
 from afflux.sim.data import image_set, registry
-from afflux.sim.data.content_digest import content_digest
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import FILE
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
@@ -22,6 +21,7 @@ from afflux.sim.runs import setup
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task

@@ -115,6 +115,14 @@ def test_a_role_is_a_client(tmp_path):
     assert result.evaluations[-1].loss < np.log(80)
 
 
+def test_a_text_without_a_test_part(tmp_path):
+    folder = tmp_path / "shakespeare" / "roles"
+    folder.mkdir(parents=True)
+    (folder / "A.txt").write_text("one speech " * 100)
+    with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
+        build_task(config(tmp_path, "shakespeare", "char-lstm", **OWNERS))
+
+
 def test_delays_with_options(tmp_path):
     write_images(tmp_path, "mnist", (28, 28), 10)
     trace = tmp_path / "trace.csv"

@@ -242,6 +242,12 @@ def test_unknown_models_and_other_shapes():
         build_model("char-lstm", CIFAR, 10, 0)
 
 
+def test_a_layer_without_a_law_of_initial_values(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "logreg", lambda name, shape, num_classes: nn.Bilinear(1, 1, 1))
+    with pytest.raises(NotImplementedError, match="no initialisation for Bilinear"):
+        build_model("logreg", MNIST, 10, 0)
+
+
 def test_the_names_are_those_of_the_networks_and_known_without_torch():
     assert set(MODELS) == set(NETWORKS)
     code = "import sys; from afflux.sim.models.registry import MODELS; sys.exit('torch' in sys.modules)"

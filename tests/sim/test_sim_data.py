@@ -212,6 +212,12 @@ def test_digits_are_standardised_and_split_in_every_class():
     assert np.array_equal(np.sort(restored, axis=0), np.sort(originals, axis=0))
 
 
+def test_digits_that_cannot_be_read_are_named(monkeypatch):
+    monkeypatch.setattr(np, "loadtxt", lambda path, delimiter: float("x"))
+    with pytest.raises(ConfigError, match=r"cannot read the digits of scikit-learn, .*digits\.csv\.gz: could not"):
+        image_set.digits_of_scikit_learn()
+
+
 def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(ConfigError, match="AFFLUX_DATA"):

@@ -105,9 +105,8 @@ class Layout(Generic[Data]):
     @property
     def description(self) -> str:
         """The first folder and its files, as in the documentation."""
-        folder = "" if self.folders[0] == "." else f"{self.folders[0]}/"
-        names = [file.split("|")[0] for file in self.files]
-        return folder + (names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}")
+        ends = dict.fromkeys(file.split("|")[0] for file in (self.files[0], self.files[-1]))
+        return str(Path(self.folders[0], " ... ".join(ends)))
 
     def find(self, data_dir: Path) -> list[Path] | None:
         """Return the paths of the files; None if none of them exists. Raise ConfigError if only some exist."""

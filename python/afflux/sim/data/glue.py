@@ -1,39 +1,25 @@
 """Tasks of GLUE (RTE, MRPC, SST-2) from TSV files. The test part is dev.tsv, because GLUE's test labels are secret."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from afflux.sim.data.files import Layout, bad_file, read_first
 from afflux.sim.data.formats import read_table
-from afflux.sim.errors import known
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The examples of the training or the test part."""
 
-    sentences: tuple[tuple[str, ...], ...]
+    sentences: list[tuple[str, ...]]
     """One or two sentences of each example."""
     labels: np.ndarray
     """(n,) int64, from 0."""
 
 
-@dataclass(frozen=True)
-class SentenceSet:
-    """A classification task of sentences or pairs of sentences."""
-
-    name: str
-    train: Part
-    test: Part
-    num_classes: int
-
-
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The folder of a task, and its columns."""
 
     folder: str
@@ -50,22 +36,23 @@ TASKS: Mapping[str, Source] = {
 }
 
 
-@lru_cache(maxsize=2)
-def read_glue(name: str, data_dir: Path) -> SentenceSet:
+def read_glue(name: str, data_dir: Path) -> tuple[Part, Part]:
     """Read a task of GLUE from RTE/, MRPC/ or SST-2/ (or the same below glue/ or GLUE/): train.tsv and dev.tsv.
 
+    Args:
+        name: one of `TASKS`.
+        data_dir: the user's folder.
+
+    Returns:
+        The training and the test part.
+
     Raises:
-        ConfigError: an unknown name, no folder, or a file is missing or damaged.
+        ConfigError: no folder, or a file is missing or damaged.
     """
-    known("data", name, TASKS)
     source = TASKS[name]
-
-    def read(paths: list[Path]) -> SentenceSet:
-        train, test = (_part(path, source) for path in paths)
-        return SentenceSet(name, train, test, len(source.labels))
-
     folders = (source.folder, f"glue/{source.folder}", f"GLUE/{source.folder}", name, f"glue/{name}")
-    return read_first(name, data_dir, [Layout(folders, ("train.tsv", "dev.tsv"), read)])
+    layout = Layout(folders, ("train.tsv", "dev.tsv"), lambda paths: (_part(paths[0], source), _part(paths[1], source)))
+    return read_first(name, data_dir, [layout])
 
 
 def _part(path: Path, source: Source) -> Part:
@@ -77,6 +64,4 @@ def _part(path: Path, source: Source) -> Part:
         labels.append(source.labels.index(label))
     if not labels:
         raise bad_file(path, "has no example", "a line for each example")
-    classes = np.array(labels, np.int64)
-    classes.flags.writeable = False
-    return Part(tuple(sentences), classes)
+    return Part(sentences, np.array(labels, np.int64))

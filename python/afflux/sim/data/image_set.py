@@ -1,7 +1,7 @@
 """Images with labels, as read, and scaled for training; the data sets of images, and the layouts of their files."""
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -121,9 +121,7 @@ def digits_of_scikit_learn() -> tuple[np.ndarray, np.ndarray]:
     """
     require("sklearn")
     spec = find_spec("sklearn")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    path = Path(str(spec and spec.origin)).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(path, delimiter=",")
     except (OSError, EOFError, ValueError) as error:
@@ -147,13 +145,12 @@ class Images:
             ConfigError: another dtype or shape, or no image; the error names `path`.
         """
         side, channels = self.side, self.channels
-        if images.dtype == np.uint8 and len(images.shape) > 1 and len(images):
-            if images.shape[1:] == (channels, side, side):
-                return images
-            if images.shape[1:] == (side, side, channels):
-                return images.transpose(0, 3, 1, 2)
-            if channels == 1 and images.shape[1:] == (side, side):
-                return images[:, None]
+        if images.dtype == np.uint8 and images.ndim > 1 and len(images):
+            planes = images[:, None] if channels == 1 and images.ndim == 3 else images
+            if planes.shape[1:] == (channels, side, side):
+                return planes
+            if planes.shape[1:] == (side, side, channels):
+                return planes.transpose(0, 3, 1, 2)
         shapes = f"(n, {side}, {side})" if channels == 1 else f"(n, {side}, {side}, {channels})"
         raise bad_file(path, f"has images of dtype {images.dtype} and shape {images.shape}", f"uint8 of shape {shapes}")
 
@@ -171,20 +168,23 @@ class Images:
             raise bad_file(path, f"has labels from {flat.min()} to {flat.max()}", expected)
         return flat.astype(np.int64)
 
-    def of_arrays(self, paths: list[Path], arrays: list[np.ndarray]) -> ImageSet:
-        """Return the data set of the arrays `PARTS`, each from a path of its own."""
-        x_train, x_test = (self.checked(path, x) for path, x in zip(paths[::2], arrays[::2], strict=True))
-        y_train = self.checked_labels(paths[1], arrays[1], len(x_train))
-        y_test = self.checked_labels(paths[3], arrays[3], len(x_test))
-        # All others were read by the task `papers` alone, whose logs have the digest of the object.
-        files = (lambda: arrays) if self.name == "mnist" else None
-        return ImageSet(self.name, x_train, y_train, x_test, y_test, self.num_classes, files=files)
+    def part(self, files: Sequence[Path], images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return checked images and labels, which came from the first and the last of `files`."""
+        images = self.checked(files[0], images)
+        return images, self.checked_labels(files[-1], labels, len(images))
+
+    def of_arrays(self, files: Sequence[Path], arrays: list[np.ndarray]) -> ImageSet:
+        """Return the data set of the arrays `PARTS`, which came from one file or from four."""
+        train = self.part(files[:2], *arrays[:2])
+        # Only mnist was a data set of the setting `data` when its logs were given this digest.
+        read = (lambda: arrays) if self.name == "mnist" else None
+        return ImageSet(self.name, *train, *self.part(files[-2:], *arrays[2:]), self.num_classes, files=read)
 
     def archive(self, *files: str) -> Layout[ImageSet]:
         """Return the layout of an archive of NumPy's, which may have one of several names."""
 
         def read(paths: list[Path]) -> ImageSet:
-            return self.of_arrays(paths * 4, read_npz(paths[0], PARTS))
+            return self.of_arrays(paths, read_npz(paths[0], PARTS))
 
         return Layout((".", self.name), ("|".join(files or (f"{self.name}.npz",)),), read)
 
@@ -219,28 +219,19 @@ class Images:
         return Layout(folders, files, read)
 
     def batches(
-        self, folders: tuple[str, ...], suffix: str, read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
+        self, folders: tuple[str, ...], suffix: str, read: Callable[[Path], Sequence[np.ndarray]]
     ) -> Layout[ImageSet]:
         """Return a layout of CIFAR's batches; `read` returns the images and labels of a file."""
-        names = (
-            ("train", "test") if self.name == "cifar100" else (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
-        )
+        names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+        if self.name == "cifar100":
+            names = ["train", "test"]
 
         def read_all(paths: list[Path]) -> ImageSet:
-            images, labels = zip(*(self._batch(path, *read(path)) for path in paths), strict=True)
+            images, labels = zip(*(self.part([path], *read(path)) for path in paths), strict=True)
             train = np.concatenate(images[:-1]), np.concatenate(labels[:-1])
             return ImageSet(self.name, *train, images[-1], labels[-1], self.num_classes)
 
         return Layout(folders, tuple(f"{name}{suffix}" for name in names), read_all)
-
-    def _batch(self, path: Path, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        images = self.checked(path, images)
-        return images, self.checked_labels(path, labels, len(images))
-
-
-def _read_npz_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = read_npz(path, ("x", "y"))
-    return images, labels
 
 
 def _read_writers(folders: list[Path]) -> ImageSet:
@@ -293,7 +284,7 @@ LAYOUTS: Mapping[str, list[Layout[ImageSet]]] = {
     "femnist": [Layout(leaf_folders("femnist"), ("train", "test"), _read_writers)],
     "cifar10": [
         _CIFAR10.archive(),
-        _CIFAR10.batches(("cifar10", "."), ".npz", _read_npz_batch),
+        _CIFAR10.batches(("cifar10", "."), ".npz", partial(read_npz, names=("x", "y"))),
         _CIFAR10.batches(("cifar-10-batches-bin", "cifar10"), ".bin", partial(read_records, label_bytes=1)),
         _CIFAR10.batches(("cifar-10-batches-py", "cifar10"), "", partial(read_batch, labels="labels")),
     ],

@@ -85,9 +85,8 @@ def decode(codes: np.ndarray) -> str:
 def _table(paths: list[Path]) -> TextSet:
     """Read a line for each speech; a backslash and an n in a text stand for the end of a verse."""
     lines = read_table(paths[0], ("play", "speaker", "text"))
-    return _from_speeches(
-        paths[0], ((f"{play}: {speaker}", text.replace("\\n", "\n")) for _, (play, speaker, text) in lines)
-    )
+    speeches = ((f"{play}: {speaker}", text.replace("\\n", "\n")) for _, (play, speaker, text) in lines)
+    return _text_set(_lines_of_speeches(paths[0], speeches))
 
 
 def _roles(paths: list[Path]) -> TextSet:
@@ -98,35 +97,28 @@ def _roles(paths: list[Path]) -> TextSet:
     if not files:
         raise bad_file(folder, "has no file *.txt", expected)
     texts = ((file.stem, read_text(file, expected, "utf-8")) for file in files)
-    return _from_speeches(folder, ((role, line) for role, text in texts for line in text.splitlines() if line.strip()))
-
-
-def _leaf(folders: list[Path]) -> TextSet:
-    return _text_set(_lines_of_leaf(folders))
+    speeches = ((role, line) for role, text in texts for line in text.splitlines() if line.strip())
+    return _text_set(_lines_of_speeches(folder, speeches))
 
 
 LAYOUTS = (
     Layout((".", "shakespeare"), ("shakespeare_speeches.tsv",), _table),
-    Layout(leaf_folders("shakespeare"), ("train", "test"), _leaf),
+    Layout(leaf_folders("shakespeare"), ("train", "test"), lambda folders: _text_set(_lines_of_leaf(folders))),
     Layout(("shakespeare",), ("roles",), _roles),
 )
 
 
-def _from_speeches(path: Path, speeches: Iterable[tuple[str, str]]) -> TextSet:
+def _lines_of_speeches(path: Path, speeches: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, str]]:
     by_role: dict[str, list[str]] = {}
     for role, speech in speeches:
         by_role.setdefault(role, []).append(speech)
-    by_role = {role: own for role, own in by_role.items() if sum(map(len, own)) >= LEAST_CHARACTERS}
-    if not by_role:
+    lengths = {role: sum(map(len, own)) for role, own in by_role.items()}
+    if not any(length >= LEAST_CHARACTERS for length in lengths.values()):
         raise bad_file(path, f"has no role with {LEAST_CHARACTERS} characters", "speeches of such roles")
-    return _text_set(_lines_of_speeches(by_role))
-
-
-def _lines_of_speeches(by_role: dict[str, list[str]]) -> Iterator[tuple[str, int, str]]:
-    for role, speeches in by_role.items():
-        wanted, seen = TRAIN_SHARE * sum(map(len, speeches)), 0
-        for speech in speeches:
-            yield role, int(seen >= wanted), " " * WINDOW + " ".join(speech.split()) + "\n"
+    for role, length in lengths.items():
+        seen = 0
+        for speech in by_role[role] if length >= LEAST_CHARACTERS else ():
+            yield role, int(seen >= TRAIN_SHARE * length), " " * WINDOW + " ".join(speech.split()) + "\n"
             seen += len(speech)
 
 

@@ -3,19 +3,15 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from afflux.ops import codecs
 from afflux.ops.validation import brief
-from afflux.sim.data.registry import DATA_SETS, DataSet, read_data_set
+from afflux.sim.data.registry import DATA_SETS, read_data_set
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models.registry import MODELS, build_model
 from afflux.sim.workload.delay_names import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-
-if TYPE_CHECKING:
-    from torch import nn
 
 PROTOCOLS = ("events", "rounds")
 #: The task of the settings data, model and partition.
@@ -266,14 +262,7 @@ class SimConfig:
         """The number that the partition takes: alpha, or the classes of a client."""
         return self.classes if self.partition in BY_CLASSES else self.alpha
 
-    def load_data(self) -> DataSet:
-        """Load the data set; raise ConfigError if its file is missing."""
-        return read_data_set(self.data, self.data_dir)
-
-    def new_model(self, data: DataSet, seed: int) -> "nn.Module":
-        """Build the model for `data` with the initial params of `seed`."""
-        return build_model(self.model, data.shape, data.num_classes, random_stream(seed, StreamPurpose.MODEL))
-
     def num_parameters(self) -> int:
-        """Return d of the model; loads the data set for the shape of its images."""
-        return sum(parameter.numel() for parameter in self.new_model(self.load_data(), 0).parameters())
+        """Return d of the model; reads the data set for the shape of its images."""
+        data = read_data_set(self.data, self.data_dir)
+        return sum(own.numel() for own in build_model(self.model, data.shape, data.num_classes, 0).parameters())

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afflux.sim.data.content_digest import content_digest
 from afflux.sim.data.registry import DataSet, read_data_set
 from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError
 from afflux.sim.models.registry import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.task import Partitioned, Task
 
 if TYPE_CHECKING:
@@ -66,29 +66,28 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
             raise ConfigError(f"data {data.name!r} has no test part")
         spaced = np.linspace(0, len(data.test) - 1, min(len(data.test), MOST_TEST_WINDOWS)).astype(np.int64)
 
-        def windows(starts: np.ndarray) -> "tuple[Tensor, Tensor]":
+        def examples(starts: np.ndarray) -> "tuple[Tensor, Tensor]":
             x, y = data.examples(starts)
             return torch.from_numpy(x), torch.from_numpy(y)
 
         def own_windows(client: int) -> "tuple[Tensor, Tensor]":
-            return windows(data.train[shards[client]])
+            return examples(data.train[shards[client]])
 
-        evaluate = Classification(*windows(data.test[spaced]))
-        return Task(model, own_windows, evaluate, num_clients=len(shards), seeds_torch=False, source=data)
-    x_train, x_test = (torch.from_numpy(part) for part in data.scaled())
-    y_train, y_test = torch.tensor(data.y_train), torch.tensor(data.y_test)
+        test = Classification(*examples(data.test[spaced]))
+        return Task(model, own_windows, test, num_clients=len(shards), seeds_torch=False, source=data)
+    x, x_test = (torch.from_numpy(part) for part in data.scaled())
+    y, y_test = torch.tensor(data.y_train), torch.tensor(data.y_test)
 
     def own_images(client: int) -> "tuple[Tensor, Tensor]":
-        return x_train[shards[client]], y_train[shards[client]]
+        return x[shards[client]], y[shards[client]]
 
+    divided = Partitioned(x, y, settings.num_clients, settings.partition, settings.heterogeneity)
     return Task(
         model,
-        own_images
-        if shards
-        else Partitioned(x_train, y_train, settings.num_clients, settings.partition, settings.heterogeneity),
+        own_images if shards else divided,
         Classification(x_test, y_test),
         num_clients=len(shards) or None,
-        validation=(x_train, y_train),
+        validation=(x, y),
         seeds_torch=False,
         source=content_digest(data.files()) if logged and data.files else data,
     )

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+#: Nothing is downloaded, and no code of a checkpoint runs.
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
 def lora_task(
     settings: SimConfig,
     dataset: str = "rte",
@@ -58,16 +62,16 @@ def lora_task(
         raise ConfigError(f"scale is {scale}, must be positive and finite")
     known("data", dataset, TASKS)
     data_dir = data_folder(dataset, settings.data_dir)
-    data = read_glue(dataset, data_dir)
+    parts = read_glue(dataset, data_dir)
     folder = checkpoint_folder(checkpoint, data_dir)
 
     import torch
 
     def model() -> "nn.Module":
-        return _classifier(folder, data.num_classes, rank, scale, head)
+        return _classifier(folder, len(TASKS[dataset].labels), rank, scale, head)
 
-    x_train, x_test = (torch.from_numpy(_encode(folder, part.sentences, length)) for part in (data.train, data.test))
-    y_train, y_test = (torch.tensor(part.labels) for part in (data.train, data.test))
+    x_train, x_test = (torch.from_numpy(_encode(folder, part.sentences, length)) for part in parts)
+    y_train, y_test = (torch.from_numpy(part.labels) for part in parts)
     clients = Partitioned(x_train, y_train, settings.num_clients, settings.partition, settings.heterogeneity)
     return Task(model, clients, Classification(x_test, y_test), validation=(x_train, y_train))
 
@@ -105,7 +109,7 @@ def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     with _checkpoint_errors(folder):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
 def _classifier(folder: Path, num_classes: int, rank: int, scale: float, head: bool) -> "nn.Module":
@@ -131,12 +135,7 @@ def _classifier(folder: Path, num_classes: int, rank: int, scale: float, head: b
 
     with _checkpoint_errors(folder):
         base = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            num_labels=num_classes,
-            dtype=float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
+            folder, num_labels=num_classes, dtype=float32, use_safetensors=True, **LOCAL
         )
         adapters = LoraConfig(task_type=TaskType.SEQ_CLS, r=rank, lora_alpha=scale * rank, lora_dropout=0.0)
         model = get_peft_model(base, adapters)

@@ -2,6 +2,7 @@
 
 from enum import IntEnum
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,19 @@ def _sequence(seed: int, purpose: int, *key: int) -> np.random.SeedSequence:
 
 
 #: Constants of numpy.random.SeedSequence, which NumPy guarantees not to change.
-_INIT_A, _MULT_A = 0x43B0D7E5, 0x931E8875
-_INIT_B, _MULT_B = 0x8B51F9DD, 0x58F38DED
 _MIX_L, _MIX_R = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
-_SHIFT, _POOL, _WORDS = np.uint32(16), 4, 8
-_WORD = 2**32
-#: Hashes before the key: each word of the pool, each pair of them, and the purpose with each of them.
-_BEFORE = _POOL + _POOL * (_POOL - 1) + _POOL
+_POOL, _WORDS, _WORD = 4, 8, 2**32
+
+
+def _factors(first: int, ratio: int, begin: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
+    """Return the two factors of each of `count` hashes; `begin` hashes came before."""
+    factors = [np.uint32(first * pow(ratio, begin + place, _WORD) % _WORD) for place in range(count + 1)]
+    return list(pairwise(factors))
+
+
+#: Before the key, each word of the pool is hashed, each pair of them, and the purpose with each of them.
+_KEY_FACTORS = _factors(0x43B0D7E5, 0x931E8875, _POOL + _POOL * (_POOL - 1) + _POOL, _POOL)
+_WORD_FACTORS = _factors(0x8B51F9DD, 0x58F38DED, 0, _WORDS)
 
 BLOCK = 256  #: number of keys that are hashed at a time
 BLOCKS = 128  #: number of blocks that are kept
@@ -57,15 +64,14 @@ class StreamSeries:
 
     def __init__(self, seed: int, purpose: StreamPurpose) -> None:
         self._key = seed, purpose
-        self._most = 0
-        if 0 <= seed < _WORD:
-            self._most = _WORD - BLOCK
+        self._end = _WORD - BLOCK if 0 <= seed < _WORD else 0
+        if self._end:
             words = np.array([seed, 0, 0, 0, purpose], np.uint32)
             self._block = lru_cache(BLOCKS)(partial(_states, np.random.SeedSequence(words).pool))
 
     def stream(self, key: int) -> np.random.Generator:
         """Return a new generator."""
-        if not 0 <= key < self._most:
+        if not 0 <= key < self._end:
             return random_stream(*self._key, key)
         # NumPy's stubs know SeedSequence alone.
         sequence: Any = _KnownState(self._block(key // BLOCK)[key % BLOCK], *self._key, key)
@@ -94,21 +100,15 @@ class _KnownState(ISpawnableSeedSequence):
 def _states(pool: np.ndarray, block: int) -> np.ndarray:
     """Return the states (BLOCK, 4), uint64, of SeedSequence with `pool` after the words before each key of a block."""
     keys = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.uint32)
-    factor = _INIT_A * pow(_MULT_A, _BEFORE, _WORD) % _WORD
-    mixed = []
-    for word in pool:
-        hashed = keys ^ np.uint32(factor)
-        factor = factor * _MULT_A % _WORD
-        hashed = hashed * np.uint32(factor)
-        hashed ^= hashed >> _SHIFT
-        with np.errstate(over="ignore"):
-            value = word * _MIX_L - hashed * _MIX_R
-        mixed.append(value ^ (value >> _SHIFT))
-    words = np.empty((BLOCK, _WORDS), np.uint32)
-    factor = _INIT_B
-    for place in range(_WORDS):
-        value = mixed[place % _POOL] ^ np.uint32(factor)
-        factor = factor * _MULT_B % _WORD
-        value = value * np.uint32(factor)
-        words[:, place] = value ^ (value >> _SHIFT)
-    return words.astype("<u4").view("<u8").astype(np.uint64)
+    with np.errstate(over="ignore"):
+        mixed = [
+            _fold(word * _MIX_L - _fold((keys ^ a) * b) * _MIX_R)
+            for word, (a, b) in zip(pool, _KEY_FACTORS, strict=True)
+        ]
+        words = [_fold((value ^ a) * b) for value, (a, b) in zip(mixed * 2, _WORD_FACTORS, strict=True)]
+    return np.stack(words, axis=1).astype("<u4").view("<u8").astype(np.uint64)
+
+
+def _fold(values: np.ndarray) -> np.ndarray:
+    folded: np.ndarray = values ^ (values >> np.uint32(16))
+    return folded

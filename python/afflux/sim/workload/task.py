@@ -150,9 +150,8 @@ class _LazyClients(Sequence[Any]):
         return self._count
 
     def __getitem__(self, client: Any) -> Any:
-        if not self._random:
-            return self._make(client)
-        return self._make(client, random_stream(self._seed, StreamPurpose.CLIENT_DATA, client))
+        streams = [random_stream(self._seed, StreamPurpose.CLIENT_DATA, client)] if self._random else []
+        return self._make(client, *streams)
 
 
 def clients_with_data(data: Sequence[Any]) -> Sequence[int]:
