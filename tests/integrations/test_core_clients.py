@@ -1,6 +1,7 @@
 """Which clients get tasks: slow ones, those that fail or never reply, and many at the same time."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,14 @@ def test_a_task_that_cannot_be_sent_is_closed():
     assert run.choose() == []  # it rests
     clock.now = 0.6
     assert run.choose() == [1]
+
+
+def test_a_client_without_examples_rests():
+    run = run_of()
+    run.clients.are([1, 2])
+    run.sent("a", run.assign(1), 1)
+    assert run.receive("a", partial(trained, num_examples=0)).status == "empty"
+    assert run.choose() == [2]
 
 
 def test_a_client_that_fails_rests_for_longer_each_time():

@@ -28,6 +28,7 @@ def test_streams_differ_by_seed_purpose_and_key_and_are_repeatable():
     draws = [random_stream(*key).integers(2**62) for key in keys]
     assert len(set(draws)) == len(keys)
     assert draws == [random_stream(*key).integers(2**62) for key in keys]
+    assert [*StreamPurpose.__members__.values()] == [*range(10)]  # a seed's results depend on these numbers
 
 
 def test_fadas_class_frequencies():
@@ -107,9 +108,9 @@ def test_dirichlet_divides_each_class_at_the_cumulated_shares():
             assert alpha.tolist() == [0.3] * 4
             return np.array([0.25, 0.0, 0.5, 0.25])
 
-    labels = np.array([0] * 8 + [1] * 4)
+    labels = np.array([0] * 8 + [1] * 4 + [2] * 3)
     shards = dirichlet(labels, 4, 0.3, Fixed())
-    assert [shard.tolist() for shard in shards] == [[0, 1, 8], [], [2, 3, 4, 5, 9, 10], [6, 7, 11]]
+    assert [shard.tolist() for shard in shards] == [[0, 1, 8, 12], [], [2, 3, 4, 5, 9, 10, 13], [6, 7, 11, 14]]
 
 
 def test_alpha_sets_the_heterogeneity():
@@ -129,8 +130,9 @@ def test_dirichlet_leaves_some_clients_without_data():
 
 
 def test_iid_sizes_differ_by_one_at_most():
-    sizes = {len(shard) for shard in iid(np.zeros(1198), 100, 0.1, generator())}
-    assert sizes == {11, 12}
+    shards = iid(np.zeros(1198), 100, 0.1, generator())
+    assert {len(shard) for shard in shards} == {11, 12}
+    assert min(np.ptp(shard) for shard in shards) > 100  # drawn from the whole file
 
 
 @pytest.mark.parametrize(("num_clients", "count"), [(10, 1), (10, 2), (7, 3), (20, 5), (10, 10)])

@@ -67,9 +67,11 @@ from pathlib import Path
 from afflux.sim import read_audit_log
 for path in sorted(Path(sys.argv[1]).rglob("audit/*.jsonl")):
     log = read_audit_log(path)
-    line, report = log.arrivals[-1], log.rounds[-1]
-    print(log.header.label, log.header.config["arrivals"], len(log.arrivals), line.client, line.staleness, line.loss)
-    print(report.version, report.weights, report.reasons, None if log.end is None else log.end.params_sha256)
+    print(log.header.label, log.header.config["arrivals"], None if log.end is None else log.end.params_sha256)
+    for line in log.arrivals[-1:]:
+        print(line.number, line.client, line.staleness, line.loss)
+    for line in log.rounds[-1:]:
+        print(line.version, line.weights, line.rejected)
 """
 
 Contents = dict[str, dict[str, list[str]]]
@@ -334,8 +336,10 @@ def in_python(trees: Trees, name: str) -> None:
 def read_logs(trees: Trees, name: str) -> None:
     """All logs of the base by both trees."""
     trees.run("-c", READ, str(trees.base.folder))
-    outputs = [(side.folder / OUTPUT).read_text().split("\n") for side in (trees.base, trees.new)]
-    compare(name, *({"lines": {"of facts": lines}} for lines in outputs))
+    outputs = [(side.folder / OUTPUT).read_text().splitlines() for side in (trees.base, trees.new)]
+    compare(
+        name, *({"facts": {f"line {i}": [line] for i, line in enumerate(lines)}} if lines else {} for lines in outputs)
+    )
 
 
 CASES: dict[str, Callable[[Trees, str], None]] = {
