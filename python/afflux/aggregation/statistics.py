@@ -60,7 +60,9 @@ def mixed_buffers(
     return immutable_copy(out)
 
 
-def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: tuple[float, ...], lr: float, out: Float64) -> None:
+def _mix(
+    kind: Kind, current: Float64, vectors: list[Float64], weights: tuple[float, ...], lr: float, out: Float64
+) -> None:
     """Write the mean of the vectors to `out`."""
     total = ordered_sum(weights)
     plain = not total > 0 or min(weights) < 0
