@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import Join, Server, replay
@@ -163,6 +163,26 @@ def test_records_and_state_dicts_give_one_digest(rule):
     containers = (CONTAINERS["state_dict"], torch_records, records)
     digests = [bits_after_a_round(container, rule) for container in containers]
     assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), fadas(buffer_size=2)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("place", ["settings", "train_config"])
+def test_a_variance_in_a_list_of_arrays_stays_positive(rule, place):
+    """As in `get_weights` of a Keras model, whose arrays have no names."""
+
+    def node(message):
+        reply = adds(1.0)(message)
+        model = {**reply["arrays"], "1": Array(np.full(3, 1e-4, np.float32))}
+        return RecordDict({"arrays": ArrayRecord(model), "metrics": reply["metrics"]})
+
+    grid = FakeGrid(dict.fromkeys(range(1, 7), node))
+    start = ArrayRecord([np.ones(2, np.float32), np.ones(3, np.float32)])
+    if place == "settings":
+        arrays = strategy(rule, roles={"1": "statistic"}).start(grid, start, num_rounds=9).arrays
+    else:
+        config = ConfigRecord({"roles": ["1=statistic"]})
+        arrays = strategy(rule).start(grid, start, num_rounds=9, train_config=config).arrays
+    assert arrays["1"].numpy() == pytest.approx(1e-4)
 
 
 def test_facts_are_metrics_of_the_nodes():
