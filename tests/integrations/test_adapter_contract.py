@@ -242,3 +242,9 @@ def test_a_client_without_an_id_is_left_out(started):
     assert len(run.server.rows.client_ids) == 3
     assert np.isfinite(run.server.params).all()
     assert run.said("no id") or run.said("no int")
+
+
+def test_roles(started):
+    """The settings of each adapter reach its server; what a client has for itself is not read."""
+    roles = started(fedbuff(buffer_size=2), Behaviour(), roles={"*b": "local"}).server.layout.roles
+    assert {name.rpartition(".")[2]: role for name, role in roles.items()} == {"w": "trained", "b": "local"}

@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from afflux import Join, Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.integrations.flower import model_of, record_of
-from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
+from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
 from afflux.rules.weights import Given
 from flower_grid import FakeGrid, adds, bad, flat, grid_of, initial, strategy
+from role_trees import CONTAINERS, Container, bits_after_a_round, by_name, copies, torch_dict
 
 RULES = [fedbuff(buffer_size=3), ca2fl(buffer_size=3), fadas(buffer_size=3)]
 
@@ -152,6 +153,36 @@ def test_numpy_files_are_read_in_place():
     assert not model_of(record)["w"].flags.owndata
     fortran = Array(np.asfortranarray(array))
     assert np.array_equal(model_of(ArrayRecord({"f": fortran}))["f"], array)
+
+
+@pytest.mark.parametrize("rule", [*RULES, fedasync(alpha=0.5)], ids=lambda rule: rule.name)
+def test_records_and_state_dicts_give_one_digest(rule):
+    """The same arrays in Flower's records, of torch and of NumPy, and in a state_dict."""
+    torch_records = Container(lambda *own: model_of(ArrayRecord(torch_dict(*own))), by_name)
+    records = Container(lambda *own: model_of(record_of(copies(*own))), by_name)
+    containers = (CONTAINERS["state_dict"], torch_records, records)
+    digests = [bits_after_a_round(container, rule) for container in containers]
+    assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), fadas(buffer_size=2)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("place", ["settings", "train_config"])
+def test_a_variance_in_a_list_of_arrays_stays_positive(rule, place):
+    """As in `get_weights` of a Keras model, whose arrays have no names."""
+
+    def node(message):
+        reply = adds(1.0)(message)
+        model = {**reply["arrays"], "1": Array(np.full(3, 1e-4, np.float32))}
+        return RecordDict({"arrays": ArrayRecord(model), "metrics": reply["metrics"]})
+
+    grid = FakeGrid(dict.fromkeys(range(1, 7), node))
+    start = ArrayRecord([np.ones(2, np.float32), np.ones(3, np.float32)])
+    if place == "settings":
+        arrays = strategy(rule, roles={"1": "statistic"}).start(grid, start, num_rounds=9).arrays
+    else:
+        config = ConfigRecord({"roles": ["1=statistic"]})
+        arrays = strategy(rule).start(grid, start, num_rounds=9, train_config=config).arrays
+    assert arrays["1"].numpy() == pytest.approx(1e-4)
 
 
 def test_facts_are_metrics_of_the_nodes():

@@ -119,6 +119,26 @@ def test_nnx_modules_share_variables(nnx, jax):
     assert server.push(client=0, version=0, model=client).status == "joined"
     tree = server.checkout("ann").tree()
     assert (tree.first.get_value()[0], tree.layers[0].get_value()[0]) == (2, 1)
+    server = Server(fedbuff(buffer_size=1), nnx.state(model))  # which has one name
+    assert server.push(client=0, version=0, model=Tied(1)).status == "joined"
+
+
+def test_an_nnx_module_that_keeps_its_random_numbers(nnx, jax):
+    """Rngs of flax has attributes of any name, those of arrays and of torch modules among them."""
+
+    class Noisy(nnx.Module):
+        def __init__(self, seed=0):
+            self.rngs = nnx.Rngs(seed)
+            self.layer = nnx.Param(np.full(2, seed, np.float32))
+
+    server = Server(fedbuff(buffer_size=1), Noisy())
+    assert server.layout.roles == {
+        "layer": "trained",
+        "rngs.default.count": "local",
+        "rngs.default.key": "local",
+    }
+    assert server.push(client=0, version=0, model=Noisy(1)).status == "joined"
+    assert isinstance(server.checkout("ann").tree().rngs, nnx.Rngs)
 
 
 def made(jax, init, *arguments):

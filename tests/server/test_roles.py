@@ -241,6 +241,27 @@ def test_a_state_dict_of_tied_arrays_counts_them_once():
     assert server.checkout("ann").tree().keys() == state.keys()
 
 
+@pytest.mark.parametrize("name", ["a.weight", "b.weight"])
+def test_a_server_of_a_file_that_has_one_name_of_a_tied_array(name):
+    """It takes a client's module or state_dict, which have both, and is pulled into them."""
+
+    def tied():
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    server = Server(
+        fedbuff(buffer_size=1), {n: a for n, a in tied().state_dict().items() if n in (name, "a.bias", "b.bias")}
+    )
+    for form in (lambda model: model, lambda model: model.state_dict(), torch.nn.DataParallel):
+        client, target = tied(), tied()
+        assert pushed(server, form(client)).status == "joined"
+        server.pull(out=form(target))
+        assert bits(server.layout.flatten(target)) == bits(server.params)
+        assert np.allclose(server.params, server.layout.flatten(client))
+        assert target["b"].weight is target["a"].weight
+
+
 def spectral(old):
     layer = torch.nn.Linear(3, 3)
     return (torch.nn.utils.spectral_norm if old else torch.nn.utils.parametrizations.spectral_norm)(layer)

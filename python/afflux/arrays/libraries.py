@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from afflux.arrays.fields import Role
+from afflux.arrays.modules import has_attribute
 
 _PLAIN = frozenset({dict, list, tuple})
 
@@ -48,7 +49,7 @@ def variable_of_flax(tree: object) -> tuple[Any, Role | None] | None:
 def children(tree: object) -> list[tuple[str, Any]] | None:
     """Return the children of a node that is registered with JAX, by name; None for leaves and for plain containers."""
     jax = sys.modules.get("jax")
-    if jax is None or tree is None or type(tree) in _PLAIN or hasattr(tree, "shape"):
+    if jax is None or tree is None or type(tree) in _PLAIN or has_attribute(tree, "shape"):
         return None
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     if len(flat) == 1 and not flat[0][0]:
@@ -58,7 +59,7 @@ def children(tree: object) -> list[tuple[str, Any]] | None:
 
 def is_static(node: object) -> bool:
     """Return whether a child of such a node is no part of the model: neither an array nor a container of arrays."""
-    if node is None or hasattr(node, "shape") or variable_of_flax(node) is not None:
+    if node is None or has_attribute(node, "shape") or variable_of_flax(node) is not None:
         return False
     return not isinstance(node, Mapping | list | tuple) and children(node) is None
 

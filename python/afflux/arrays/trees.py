@@ -7,7 +7,15 @@ from typing import Any, Literal
 from afflux.arrays.fields import Role
 from afflux.arrays.interop import label, memory_of
 from afflux.arrays.libraries import children, is_keras, is_static, keras_variables, variable_of_flax
-from afflux.arrays.modules import adapter_names, further, is_extra_state, is_module, is_read_by_state_dict, members
+from afflux.arrays.modules import (
+    adapter_names,
+    further,
+    has_attribute,
+    is_extra_state,
+    is_module,
+    is_read_by_state_dict,
+    members,
+)
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -63,7 +71,7 @@ class Walk:
             if variable[1] is not None:
                 self.kinds[".".join(path)] = variable[1]
             return self._leaf(variable[0], path, id(tree))
-        if hasattr(tree, "shape"):
+        if has_attribute(tree, "shape"):
             return self._leaf(tree, path)
         if isinstance(tree, Mapping):
             return self._branch("dict", tree.items(), path)

@@ -25,6 +25,7 @@ from afflux.arrays.interop import (
     on_gpu,
     on_host,
     readable_copy,
+    require_memory,
     with_names,
 )
 from afflux.arrays.layout import Layout, Tree
@@ -211,8 +212,11 @@ class InputAdapter:
         try:
             if is_masked(buffers):
                 raise AffluxError("it is a masked array: give its filled() values")
-            tree = is_tree(buffers)
-            values = layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
+            if is_tree(buffers):
+                values = layout.flatten_buffers(buffers)
+            else:
+                require_memory("it", buffers)
+                values = np.asarray(on_host(buffers), np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise_if_from_signal(error)
@@ -288,6 +292,7 @@ def length(what: str, array: ops.Array) -> int:
     shape = getattr(array, "shape", None)
     if shape is None:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
+    require_memory(what, array)
     if len(shape) != 1:
         raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
     size = int(shape[0])
