@@ -1,7 +1,6 @@
 """Steps over a Grid of functions: as FedAvg makes a round, replayed to the same bits, of any dtype and rule."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +10,8 @@ pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from afflux import Join, Server, replay
-from afflux.integrations._core import TrainingRun
 from afflux.integrations.flower import model_of, record_of
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
-from afflux.rules.weights import Given
 from flower_grid import FakeGrid, adds, bad, flat, grid_of, initial, strategy
 from role_trees import CONTAINERS, Container, bits_after_a_round, by_name, copies, torch_dict
 
@@ -32,46 +28,6 @@ def test_a_synchronous_round_is_that_of_fedavg():
     assert np.all(np.abs(flat(ours.arrays) - flat(theirs.arrays)) <= 12 * np.finfo(np.float32).eps * largest)
     assert ours.train_metrics_clientapp[1]["train_loss"] == pytest.approx(1.0)
     assert list(ours.train_metrics_clientapp[1]) == list(theirs.train_metrics_clientapp[1])
-
-
-@pytest.fixture
-def received(monkeypatch):
-    """The models that have joined, by the number of their join, and all versions."""
-    models, versions, receive = {}, {}, TrainingRun.receive
-
-    def noted(self, key, read):
-        versions[self.server.version] = np.array(self.server.params)
-        kept = []
-
-        def reading():
-            kept.append(read())
-            return kept[0]
-
-        receipt = receive(self, key, reading)
-        if receipt is not None and receipt.join is not None:
-            models[receipt.join] = {name: np.array(array) for name, array in kept[0].arrays.items()}
-        return receipt
-
-    monkeypatch.setattr(TrainingRun, "receive", noted)
-    return models, versions
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_run_replays_to_the_same_bits(rule, received):
-    models, versions = received
-    own = strategy(rule, server_options={"log": True}, concurrency=3)
-    result = own.start(grid_of(1.0, -2.0, 0.5, 3.0, seed=3), initial(), num_rounds=6)
-    server = own.server
-    assert server.version == 6
-    assert max(entry.staleness for entry in server.log if hasattr(entry, "staleness")) > 0
-    fresh = Server(rule, model_of(initial()), log=True, num_clients=server.options.num_clients, faults="record")
-
-    def update(join):
-        base = fresh.layout.views(versions[join.version])
-        return {name: array - base[name] for name, array in models[join.number].items()}
-
-    again = replay(server.log, fresh, update)
-    assert again.params.tobytes() == server.params.tobytes() == flat(result.arrays).tobytes()
 
 
 def test_batch_norm_and_bfloat16():
@@ -183,13 +139,3 @@ def test_a_variance_in_a_list_of_arrays_stays_positive(rule, place):
         config = ConfigRecord({"roles": ["1=statistic"]})
         arrays = strategy(rule).start(grid, start, num_rounds=9, train_config=config).arrays
     assert arrays["1"].numpy() == pytest.approx(1e-4)
-
-
-def test_facts_are_metrics_of_the_nodes():
-    """Those that the rule needs, or the server lists."""
-    rule = replace(fedavg(buffer_size=2), weigh=Given("quality"))
-    own = strategy(rule, server_options={"facts": ["tokens"], "log": True})
-    nodes = {i: adds(1.0, quality=float(i), tokens=7, other=1.0, **{"local-steps": 5}) for i in (1, 3)}
-    own.start(FakeGrid(nodes), initial(), num_rounds=1)
-    joins = {(entry.facts, entry.local_steps) for entry in own.server.log if isinstance(entry, Join)}
-    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

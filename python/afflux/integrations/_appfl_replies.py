@@ -1,6 +1,7 @@
 """The replies of APPFL's clients: a dict of arrays, and a dict of the trainer's report. Both are untrusted."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from afflux.integrations._reading import finite_number
@@ -20,10 +21,9 @@ class Last(NamedTuple):
 
 def id_of(client_id: object) -> ClientId | None:
     """Return the client's id for the server; None if it is no valid id."""
-    try:
+    with suppress(AffluxError):
         return plain_id(client_id)
-    except AffluxError:
-        return None
+    return None
 
 
 def last_of(model: Any, report: Mapping[str, Any]) -> Last:
@@ -33,14 +33,13 @@ def last_of(model: Any, report: Mapping[str, Any]) -> Last:
 
 
 def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:
-    try:
+    with suppress(Exception):  # this may be no model
         arrays = [*model.values()]
         flat = [array.reshape(-1) for array in (arrays[0], arrays[len(arrays) // 2], arrays[-1])]
         some = [tuple(each[:: max(1, len(each) // 8)].tolist()) for each in flat]
         said = [(name, value) for name, value in report.items() if isinstance(value, int | float | str)]
         return hash((*some, *said))
-    except Exception:  # this is no model
-        return None
+    return None
 
 
 def number_of(value: object) -> float | None:

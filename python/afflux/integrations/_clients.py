@@ -6,6 +6,7 @@ server, for example for cached rows. Id and address are equal unless the adapter
 
 import random
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from logging import getLogger
 from math import inf
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class Clients:
     Attributes:
         are_kept: whether the rule keeps state for each client.
         known: the clients in the server's state: those with a row, and those that have entered in this pass.
+        there: the addresses of the connected clients, without those that are left out.
         warn: logs a warning: a message and its arguments.
         select: chooses among the idle clients; None: at random.
     """
@@ -59,7 +61,7 @@ class Clients:
         self.warn: Callable[..., object] = getLogger("afflux").warning
         self.select: Select | None = None
         self._none_selected = False
-        self._there: list[ClientId] = []  # addresses, without those that are left out
+        self.there: list[ClientId] = []
         self._left_out: dict[ClientId, str] = {}  # reason by address, of connected clients that get no task
         self._excluded_since: float | None = None  # the time since which all connected clients are left out
         self._looks = 0  # number of calls of `are`
@@ -99,7 +101,7 @@ class Clients:
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
         if self._is_full() and name not in self.known:
             reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
-            if address in self._there:
+            if address in self.there:
                 self._leave_out([address], reason)
             raise AffluxError(f"[clients] {reason}")
         if self._key is None:
@@ -115,7 +117,7 @@ class Clients:
         """Return the other addresses that have this id; none for an address that has had the id before."""
         if address in self._ids:
             return []
-        return [other for other in self._there if other != address and self._ids.get(other) == name]
+        return [other for other in self.there if other != address and self._ids.get(other) == name]
 
     def require_known(self) -> None:
         """Check that a resumed server knows at least one of the connected clients.
@@ -123,12 +125,12 @@ class Clients:
         Raises:
             AffluxError: it knows none, so its state of each client would never be used again.
         """
-        said = isinstance(self._key, str) and not all(address in self._ids for address in self._there)
-        if self._there and self.known and not said and self.known.isdisjoint(map(self.id_of, self._there)):
+        said = isinstance(self._key, str) and not all(address in self._ids for address in self.there)
+        if self.there and self.known and not said and self.known.isdisjoint(map(self.id_of, self.there)):
             raise AffluxError(
                 f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
-                f"{brief(min(self.known, key=str))}, and none of the {len(self._there)} clients that are there is one "
-                f"of them: {brief(self.id_of(self._there[0]))}. A store that was "
+                f"{brief(min(self.known, key=str))}, and none of the {len(self.there)} clients that are there is one "
+                f"of them: {brief(self.id_of(self.there[0]))}. A store that was "
                 "begun with such ids cannot be resumed: begin with a new one, and with client_key= from its first start"
             )
 
@@ -155,11 +157,6 @@ class Clients:
 
     # Choice
 
-    @property
-    def there(self) -> int:
-        """The number of connected clients, without those that are left out."""
-        return len(self._there)
-
     def are(self, addresses: Iterable[ClientId]) -> None:
         """Set the addresses of the connected clients. One without an id is left out, with a warning."""
         present = dict.fromkeys(addresses, self._looks + 1)
@@ -179,21 +176,21 @@ class Clients:
                 nameless.setdefault(f"client_key has no id for it: {error!r}", []).append(address)
         for reason, excluded in nameless.items():
             self._leave_out(excluded, reason)
-        self._there = [address for address in present if address not in self._left_out]
+        self.there = [address for address in present if address not in self._left_out]
 
     def _leave_out(self, addresses: list[ClientId], reason: str) -> None:
         """Give the clients at these addresses no task as long as they are connected, and warn once."""
         new = [address for address in addresses if address not in self._left_out]
         if new:
             self._left_out.update(dict.fromkeys(new, reason))
-            self._there = [address for address in self._there if address not in self._left_out]
+            self.there = [address for address in self.there if address not in self._left_out]
             names = ", ".join(map(str, new[:_MOST_NAMED]))
             others = f" and {len(new) - _MOST_NAMED} others" if len(new) > _MOST_NAMED else ""
             self.warn("No task goes to client %s%s: %s", names, others, reason)
 
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
         """Draw the addresses of at most `count` clients that are not busy and do not rest."""
-        idle = [address for address in self._there if address not in busy]
+        idle = [address for address in self.there if address not in busy]
         if failures := self._failures:
             idle = [address for address in idle if address not in failures or now >= failures[address].until]
         if self.select is not None:
@@ -270,7 +267,7 @@ class Clients:
         Raises:
             RuntimeError: all connected clients have failed so many times in a row, or have been left out for a minute.
         """
-        if self._there or not self._left_out:
+        if self.there or not self._left_out:
             self._excluded_since = None
         elif now is not None:
             since = self._excluded_since = now if self._excluded_since is None else self._excluded_since
@@ -278,24 +275,23 @@ class Clients:
                 (address, reason), count = next(iter(self._left_out.items())), len(self._left_out)
                 example = f"for example {address}: {reason}"
                 raise RuntimeError(f"none of the {count} clients that are there may train, {example}")
-        if len(self._failures) < len(self._there):
+        if len(self._failures) < len(self.there):
             return
-        failures = [self._failures[address] for address in self._there if address in self._failures]
+        failures = [self._failures[address] for address in self.there if address in self._failures]
         most = most or self._settings.max_failures
-        if failures and len(failures) == len(self._there) and all(failed.times >= most for failed in failures):
+        if failures and len(failures) == len(self.there) and all(failed.times >= most for failed in failures):
             last = max(failures, key=lambda failed: failed.until)
             raise RuntimeError(
-                f"none of {len(self._there)} clients is of use: each has failed {most} times in a row or more, for "
+                f"none of {len(self.there)} clients is of use: each has failed {most} times in a row or more, for "
                 f"example: {last.reason}"
             )
 
 
 def has_id(key: ClientKey | None, address: ClientId) -> bool:
     """Return whether a function `key` has an id for this address; True if replies contain the ids."""
-    try:
+    with suppress(Exception):
         return not callable(key) or plain_id(key(address), "client_key") is not None
-    except Exception:
-        return False
+    return False
 
 
 def shortened(reason: str) -> str:

@@ -9,7 +9,7 @@ Adapters with a loop use _loop.py. An adapter whose framework calls it uses `Tra
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
@@ -66,10 +66,9 @@ class Assignment:
     @property
     def base(self) -> Pulled | None:
         """The version that the client trains from; None if it is no longer held."""
-        try:
+        with suppress(AffluxError):
             return self.pulled or self.task.pulled
-        except AffluxError:
-            return None
+        return None
 
 
 class TrainingRun:

@@ -135,7 +135,7 @@ class FlowerTransport(Transport):
             counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
             raise ValueError(f"the reply holds {counts}: must be one of each")
         said = metrics[0] if metrics else {}
-        key = strategy.client_key
+        key = strategy.client_key if isinstance(strategy.client_key, str) else None
         named = (each[key] for each in records if isinstance(each, MetricRecord | ConfigRecord) and key in each)
         keys = (strategy.weighted_by_key, strategy.loss_key, "client-lr", "local-steps")
         count, loss, rate, steps = (said.get(name) for name in keys)

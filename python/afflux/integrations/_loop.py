@@ -138,7 +138,7 @@ class Loop:
             log("Made %d steps, after %d of earlier runs; of all runs: %s", step - first, first, counts)
 
     def _warn_too_few(self) -> None:
-        server, there = self.training.server, self.training.clients.there
+        server, there = self.training.server, len(self.training.clients.there)
         if server.options.duplicates != "both" and there < server.rule.buffer_size:
             self.transport.logger.warning(
                 "A buffer of %s takes each client once, and M = %d: no step before as many clients are there as that, "

@@ -4,6 +4,7 @@ Also reads the numbers that clients report.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -80,10 +81,9 @@ class Unreadable(Mapping[str, Any]):
         # This is an AffluxError, because the layout passes it on unchanged. It is never a MemoryError or an OSError,
         # because `push` treats these as errors of the server.
         kind = type(error).__name__
-        try:
+        self._reason = f"{kind}, which cannot be printed"
+        with suppress(Exception):
             self._reason = str(error) if isinstance(error, ValueError) else f"{kind}: {error}"
-        except Exception:
-            self._reason = f"{kind}, which cannot be printed"
 
     def _refuse(self, name: str = "") -> NoReturn:
         raise AffluxError(self._reason)

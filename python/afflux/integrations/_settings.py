@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from os import PathLike
@@ -161,7 +162,6 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
 
 def _value_of(text: str) -> Any:
     """Return the number or the boolean of a text, or the text itself."""
-    try:
+    with suppress(ValueError):
         return json.loads(text)
-    except ValueError:
-        return text
+    return text

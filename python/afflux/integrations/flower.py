@@ -123,8 +123,8 @@ class AsyncStrategy(FedAvg):
     def summary(self) -> None:
         """Log the rule, and the settings that have an effect."""
         log(INFO, "\t├──> Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
-        nodes = (self.settings.concurrency or "all", self.min_available_nodes)
-        log(INFO, "\t├──> Nodes that train: %s, of at least %d", *nodes)
+        nodes = self.settings.concurrency or "all"
+        log(INFO, "\t├──> Nodes that train: %s, of at least %d", nodes, self.min_available_nodes)
         evaluated = (self.settings.evaluate_every, self.fraction_evaluate, self.min_evaluate_nodes)
         log(INFO, "\t├──> Evaluation by nodes: every %d steps, by %.2f of them, at least %d", *evaluated)
         keys = (self.weighted_by_key, self.arrayrecord_key, self.configrecord_key)
