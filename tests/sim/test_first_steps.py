@@ -37,7 +37,7 @@ def test_a_rule_with_options_may_be_an_object():
 
 @pytest.mark.parametrize("rule", [rules.wkafl(alpha=0.2), rules.fedbuff, 3])
 def test_other_objects_are_refused_with_what_to_write(rule):
-    with pytest.raises(ConfigError, match="a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION'"):
+    with pytest.raises(ConfigError, match=r"a text such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"):
         simulation(rules=[rule])
 
 

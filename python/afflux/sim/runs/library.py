@@ -1,9 +1,9 @@
 """A simulation of the user's own model, data and clients."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -13,6 +13,7 @@ from afflux.arrays.roles import Roles
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
+from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
@@ -28,12 +29,18 @@ from afflux.sim.runs.setup import refuse_pair
 from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
-from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, IMAGES, LORA, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
+from afflux.sim.workload.ignored_settings import (
+    OF_FUNCTION,
+    OF_TRAINING,
+    refuse_ignored_settings,
+    refuse_settings_of_other_rules,
+)
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
+from afflux.sim.workload.task_registry import build_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -169,6 +176,7 @@ class Simulation:
                 known("setting", setting, [field.name for field in fields(SimConfig)])
             _set_arrivals(settings)
             config = SimConfig(task=config, **settings)
+            config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
         simulation._set_runs(rules, seeds, paired, buffer_size)
@@ -223,11 +231,12 @@ class Simulation:
             TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
+        options: dict[str, Any] = {"task": self.task, "processes": processes, "workers": workers, "watch": watch}
         if out is None:
             for name, value in {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store}.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
-            return SimulationResults(self._compare(None, processes, workers, watch, {}), self.config)
+            return SimulationResults(compare(self.jobs, self.config, **options), self.config)
         _require_packages(tensorboard)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
@@ -240,7 +249,7 @@ class Simulation:
             output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, _announce, d)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
             if store is None:
-                runs = self._compare(output, processes, workers, watch, finished)
+                runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
             else:
                 spec, seed, *_ = self.jobs[0]
                 stored = StoredRun(Path(store), checkpoint_every)
@@ -249,22 +258,8 @@ class Simulation:
             results.write(folder)
         return results
 
-    def _compare(
-        self,
-        output: AuditOutput | None,
-        processes: int,
-        workers: int,
-        watch: JobProgress | None,
-        finished: dict[int, list[RunResult]],
-    ) -> list[RunResult]:
-        options: dict[str, Any] = {"output": output, "finished": finished, "task": self.task, "workers": workers}
-        return compare(self.jobs, self.config, processes=processes, watch=watch, **options)
-
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
-        from afflux.sim.clients.flat_model import FlatModel, make_module
-        from afflux.sim.workload.task_registry import build_task
-
         task = build_task(self.config) if self.task is None else self.task
         return len(FlatModel(make_module(task.model, 0), task.roles).params)
 
@@ -423,6 +418,31 @@ def _require_packages(tensorboard: bool) -> None:
 
 def _announce(text: str) -> None:
     _LOGGER.warning("%s", printable(text))
+
+
+def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
+    """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
+
+    Args:
+        config: the settings.
+        given: the names of those that were given.
+        rules: of the runs.
+
+    Raises:
+        ConfigError: a setting was given that no run reads.
+    """
+    given = list(given)
+    config.refuse_unread(given)
+    refuse_settings_of_other_rules(config, given, rules)
+    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
+    # Settings that differ from their defaults are checked when a run makes its task.
+    unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
+    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
+    free = own and config.delays == SimConfig.delays and "delays" not in given
+    if not unchecked and not free:
+        return config
+    task = build_task(config, read_by_task)
+    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
 
 
 def _set_arrivals(settings: dict[str, Any]) -> None:
