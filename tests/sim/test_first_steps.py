@@ -41,6 +41,13 @@ def test_other_objects_are_refused_with_what_to_write(rule):
         simulation(rules=[rule])
 
 
+def test_a_rule_that_is_given_twice_is_refused_in_a_replay_too(tmp_path):
+    simulation().run(out=tmp_path / "out", keep_updates=True)
+    log = tmp_path / "out" / "audit" / "fedbuff-seed0.jsonl"
+    with pytest.raises(ConfigError, match="a rule is given twice: fedasync, fedasync"):
+        replay(log, ["fedasync", "fedasync"], task=simulation().task)
+
+
 @pytest.mark.parametrize(
     "training", [lambda model, data: (1.0, 1, 1), lambda model, data, rng, more: (1.0, 1, 1), lambda: (1.0, 1, 1)]
 )

@@ -16,7 +16,7 @@ from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig, unread_settings
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, rule_parameters
 
 #: The settings in the output of --help; --help-all prints all of them.
 COMMON = (
@@ -121,7 +121,7 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
 def settings_for_task(context: typer.Context, config: SimConfig, rules: list[RuleSpec]) -> SimConfig:
     """Return the settings, by default with the delays of the task itself; see `checked_settings`."""
     require(*EXTRA)
-    from afflux.sim.runs.library import checked_settings
+    from afflux.sim.runs.setup import checked_settings
 
     typed = [field.name for field in fields(SimConfig) if is_on_command_line(context, field.name)]
     return checked_settings(config, typed, rules)
@@ -166,7 +166,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
         ConfigError: an unknown rule or option, an option of `common` that no rule takes, or a rule given twice.
     """
     given = {option: value for option, value in common.items() if value is not None}
-    specs = [parse_rule(rule, {"buffer_size": BUFFER_SIZE} | given) for rule in rules]
+    specs = read_rules(rules, {"buffer_size": BUFFER_SIZE} | given)
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
         taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]
@@ -174,10 +174,6 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
             raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
         if value not in taken:
             raise ConfigError(f"{flag} is {value}, but {', '.join(rules)} says {option}={taken[0]} itself")
-    if len({spec.label for spec in specs}) != len(specs):
-        raise ConfigError(f"a rule is given twice: {', '.join(rules)}")
-    for spec in specs:
-        spec.build()
     return specs
 
 

@@ -96,7 +96,7 @@ def compare(
         finished: filled with the results of each finished job, by its index; read it after an error.
         task: the task of the clients; default the task in the settings. More than one process need a task that can be
             pickled.
-        workers: processes of each run that train; see `run`.
+        workers: processes of each run that train; see `WorkerPool`.
 
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.

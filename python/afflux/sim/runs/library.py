@@ -1,9 +1,9 @@
 """A simulation of the user's own model, data and clients."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -25,19 +25,14 @@ from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.replay import replay_config, replay_updates
 from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
-from afflux.sim.runs.setup import refuse_pair
+from afflux.sim.runs.setup import checked_settings, refuse_pair
 from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
-from afflux.sim.workload.config import ENDS, IMAGES, LORA, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig
+from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.ignored_settings import (
-    OF_FUNCTION,
-    OF_TRAINING,
-    refuse_ignored_settings,
-    refuse_settings_of_other_rules,
-)
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
 from afflux.sim.workload.task_registry import build_task
@@ -84,11 +79,12 @@ class Simulation:
             model: a torch module, which is copied for each run, or a function that makes one; see `Task`.
             clients: the data set of each client, or `partitioned(...)`, or a function of the client's number, which is
                 called whenever the client trains; see `Task`.
-            training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss,
-                local steps, examples, which trains the model in place. Default `sgd()`. A function that takes settings
-                such as client_lr as keyword-only parameters gets their values.
+            training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss or
+                None, local steps, examples, which trains the model in place. Default `sgd()`. A function that takes
+                settings such as client_lr as keyword-only parameters gets their values.
             evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`.
-            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
+            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line; or rules that presets of
+                `afflux.rules` have made from plain options, which have their own buffer sizes.
             seeds: one run of each rule for each seed.
             paired: whether all rules get the updates of the first rule's clients.
             buffer_size: arrivals per server step, for the rules that have a buffer and do not set its size themselves.
@@ -186,10 +182,8 @@ class Simulation:
         specs = read_rules(rules, {"buffer_size": buffer_size})
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
-        if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):
-            raise ConfigError("a rule or a seed is given twice")
-        for spec in specs:
-            spec.build()
+        if len(set(seeds)) != len(seeds):
+            raise ConfigError("a seed is given twice")
         self.jobs: list[Job] = make_jobs(specs, list(seeds), paired=paired)
 
     def run(
@@ -418,31 +412,6 @@ def _require_packages(tensorboard: bool) -> None:
 
 def _announce(text: str) -> None:
     _LOGGER.warning("%s", printable(text))
-
-
-def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
-    """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
-
-    Args:
-        config: the settings.
-        given: the names of those that were given.
-        rules: of the runs.
-
-    Raises:
-        ConfigError: a setting was given that no run reads.
-    """
-    given = list(given)
-    config.refuse_unread(given)
-    refuse_settings_of_other_rules(config, given, rules)
-    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
-    # Settings that differ from their defaults are checked when a run makes its task.
-    unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
-    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
-    free = own and config.delays == SimConfig.delays and "delays" not in given
-    if not unchecked and not free:
-        return config
-    task = build_task(config, read_by_task)
-    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
 
 
 def _set_arrivals(settings: dict[str, Any]) -> None:
