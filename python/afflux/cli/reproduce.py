@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,46 +71,62 @@ def afl_table2(
     out: ResumableFolder = None,
 ) -> None:
     """Run Table 2 (see AFL_HELP)."""
-    arguments = {"workers": workers, "steps": steps, "seeds": seeds}
-    _reproduce("afl_table2", "afl-table2", arguments, data_dir, out, jobs, at_most)
-
-
-def _of_data(module: str, name: str, about: str) -> None:
-    """Add the command that makes the table of a module of `afflux.sim.papers` on digits or MNIST."""
-
-    def command(
-        data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
-        seeds: Seeds = "0,1,2",
-        data_dir: DataDir = None,
-        jobs: Processes = None,
-        at_most: AtMost = None,
-        out: ResumableFolder = None,
-    ) -> None:
-        _reproduce(module, name, {"data": data, "seeds": seeds}, data_dir, out, jobs, at_most)
-
-    app.command(name, help=about)(command)
-
-
-_of_data("rules_under_delays", "rules", RULES_HELP)
-_of_data("mf_ca2fl", "mf-ca2fl", MF_CA2FL_HELP)
-
-
-def _reproduce(
-    module: str,
-    name: str,
-    arguments: dict[str, Any],
-    data_dir: str | None,
-    out: Path | None,
-    processes: int | None,
-    at_most: int | None,
-) -> None:
-    """Publish the page of `reproduce` of a module of `afflux.sim.papers`, whose arguments are these and the folder."""
     with report_errors():
         require(*EXTRA)
-        arguments |= {"seeds": parse_seeds(arguments["seeds"])}
-        reproduce = import_module(f"afflux.sim.papers.{module}").reproduce
+        from afflux.sim.papers import afl_table2
+
         _publish(
-            out, partial(reproduce, *arguments.values(), data_dir), {"command": name} | arguments, processes, at_most
+            out,
+            partial(afl_table2.reproduce, workers, steps, parse_seeds(seeds), data_dir),
+            {"command": "afl-table2", "workers": workers, "steps": steps, "seeds": parse_seeds(seeds)},
+            jobs,
+            at_most,
+        )
+
+
+@app.command("rules", help=RULES_HELP)
+def rules_under_delays(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    at_most: AtMost = None,
+    out: ResumableFolder = None,
+) -> None:
+    """Run all presets (see RULES_HELP)."""
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import rules_under_delays
+
+        _publish(
+            out,
+            partial(rules_under_delays.reproduce, data, parse_seeds(seeds), data_dir),
+            {"command": "rules", "data": data, "seeds": parse_seeds(seeds)},
+            jobs,
+            at_most,
+        )
+
+
+@app.command("mf-ca2fl", help=MF_CA2FL_HELP)
+def mf_ca2fl_in_few_bits(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    at_most: AtMost = None,
+    out: ResumableFolder = None,
+) -> None:
+    """Run all codecs (see MF_CA2FL_HELP)."""
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import mf_ca2fl
+
+        _publish(
+            out,
+            partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir),
+            {"command": "mf-ca2fl", "data": data, "seeds": parse_seeds(seeds)},
+            jobs,
+            at_most,
         )
 
 
