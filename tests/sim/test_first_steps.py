@@ -5,13 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from afflux.sim.results.terminal_output import results_table
 from torch import nn
 
 import own_tasks
 from afflux import rules
 from afflux.rules.presets import RULES
 from afflux.sim import ConfigError, DivergedError, Simulation, partitioned, read_audit_log, read_results, replay
-from afflux.sim.results.terminal_output import results_table
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -37,8 +37,15 @@ def test_a_rule_with_options_may_be_an_object():
 
 @pytest.mark.parametrize("rule", [rules.wkafl(alpha=0.2), rules.fedbuff, 3])
 def test_other_objects_are_refused_with_what_to_write(rule):
-    with pytest.raises(ConfigError, match=r"a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION'"):
+    with pytest.raises(ConfigError, match=r"a text such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"):
         simulation(rules=[rule])
+
+
+def test_a_rule_that_is_given_twice_is_refused_in_a_replay_too(tmp_path):
+    simulation().run(out=tmp_path / "out", keep_updates=True)
+    log = tmp_path / "out" / "audit" / "fedbuff-seed0.jsonl"
+    with pytest.raises(ConfigError, match="a rule is given twice: fedasync, fedasync"):
+        replay(log, ["fedasync", "fedasync"], task=simulation().task)
 
 
 @pytest.mark.parametrize(

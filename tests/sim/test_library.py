@@ -449,7 +449,7 @@ def returns(value):
         ({"alpha": 3}, "unknown setting 'alpha'"),
         ({"client_lr": 3}, "client_lr is given twice"),
         ({"rules": []}, "at least one rule"),
-        ({"rules": [fedbuff()]}, "a rule is of type Rule, must be a text such as 'fedbuff:buffer_size=10'"),
+        ({"rules": [fedbuff]}, "a rule is of type function, must be a text such as 'fedbuff:buffer_size=10'"),
         ({"training": misspelled}, "unknown setting of the training function: 'lr'.* client_lr"),
         ({"rules": ["fedasync", RuleSpec("fedasync", (), "fedasync")]}, "is given twice"),
         ({"seeds": [1, 1]}, "is given twice"),

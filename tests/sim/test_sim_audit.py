@@ -261,7 +261,7 @@ def test_a_killed_run_leaves_what_had_arrived(tmp_path):
     assert len(complete_arrivals(log)) == len(log.arrivals) > 20
     config = replay_config(log)
     assert config.arrivals == len(log.arrivals)
-    (again,) = replay(log, [log.spec()], config)
+    (again,) = replay(log, [log.spec()])
     whole = run(parse_rule(RULE), 3, replace(SMALL, arrivals=config.arrivals, eval_every=40))
     assert again.digest == whole.digest
 

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +15,8 @@ from afflux.ops.validation import printable
 from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, IMAGES, LORA, PAPERS, UNLIMITED, SimConfig, unread_settings
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, rule_parameters
+from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig, unread_settings
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, rule_parameters
 
 #: The settings in the output of --help; --help-all prints all of them.
 COMMON = (
@@ -120,27 +119,12 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
 
 
 def settings_for_task(context: typer.Context, config: SimConfig, rules: list[RuleSpec]) -> SimConfig:
-    """Return the settings; by default the delays are those of the task itself, if it has some.
-
-    Raises:
-        ConfigError: the command line has a setting that no run reads.
-    """
-    from afflux.sim.workload.ignored_settings import OF_FUNCTION, OF_TRAINING, refuse_settings_of_other_rules
-    from afflux.sim.workload.task_registry import build_task
+    """Return the settings, by default with the delays of the task itself; see `checked_settings`."""
+    require(*EXTRA)
+    from afflux.sim.runs.setup import checked_settings
 
     typed = [field.name for field in fields(SimConfig) if is_on_command_line(context, field.name)]
-    config.refuse_unread(typed)
-    refuse_settings_of_other_rules(config, typed, rules)
-    given = [name for name in (*OF_FUNCTION, *OF_TRAINING) if is_on_command_line(context, name)]
-    # Settings that differ from their defaults are checked when a run makes its task.
-    unchecked = config.task != IMAGES and set(given) - set(config.changed())
-    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
-    free = own and config.delays == SimConfig.delays and not is_on_command_line(context, "delays")
-    if not unchecked and not free:
-        return config
-    require(*EXTRA)
-    task = build_task(config, given)
-    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
+    return checked_settings(config, typed, rules)
 
 
 def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
@@ -182,7 +166,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
         ConfigError: an unknown rule or option, an option of `common` that no rule takes, or a rule given twice.
     """
     given = {option: value for option, value in common.items() if value is not None}
-    specs = [parse_rule(rule, {"buffer_size": BUFFER_SIZE} | given) for rule in rules]
+    specs = read_rules(rules, {"buffer_size": BUFFER_SIZE} | given)
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
         taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]
@@ -190,10 +174,6 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
             raise ConfigError(f"{flag} was given, but {', '.join(rules)} does not take it")
         if value not in taken:
             raise ConfigError(f"{flag} is {value}, but {', '.join(rules)} says {option}={taken[0]} itself")
-    if len({spec.label for spec in specs}) != len(specs):
-        raise ConfigError(f"a rule is given twice: {', '.join(rules)}")
-    for spec in specs:
-        spec.build()
     return specs
 
 

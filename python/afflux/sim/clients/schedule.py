@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -189,31 +189,20 @@ def make_schedule(
     law = delay_law(config.delays) if delays is None else delays
     with note_on_errors("while the law of delays was called"):
         delay = _checked(law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)))
-    selection, times = random_stream(seed, StreamPurpose.SELECTION), random_stream(seed, StreamPurpose.DELAY_TIMES)
+    shared: dict[str, Any] = {
+        "arrivals": config.arrivals,
+        "delay": delay,
+        "selection": random_stream(seed, StreamPurpose.SELECTION),
+        "times": random_stream(seed, StreamPurpose.DELAY_TIMES),
+    }
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]
         if probabilities is not None and len(probabilities) != len(clients):
             raise ConfigError(f"sampling '{config.sampling}' is for {len(probabilities)} clients, not {len(clients)}")
-        return schedule_rounds(
-            clients,
-            cohort=concurrency,
-            arrivals=config.arrivals,
-            stale_models=1 if synchronous else config.stale_models,
-            delay=delay,
-            selection=selection,
-            ages=random_stream(seed, StreamPurpose.STALE_MODELS),
-            times=times,
-            probabilities=probabilities,
-        )
-    return schedule_events(
-        clients,
-        concurrency=concurrency,
-        arrivals=config.arrivals,
-        delay=delay,
-        selection=selection,
-        times=times,
-        refill=refill,
-    )
+        models, ages = 1 if synchronous else config.stale_models, random_stream(seed, StreamPurpose.STALE_MODELS)
+        shared |= {"stale_models": models, "ages": ages, "probabilities": probabilities}
+        return schedule_rounds(clients, cohort=concurrency, **shared)
+    return schedule_events(clients, concurrency=concurrency, refill=refill, **shared)
 
 
 def _checked(delay: Delay) -> Delay:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, ProcessKilledError, require
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_history import JobProgress, RunProgress
+from afflux.sim.results.run_history import JobProgress, Progress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
@@ -96,7 +96,7 @@ def compare(
         finished: filled with the results of each finished job, by its index; read it after an error.
         task: the task of the clients; default the task in the settings. More than one process need a task that can be
             pickled.
-        workers: processes of each run that train; see `run`.
+        workers: processes of each run that train; see `WorkerPool`.
 
     Returns:
         The results in the order of `jobs`; within a job, in the order of its rules.
@@ -110,31 +110,29 @@ def compare(
         if processes == 1 or len(jobs) <= 1:
             with closing(WorkerPool(workers)) as pool:
                 for index, job in enumerate(jobs):
-                    finished[index] = _run_job(index, job, config, output, watch, task, pool)
+                    progress = None if watch is None else partial(watch, index)
+                    finished[index] = _run_job(job, config, output, progress, task, pool)
         else:
-            _run_in_processes(jobs, config, output, min(processes, len(jobs)), watch, finished, task, workers)
+            options = (min(processes, len(jobs)), watch, finished, pickled(task), workers)
+            _run_in_processes(jobs, config, output, *options)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
 def _run_job(
-    index: int,
     job: Job,
     config: SimConfig,
     output: AuditOutput | None,
-    watch: JobProgress | None,
+    progress: Progress | None,
     task: Task | None,
-    workers: WorkerPool,
+    pool: WorkerPool,
 ) -> list[RunResult]:
     specs, config = (job.spec, *job.followers), job.config or config
-    if job.may_diverge:  # a setting with which clients diverge has no results
-        config = replace(config, faults="raise")
+    if not job.may_diverge:
+        return simulate(specs, job.seed, config, progress, output, task, pool)
     try:
-        progress = None if watch is None else partial(watch, index)
-        return simulate(specs, job.seed, config, progress, output, task, workers)
-    except DivergedError:
-        if job.may_diverge:
-            return []
-        raise
+        return simulate(specs, job.seed, replace(config, faults="raise"), progress, output, task, pool)
+    except DivergedError:  # a setting with which clients diverge has no results
+        return []
 
 
 def _run_in_processes(
@@ -144,14 +142,13 @@ def _run_in_processes(
     processes: int,
     watch: JobProgress | None,
     finished: dict[int, list[RunResult]],
-    task: Task | None,
+    task: bytes,
     workers: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
     shared = context.RawArray("d", len(jobs) * FACTS + 1)
-    arguments = (shared, pickled(task), workers, loaded_digests())
-    with ProcessPoolExecutor(processes, context, _start_worker, arguments) as pool:
+    with ProcessPoolExecutor(processes, context, _start_worker, (shared, task, workers, loaded_digests())) as pool:
         try:
             with sigint_blocked():
                 futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
@@ -207,11 +204,11 @@ def _exit_when_stopped() -> None:
 
 
 def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
-    def watch(index: int, run: RunProgress) -> None:
+    def progress(run: RunProgress) -> None:
         _shared[index * FACTS : (index + 1) * FACTS] = run
 
     _outside_jobs.release()
     try:
-        return _run_job(index, job, config, output, watch, _task, _pool)
+        return _run_job(job, config, output, progress, _task, _pool)
     finally:
         _outside_jobs.acquire()

@@ -13,6 +13,7 @@ from afflux.arrays.roles import Roles
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
+from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
@@ -24,7 +25,7 @@ from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.replay import replay_config, replay_updates
 from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
-from afflux.sim.runs.setup import refuse_pair
+from afflux.sim.runs.setup import checked_settings, refuse_pair
 from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
@@ -34,6 +35,7 @@ from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
+from afflux.sim.workload.task_registry import build_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,11 +79,12 @@ class Simulation:
             model: a torch module, which is copied for each run, or a function that makes one; see `Task`.
             clients: the data set of each client, or `partitioned(...)`, or a function of the client's number, which is
                 called whenever the client trains; see `Task`.
-            training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss,
-                local steps, examples, which trains the model in place. Default `sgd()`. A function that takes settings
-                such as client_lr as keyword-only parameters gets their values.
+            training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss or
+                None, local steps, examples, which trains the model in place. Default `sgd()`. A function that takes
+                settings such as client_lr as keyword-only parameters gets their values.
             evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`.
-            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
+            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line; or rules that presets of
+                `afflux.rules` have made from plain options, which have their own buffer sizes.
             seeds: one run of each rule for each seed.
             paired: whether all rules get the updates of the first rule's clients.
             buffer_size: arrivals per server step, for the rules that have a buffer and do not set its size themselves.
@@ -169,6 +172,7 @@ class Simulation:
                 known("setting", setting, [field.name for field in fields(SimConfig)])
             _set_arrivals(settings)
             config = SimConfig(task=config, **settings)
+            config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
         simulation._set_runs(rules, seeds, paired, buffer_size)
@@ -178,10 +182,8 @@ class Simulation:
         specs = read_rules(rules, {"buffer_size": buffer_size})
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
-        if len({spec.label for spec in specs}) != len(specs) or len(set(seeds)) != len(seeds):
-            raise ConfigError("a rule or a seed is given twice")
-        for spec in specs:
-            spec.build()
+        if len(set(seeds)) != len(seeds):
+            raise ConfigError("a seed is given twice")
         self.jobs: list[Job] = make_jobs(specs, list(seeds), paired=paired)
 
     def run(
@@ -223,11 +225,12 @@ class Simulation:
             TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
+        options: dict[str, Any] = {"task": self.task, "processes": processes, "workers": workers, "watch": watch}
         if out is None:
             for name, value in {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store}.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
-            return SimulationResults(self._compare(None, processes, workers, watch, {}), self.config)
+            return SimulationResults(compare(self.jobs, self.config, **options), self.config)
         _require_packages(tensorboard)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
@@ -240,7 +243,7 @@ class Simulation:
             output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, _announce, d)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
             if store is None:
-                runs = self._compare(output, processes, workers, watch, finished)
+                runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
             else:
                 spec, seed, *_ = self.jobs[0]
                 stored = StoredRun(Path(store), checkpoint_every)
@@ -249,22 +252,8 @@ class Simulation:
             results.write(folder)
         return results
 
-    def _compare(
-        self,
-        output: AuditOutput | None,
-        processes: int,
-        workers: int,
-        watch: JobProgress | None,
-        finished: dict[int, list[RunResult]],
-    ) -> list[RunResult]:
-        options: dict[str, Any] = {"output": output, "finished": finished, "task": self.task, "workers": workers}
-        return compare(self.jobs, self.config, processes=processes, watch=watch, **options)
-
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
-        from afflux.sim.clients.flat_model import FlatModel, make_module
-        from afflux.sim.workload.task_registry import build_task
-
         task = build_task(self.config) if self.task is None else self.task
         return len(FlatModel(make_module(task.model, 0), task.roles).params)
 

@@ -1,6 +1,6 @@
 """Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,16 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import AuditOutput, Header
 from afflux.sim.results.run_result import params_sha256
-from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
 from afflux.sim.workload.delay_names import DELAYS_OF_TASK
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, settings_read
+from afflux.sim.workload.ignored_settings import (
+    OF_FUNCTION,
+    OF_TRAINING,
+    refuse_ignored_settings,
+    refuse_settings_of_other_rules,
+    settings_read,
+)
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
@@ -165,3 +171,28 @@ class SimulationSetup:
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
         return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients, self.delays)
+
+
+def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
+    """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
+
+    Args:
+        config: the settings.
+        given: the names of those that were given.
+        rules: of the runs.
+
+    Raises:
+        ConfigError: a setting was given that no run reads.
+    """
+    given = list(given)
+    config.refuse_unread(given)
+    refuse_settings_of_other_rules(config, given, rules)
+    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
+    # Settings that differ from their defaults are checked when a run makes its task.
+    unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
+    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
+    free = own and config.delays == SimConfig.delays and "delays" not in given
+    if not unchecked and not free:
+        return config
+    task = build_task(config, read_by_task)
+    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config

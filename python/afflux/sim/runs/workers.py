@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from heapq import heappop, heappush
+from math import inf
 from multiprocessing import connection
 from multiprocessing.util import Finalize
 from typing import Any
@@ -119,16 +120,15 @@ class Workers:
     def _reset(self) -> None:
         shape = self._shape
         self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
-        self._versions: dict[int, list[int]] = {}  # [place, jobs that need it], by version or evaluation
-        self._known: dict[int, SentModel] = {}  # trainings not given to a worker
-        self._first: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
-        self._given: dict[int, tuple[WorkerJob, int]] = {}  # to a worker: by sequence, with the key in `_versions`
-        self._done: dict[int, tuple[int, TrainingResult]] = {}
-        self._taken: dict[int, int] = {}
-        # Evaluations have the sequences -1, -2, ...
-        self._evaluated = 0
-        self._models: deque[tuple[int, Pulled]] = deque()  # evaluations not given to a worker
-        self._found: dict[int, Future[tuple[float, float]]] = {}  # evaluations that have not ended
+        self._held: dict[int, list[int]] = {}  # [place, jobs that need it], by version
+        # Jobs have the sequence of their training; evaluations have -1, -2, ...
+        self._waiting: dict[int, SentModel] = {}  # not given to a worker
+        self._order: list[tuple[float, int, int]] = []  # a heap of finish, number and sequence of these jobs
+        self._given: dict[int, int] = {}  # to a worker: the version by sequence
+        self._places: dict[int, int] = {}  # of results, until `release`
+        self._done: dict[int, TrainingResult] = {}
+        self._evaluations = 0
+        self._figures: dict[int, Future[tuple[float, float]]] = {}  # evaluations that have not ended
 
     def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
         """Begin another run; return False if these workers cannot serve it, and must be closed.
@@ -139,8 +139,7 @@ class Workers:
             return False
         with self._changed:
             try:
-                self._first = []
-                self._models.clear()
+                self._order = []
                 while self._given:
                     self._wait()
                 for pipe in self._pipes:
@@ -153,8 +152,8 @@ class Workers:
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
         """Add a training whose result is needed at virtual time `finish`."""
         with self._changed:
-            self._known[sequence] = sent
-            heappush(self._first, (finish, sequence))
+            self._waiting[sequence] = sent
+            heappush(self._order, (finish, sequence, sequence))
             self._assign()
 
     def take(self, sequence: int) -> TrainingResult | None:
@@ -169,18 +168,16 @@ class Workers:
         """
         with self._changed:
             while sequence not in self._done:
-                if sequence in self._known and not self._free_results:
-                    del self._known[sequence]
+                if sequence in self._waiting and not self._free_results:
+                    del self._waiting[sequence]
                     return None
                 self._wait()
-            place, result = self._done.pop(sequence)
-            self._taken[sequence] = place
-        return result
+            return self._done.pop(sequence)
 
     def release(self, sequence: int) -> None:
         """Free the arrays of a result, which are no longer needed."""
         with self._changed:
-            place = self._taken.pop(sequence, None)
+            place = self._places.pop(sequence, None)
             if place is not None:
                 self._free_results.append(place)
                 self._assign()
@@ -195,15 +192,17 @@ class Workers:
             ConfigError: as `Trainer.evaluate`.
         """
         with self._changed:
-            while len(self._found) >= 2 * len(self._processes):
+            while len(self._figures) >= 2 * len(self._processes):
                 self._wait()
-            self._evaluated += 1
-            found = self._found[-self._evaluated] = Future()
-            self._models.append((-self._evaluated, model))
+            self._evaluations += 1
+            number, sequence = self._evaluations, -self._evaluations
+            figures = self._figures[sequence] = Future()
+            self._waiting[sequence] = SentModel(-1, model, None, 0)
+            heappush(self._order, (-inf, number, sequence))
             self._assign()
             if self._error is not None:
                 raise self._error
-        return found
+        return figures
 
     def _wait(self) -> None:
         """Wait for a result; raise the exception that has ended the receiving thread."""
@@ -224,29 +223,20 @@ class Workers:
         except Exception as error:
             with self._changed:
                 self._error = error
-                for found in self._found.values():
-                    found.set_exception(error)
+                for figures in self._figures.values():
+                    figures.set_exception(error)
                 self._changed.notify_all()
 
     def _assign(self) -> None:
         """Give evaluations, and the trainings that are needed first, to workers that have room for them."""
-        while (worker := self._with_room()) is not None:
-            if self._models:
-                sequence, model = self._models.popleft()
-                self._give(worker, WorkerJob(sequence, -1, self._hold(sequence, model), -1, False), sequence)
-            elif self._first and self._free_results:
-                _, sequence = heappop(self._first)
-                sent = self._known.pop(sequence, None)
-                if sent is None:  # it was trained elsewhere
-                    continue
-                result = self._free_results.pop()
-                if self._memory.shifts is not None and sent.shift is not None:
-                    self._memory.shifts[result] = sent.shift
-                version = sent.model.version
-                held = self._hold(version, sent.model)
-                self._give(worker, WorkerJob(sequence, sent.client, held, result, sent.shift is not None), version)
-            else:
+        while self._order and (worker := self._with_room()) is not None:
+            sequence = self._order[0][-1]
+            if sequence >= 0 and not self._free_results:
                 return
+            heappop(self._order)
+            sent = self._waiting.pop(sequence, None)
+            if sent is not None:  # else it was trained elsewhere
+                self._give(worker, sequence, sent)
 
     def _with_room(self) -> int | None:
         """Return the worker with the fewest jobs, if it has room for one.
@@ -257,19 +247,25 @@ class Workers:
         worker = min(free, key=lambda worker: len(self._queues[worker]), default=None)
         return None if worker is None or len(self._queues[worker]) >= QUEUE else worker
 
-    def _give(self, worker: int, job: WorkerJob, key: int) -> None:
-        self._given[job.sequence] = (job, key)
-        self._queues[worker].append(job.sequence)
+    def _give(self, worker: int, sequence: int, sent: SentModel) -> None:
+        result, memory = -1, self._memory
+        if sequence >= 0:
+            result = self._places[sequence] = self._free_results.pop()
+            if memory.shifts is not None and sent.shift is not None:
+                memory.shifts[result] = sent.shift
+        job = WorkerJob(sequence, sent.client, self._hold(sent.model), result, sent.shift is not None)
+        self._given[sequence] = sent.model.version
+        self._queues[worker].append(sequence)
         try:
             self._pipes[worker].send(tuple(job))
         except OSError:
             raise self._ended(worker) from None
 
-    def _hold(self, key: int, model: Pulled) -> int:
-        """Return the place of the model in shared memory; it is copied there for the first of several trainings."""
-        held = self._versions.get(key)
+    def _hold(self, model: Pulled) -> int:
+        """Return the place of the model in shared memory; it is copied there for the first of several jobs."""
+        held = self._held.get(model.version)
         if held is None:
-            held = self._versions[key] = [self._free_versions.pop(), 0]
+            held = self._held[model.version] = [self._free_versions.pop(), 0]
             self._memory.params[held[0]] = model.params
             if self._memory.pulled is not None and model.buffers is not None:
                 self._memory.pulled[held[0]] = model.buffers
@@ -291,22 +287,19 @@ class Workers:
             raise ConfigError(text) if known else WorkerError(text)
         sequence, *facts = answer
         self._queues[worker].remove(sequence)
-        job, key = self._given.pop(sequence)
-        held = self._versions[key]
+        version = self._given.pop(sequence)
+        held = self._held[version]
         held[1] -= 1
         if not held[1]:
             self._free_versions.append(held[0])
-            del self._versions[key]
+            del self._held[version]
         if sequence < 0:
             accuracy, loss = facts
-            self._found.pop(sequence).set_result((accuracy, loss))
+            self._figures.pop(sequence).set_result((accuracy, loss))
             return
-        examples, loss, steps, fault = facts
-        buffers = None if self._memory.trained is None else self._memory.trained[job.result]
-        self._done[sequence] = (
-            job.result,
-            TrainingResult(self._memory.updates[job.result], examples, loss, steps, buffers, fault),
-        )
+        (examples, loss, steps, fault), place, memory = facts, self._places[sequence], self._memory
+        buffers = None if memory.trained is None else memory.trained[place]
+        self._done[sequence] = TrainingResult(memory.updates[place], examples, loss, steps, buffers, fault)
 
     def _ended(self, worker: int) -> ProcessKilledError:
         process = self._processes[worker]

@@ -51,22 +51,12 @@ SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last"
 MOST_FLOAT32 = 3.4028234e38
 #: The most clients of the task of images, which holds a list of examples for each client; other tasks may have more.
 MOST_CLIENTS = 100_000
-AT_LEAST = {
-    "num_clients": 1,
-    "concurrency": 1,
-    "refill": 1,
-    "arrivals": 1,
-    "local_steps": 1,
-    "local_epochs": 0,
-    "batch_size": 1,
-    "eval_every": 1,
-    "classes": 1,
-    "stale_models": 1,
-    "validation": 1,
-    "refresh_every": 1,
-    "rounds": 0,
-    "virtual_time": 0,
-}
+#: The settings that are 1 or more, and those that are 0 or more.
+FROM_1 = (
+    *("num_clients", "concurrency", "refill", "arrivals", "local_steps", "batch_size", "eval_every", "classes"),
+    *("stale_models", "validation", "refresh_every"),
+)
+FROM_0 = ("local_epochs", "rounds", "virtual_time")
 
 
 def _setting(default: Any, description: str) -> Any:
@@ -193,12 +183,13 @@ class SimConfig:
         known("examples", self.examples, EXAMPLES)
         known("faults", self.faults, FAULTS)
         known("part", self.part, PARTS)
-        for name, least in AT_LEAST.items():
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{name} is {value}, must be at least {least}")
-        if self.task != IMAGES:
-            self._check_task()
-        elif self.num_clients > MOST_CLIENTS:
+        for least, names in enumerate((FROM_0, FROM_1)):
+            for name in names:
+                if (value := getattr(self, name)) < least:
+                    raise ConfigError(f"{name} is {value}, must be at least {least}")
+        if not self.task.isprintable() or not self.task:
+            raise ConfigError(f"task is {brief(self.task)}, must be a name or FILE.py:FUNCTION")
+        if self.task == IMAGES and self.num_clients > MOST_CLIENTS:
             raise ConfigError(f"num_clients is {self.num_clients}, must be at most {MOST_CLIENTS}")
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
@@ -223,10 +214,6 @@ class SimConfig:
             raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
         if self.task == IMAGES and self.concurrency > self.num_clients:
             raise ConfigError(f"concurrency is {self.concurrency}, but there are {self.num_clients} clients")
-
-    def _check_task(self) -> None:
-        if not self.task.isprintable() or not self.task:
-            raise ConfigError(f"task is {brief(self.task)}, must be a name or FILE.py:FUNCTION")
 
     def refuse_unread(self, names: Iterable[str]) -> None:
         """Raise ConfigError if no run reads one of these settings; a function of the user may read those of its task.

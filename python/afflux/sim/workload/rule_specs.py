@@ -109,12 +109,12 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
 
 
 def read_rules(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
-    """Return the rules by name; see `parse_rule`.
+    """Return the rules by name, each of which can be built; see `parse_rule`.
 
     Raises:
-        ConfigError: an unknown rule or option, a bad value, or something else than a rule.
+        ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
     """
-    specs = []
+    specs: list[RuleSpec] = []
     for rule in [rules] if isinstance(rules, str | Rule | RuleSpec) else rules:
         if isinstance(rule, str):
             rule = parse_rule(rule, common)
@@ -123,6 +123,11 @@ def read_rules(rules: Rules, common: Mapping[str, Any] | None = None) -> list[Ru
         if not isinstance(rule, RuleSpec):
             raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
         specs.append(rule)
+    labels = [spec.label for spec in specs]
+    if len(set(labels)) != len(labels):
+        raise ConfigError(f"a rule is given twice: {', '.join(labels)}")
+    for spec in specs:
+        spec.build()
     return specs
 
 
