@@ -1,15 +1,18 @@
 """report.html: its numbers are those of the results, data are escaped, and nothing comes from elsewhere."""
 
 import re
+import tomllib
 from dataclasses import asdict, replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from afflux.sim.results import curves, figures, run_folder, svg
+import afflux
+from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
@@ -17,6 +20,7 @@ from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
+from conftest import ROOT
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")
 SPECS = [parse_rule("fedbuff:buffer_size=3"), parse_rule("wkafl:buffer_size=5:sim_min=0.5"), parse_rule("fedasync")]
@@ -113,6 +117,13 @@ def test_the_page_needs_nothing_else(written):
     assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
     assert ("meta", "content", "width=device-width, initial-scale=1") in page.attributes
     assert "prefers-color-scheme: dark" in text
+
+
+def test_the_template_is_part_of_the_package():
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["afflux"]
+    template = Path(report_html.__file__).with_name("report.html")
+    assert template.is_file()
+    assert template.relative_to(Path(afflux.__file__).parent).as_posix() in files
 
 
 def test_the_summary_is_that_of_the_runs(written):
