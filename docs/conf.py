@@ -63,7 +63,35 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         target = (file.parent / found[2]).resolve()
         return f"{found[1]}({depth}../{target.relative_to(ROOT)})" if target.exists() else found[0]
 
-    source[0] = IMAGE.sub(image, LINK.sub(link, file.read_text(encoding="utf-8")))
+    text = file.read_text(encoding="utf-8")
+    source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "commands" else "")
+
+
+def options_of_commands() -> str:
+    """Returns a table of the options of each command, from their help; what `run` shares with `compare` stands once."""
+    import typer
+
+    from afflux.cli import app
+
+    lines, waiting, settings = ["", "## Options"], [("afflux", typer.main.get_command(app))], set[tuple[str, str]]()
+    while waiting:
+        name, command = waiting.pop(0)
+        waiting += [(f"{name} {part}", one) for part, one in getattr(command, "commands", {}).items()]
+        options = [one for one in command.params if getattr(one, "help", None) and one.name not in ("help", "version")]
+        if not options:
+            continue
+        lines += ["", f"### {name}", "", "| option | default | |", "|---|---|---|"]
+        for one in options:
+            option = one.opts[0] if one.param_type_name == "option" else one.name.upper()
+            default = "" if one.default is None or one.default is False or callable(one.default) else f"`{one.default}`"
+            text = re.sub(r"(?<![\w`-])--[\w-]+", r"`\g<0>`", " ".join(one.help.split()))
+            if name != "afflux run" or (option, text) not in settings:
+                lines.append(f"| `{option}` | {default} | {text.replace('|', '&#124;').replace('<', '&lt;')} |")
+            if name == "afflux compare":
+                settings.add((option, text))
+        if name == "afflux run":
+            lines += ["", "Its other options are those of `afflux compare`."]
+    return "\n".join([*lines, ""])
 
 
 def escape_formulas(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:

@@ -6,10 +6,12 @@ import sys
 from types import ModuleType
 
 import pytest
+import typer
 
 import afflux
 import afflux.sim
 import afflux.store
+from afflux.cli import app
 from afflux.rules import presets
 from conftest import ROOT
 
@@ -42,6 +44,15 @@ def test_the_reference_holds_every_public_name(site, module):
     modules = {name for name in module.__all__ if isinstance(getattr(module, name), ModuleType)}
     names = set(module.__all__) - modules - {"__version__"}
     assert not [name for name in sorted(names) if f'.{name}"' not in anchors]
+
+
+def test_the_page_of_commands_has_every_option(site):
+    """Also those that a short help leaves out."""
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    compare = typer.main.get_command(app).commands["compare"]
+    options = [option.opts[0] for option in compare.params if option.name != "help"]
+    assert len(options) > 30
+    assert [option for option in options if f">{option}<" not in page] == []
 
 
 def test_every_page_is_reached(site):

@@ -10,7 +10,7 @@ import rows
 from afflux.cli import app
 from afflux.ops import codecs
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers import codec_errors, mf_ca2fl
+from afflux.sim.papers import codec_errors, table_pages
 from conftest import ROOT
 from test_codecs import ERRORS
 
@@ -39,11 +39,12 @@ def test_the_mean_of_one_vector_falls_or_does_not():
     """1 for an unbiased codec: 200 elements and 100 rows, 1 +- sqrt(2/200); 100 where nothing is random."""
     kinds = {"normal": np.random.default_rng(5).standard_normal((3, 200)).astype(np.float32)}
     falls = {
-        codec: codec_errors.measure_codec(codec, kinds, 0).mean["normal, one vector"] for codec in codec_errors.CODECS
+        codec: codec_errors.measure_codec(codec, kinds, 0)["mean"]["normal, one vector"]
+        for codec in codec_errors.CODECS
     }
     assert falls[codecs.float16] == pytest.approx(100)
     assert falls[codecs.affine(4)] == pytest.approx(1, abs=0.5)
-    assert codec_errors.measure_codec(codecs.affine(4), kinds, 0).bits == pytest.approx(4.5, abs=1e-3)
+    assert codec_errors.measure_codec(codecs.affine(4), kinds, 0)["bits"] == pytest.approx(4.5, abs=1e-3)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_updates_are_taken_evenly_over_the_run(tmp_path):
 
 DOCS = ROOT / "docs"
 RUN_ON = ("digits", "mnist")
-PAGE = (DOCS / "choosing-bits.md").read_text()
+PAGE = (DOCS / "codecs.md").read_text()
 
 
 def results(name):
@@ -128,7 +129,7 @@ def test_the_tables_of_the_page_are_those_of_the_results():
     for table in codec_errors.page_markdown(results("codecs.json")).split("\n\n")[1::2]:
         assert table.strip() in PAGE
     for data in RUN_ON:
-        assert mf_ca2fl.page_markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE
+        assert table_pages.codecs_markdown(results(f"mf-ca2fl-{data}.json")).strip() in PAGE
 
 
 def test_the_errors_of_the_page_are_those_that_were_asked_for():

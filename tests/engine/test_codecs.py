@@ -310,7 +310,7 @@ def test_rotations_of_a_single_value_are_exact(codec):
     ("values", "biases"), [((1.0, 0.5), {1: 0.5}), ((1.0, 0.7, 0.4), {2: 0.20, 4: 0.07})], ids=["two", "three"]
 )
 def test_the_largest_biases_of_rotations_that_were_found(values, biases):
-    """docs/choosing-bits.md: a Hadamard transform cannot hide two or three values of 128; 400 keys average the rest."""
+    """docs/codecs.md: a Hadamard transform cannot hide two or three values of 128; 400 keys average the rest."""
     x = np.zeros(2048, np.float32)
     x[: 16 * len(values) : 16] = values  # one rotation's
     for few, bias in biases.items():

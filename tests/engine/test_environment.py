@@ -35,12 +35,14 @@ def test_the_command_line_says_so_in_one_line():
 
 
 def test_import_does_no_work():
-    """No thread, no torch, no decision on the instruction set."""
+    """No thread, no torch, no decision on the instruction set; results load their libraries when they are used."""
     code = (
         "import threading, sys, os, afflux\n"
         "assert threading.active_count() == 1\n"
         "assert len(os.listdir('/proc/self/task')) == before\n"
         "assert not {'torch', 'sklearn', 'matplotlib', 'typer', 'rich'} & set(sys.modules)\n"
+        "import afflux.sim.results.simulation_results\n"
+        "assert not {'torch', 'scipy', 'matplotlib', 'pandas', 'jinja2', 'rich'} & set(sys.modules)\n"
     )
     start = "import os, numpy; before = len(os.listdir('/proc/self/task'))\n"
     if not os.path.isdir("/proc/self/task"):

@@ -17,6 +17,7 @@ from afflux.store import check
 from afflux.store.segments import Segments
 from conftest import bits
 from device import emulated, libraries, needs_device, on_host
+from inside import aggregator_of, index_of, slots_limit, store_of
 
 pytestmark = needs_device
 D, CLIENTS, M = 3000, 6, 3
@@ -164,16 +165,18 @@ def test_only_versions_of_this_server_are_kept(moved, path):
 
 def uploads(monkeypatch, server):
     """The sizes of what is sent to the device from here on."""
-    sent, send = [], type(server._aggregator.device)._sent
+    sent, send = [], type(aggregator_of(server).device)._sent
     monkeypatch.setattr(
-        type(server._aggregator.device), "_sent", lambda self, source: (sent.append(source.size), send(self, source))[1]
+        type(aggregator_of(server).device),
+        "_sent",
+        lambda self, source: (sent.append(source.size), send(self, source))[1],
     )
     return sent
 
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    staging, sent = server._aggregator.admission.state.rows.staging, uploads(monkeypatch, server)
+    staging, sent = aggregator_of(server).admission.state.rows.staging, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
@@ -266,7 +269,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, rows_on="host")
     for server in (here, there):
         server.load_state_dict(first.state_dict())
-    upload, late = type(there._aggregator.device).upload, [(0, 2)]
+    upload, late = type(aggregator_of(there).device).upload, [(0, 2)]
 
     def push(server, client, k=10):
         server.push(client=client, **{server.rule.kind: vector(k + client)}, version=1)
@@ -278,7 +281,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
             run(push, there, client)
         return sent
 
-    monkeypatch.setattr(type(there._aggregator.device), "upload", then_the_round)
+    monkeypatch.setattr(type(aggregator_of(there).device), "upload", then_the_round)
     push(there, 1, 20)
     for client, k in ((0, 10), (2, 10), (1, 20)):
         push(here, client, k)
@@ -293,7 +296,7 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     server = made(ca2fl(buffer_size=M), moved, max_slots=M, **kept)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
-    held = [server._aggregator.slots.take() for _ in range(M)]
+    held = [aggregator_of(server).slots.take() for _ in range(M)]
     with pytest.raises(BusyError):
         server.push(client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
     assert not list(server.rows.staging._staged)
@@ -389,7 +392,7 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
         patch.setattr(Segments, "write", full)
         with pytest.raises(StoreError, match="No space left"):
             in_turn(there, 1)
-        assert (there.version, there._store._index.committed().meta["version"]) == (1, 1)
+        assert (there.version, index_of(there).committed().meta["version"]) == (1, 1)
     in_turn(here, 1)
     for server in (here, there):
         in_turn(server, M)
@@ -401,17 +404,17 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
 def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved, path, monkeypatch):
     there = made(ca2fl(buffer_size=M), moved, store=path)
     in_turn(there, 2 * M - 1)
-    there._store._spare_draft = None
-    before, more = arrays(there), there._store.params.allocate
+    store_of(there)._spare_draft = None
+    before, more = arrays(there), store_of(there).params.allocate
 
     def full():
         raise StoreError("[store] no space")
 
-    there._store.host_versions._memory, held = full, there._store.host_versions.take()
+    store_of(there).host_versions._memory, held = full, store_of(there).host_versions.take()
     with pytest.raises(StoreError, match="no space"):
         in_turn(there, 1)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
-    there._store.host_versions._memory = more
+    store_of(there).host_versions._memory = more
     in_turn(there, 1)
     assert (there.version, held.array.size) == (2, D)
 
@@ -448,7 +451,7 @@ def test_what_is_planned(kept, moved):
     rows = CLIENTS * row  # of a store they are files
     assert sum(part.size for part in found.memory.values()) + rows == server.state_bytes
     if store:
-        folders = {name: there.disk_bytes for name, there in server._store._arrays.items()}
+        folders = {name: there.disk_bytes for name, there in store_of(server)._arrays.items()}
         assert {name: found.disk[name].size for name in ("params", "rows", "sum")} == {
             name: folders[name] for name in ("params", "rows", "sum")
         }
@@ -475,7 +478,7 @@ def test_a_budget_is_of_the_device(moved):
     with pytest.raises(AffluxError, match=r"memory_budget is .* staged rows 36 kB"):
         made(rule, moved, rows_on="host", memory_budget=least - 1)
     server = made(rule, moved, rows_on="host", memory_budget=least + 4 * row)  # a slot and the row of who pushes
-    assert (server._aggregator.slots.limit, server._aggregator.versions.max_versions) == (M + 2, 2)
+    assert (slots_limit(server), aggregator_of(server).versions.max_versions) == (M + 2, 2)
 
 
 def test_an_upload_is_there_when_it_was_waited_for(moved):

@@ -13,6 +13,7 @@ from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
 from conftest import FORKS, bits
 from device import emulated, libraries, needs_device, on_host
+from inside import aggregator_of, slots_taken
 
 pytestmark = needs_device
 D = 3000
@@ -119,12 +120,12 @@ def test_versions_are_counted_as_long_as_a_view_of_them_is_held(moved, vectors):
 def test_slots_run_out_and_come_free(moved, vectors):
     server = Server(fedbuff(buffer_size=3), moved(vectors[0]), max_slots=3)
     pushes(server, vectors[:2])
-    held = server._aggregator.take_slot(0)
+    held = aggregator_of(server).take_slot(0)
     with pytest.raises(BusyError, match="all 3 slots of max_slots are taken"):
         server.push(client=4, **{server.rule.kind: vectors[3]}, version=0, timeout=0)
     del held
     assert server.push(client=4, **{server.rule.kind: vectors[3]}, version=0, timeout=0).version == 1
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 def test_lent_vectors_are_read_where_they_lie(moved, vectors):
@@ -135,7 +136,7 @@ def test_lent_vectors_are_read_where_they_lie(moved, vectors):
             client=place % 5, **{theirs.rule.kind: moved(vector)}, version=theirs.version, copy=False
         )  # the only reference to it
         gc.collect()
-        assert theirs._aggregator.slots.taken == 0
+        assert slots_taken(theirs) == 0
     assert bits(to_numpy(theirs.params)) == bits(mine.params)
     vectors[2][100] = np.inf
     report = pushes(theirs, [moved(vector) for vector in vectors[:4]], copy=False)[-1].report
@@ -302,7 +303,7 @@ def test_a_state_is_copied_once(moved, vectors, monkeypatch):
     def copy(self, vector):
         raise AssertionError("another copy on the device")
 
-    monkeypatch.setattr(type(server._aggregator.device), "copy", copy)
+    monkeypatch.setattr(type(aggregator_of(server).device), "copy", copy)
     assert bits(server.state_dict()["arrays"]["sum"]) == bits(expected)
 
 

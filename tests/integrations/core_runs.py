@@ -3,7 +3,7 @@
 import numpy as np
 
 from afflux.integrations._core import Trained, TrainingRun
-from afflux.integrations._loop import Loop, Reply, Transport
+from afflux.integrations._loop import Loop, Transport
 from afflux.integrations._settings import RunSettings
 from afflux.rules import fedbuff
 
@@ -24,8 +24,9 @@ def trained(value=1.0, **facts):
 
 def run_of(rule=None, num_clients=4, key=None, clock=None, **settings):
     made = RunSettings(**settings)
-    clock = {} if clock is None else {"clock": clock}
-    return TrainingRun(rule or fedbuff(buffer_size=2), MODEL, made, num_clients=num_clients, key=key, **clock)
+    run = TrainingRun(rule or fedbuff(buffer_size=2), MODEL, made, num_clients=num_clients, key=key)
+    run.clock = clock or run.clock
+    return run
 
 
 def one_round(run, addresses, **facts):
@@ -64,10 +65,7 @@ class Echo(Transport):
 
     def replies(self, keys):
         found = {key: self.waiting.pop(key) for key in keys if key in self.waiting}
-        return [
-            Reply(key, lambda: self.read(), "out of memory" if who in self.fails else None)
-            for key, who in found.items()
-        ]
+        return [(key, "out of memory" if who in self.fails else lambda: self.read()) for key, who in found.items()]
 
     def read(self):
         return trained(metrics={"accuracy": 0.5})

@@ -25,7 +25,7 @@ def test_new_ids_without_end_take_no_memory():
             own.aggregate(f"asks {number}", moved(model, float("nan")))
         if number % 10 == 0:
             good = own.aggregate("good", moved(good, 1.0))
-    assert len(own.server.tasks) == len(own.run.keys) <= 40
+    assert len(own.server.tasks) == len(own.run.assignments) <= 40
     assert own.server.versions_held <= 8
     clients = own._clients
     for kept in (clients._seen, clients._known, own.run.clients._failures, own.run.clients._ids):
@@ -43,7 +43,7 @@ def test_invented_ids_take_no_place_of_a_client():
     for number in range(50):
         own.set_client_sample_size(f"invented {number}", 3)
         own.aggregate(f"invented {number}", {})
-    assert len(own.run.keys) == 8
+    assert len(own.run.assignments) == 8
     before = own.counts["unknown"]
     own.set_client_sample_size("late", 10)
     late = own.get_parameters(client_id="late")
@@ -51,7 +51,7 @@ def test_invented_ids_take_no_place_of_a_client():
         own.aggregate(client, moved(model, 1.0))
     assert own.counts["unknown"] == before
     assert own.counts["joined"] == 3
-    assert len(own.run.keys) == len(own._clients._known) == 8
+    assert len(own.run.assignments) == len(own._clients._known) == 8
 
 
 def test_clients_whose_time_is_over_give_way_to_others():
@@ -60,7 +60,7 @@ def test_clients_whose_time_is_over_give_way_to_others():
         own.aggregate(client, moved(own.get_parameters(client_id=client), 1.0))
     time.sleep(0.06)
     held = {f"new {client}": own.get_parameters(client_id=f"new {client}") for client in range(8)}
-    assert len(own.run.keys) == 8
+    assert len(own.run.assignments) == 8
     assert own.counts["overdue"] == 8
     for client, model in held.items():
         own.aggregate(client, moved(model, 1.0))

@@ -11,8 +11,7 @@ import torch
 from appfl.algorithm.aggregator import FedBuffAggregator
 from omegaconf import OmegaConf
 
-from afflux import Join, Server, replay
-from afflux.integrations._core import TrainingRun
+from afflux import Join
 from afflux.integrations.appfl import AffluxAggregator
 from afflux.rules import fedbuff
 from afflux.rules.weights import Given
@@ -60,34 +59,6 @@ def test_the_dialect_equals_fedbuff_of_appfl(law, rng):
     assert ours.server.version == 8
     assert stale
     assert np.abs(flat(Net().state_dict()) - flat(mine)).max() > 1000 * allowed  # the bound says something
-
-
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
-def test_a_run_replays_to_the_same_bits(rule, monkeypatch, rng):
-    models, versions, receive = {}, {}, TrainingRun.receive
-
-    def noted(self, key, read):
-        versions[self.server.version] = np.array(self.server.params)
-        receipt = receive(self, key, read)
-        models[receipt.join] = {name: array.numpy().copy() for name, array in read().arrays.items()}
-        return receipt
-
-    monkeypatch.setattr(TrainingRun, "receive", noted)
-    own = aggregator(rule=rule, server_options={"log": True})
-    held = {client: own.get_parameters(client_id=client) for client in IDS}
-    for step in range(13):
-        client = IDS[int(rng.integers(4))]
-        held[client] = own.aggregate(client, moved(held[client], float(rng.standard_normal())), round=step)
-    server = own.server
-    assert server.version == 6
-    assert max(entry.staleness for entry in server.log if hasattr(entry, "staleness")) > 0
-    fresh = Server(server.rule, Net(), log=True, num_clients=server.options.num_clients, faults="record")
-
-    def update(join):
-        base = fresh.layout.views(versions[join.version])
-        return {name: array - base[name] for name, array in models[join.number].items()}
-
-    assert replay(server.log, fresh, update).params.tobytes() == params(own)
 
 
 def test_what_clients_get_is_theirs():

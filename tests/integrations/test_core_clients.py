@@ -1,6 +1,7 @@
 """Which clients get tasks: slow ones, those that fail or never reply, and many at the same time."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,6 +44,14 @@ def test_a_task_that_cannot_be_sent_is_closed():
     assert run.choose() == [1]
 
 
+def test_a_client_without_examples_rests():
+    run = run_of()
+    run.clients.are([1, 2])
+    run.sent("a", run.assign(1), 1)
+    assert run.receive("a", partial(trained, num_examples=0)).status == "empty"
+    assert run.choose() == [2]
+
+
 def test_a_client_that_fails_rests_for_longer_each_time():
     run = run_of(clock=(clock := Clock()), retry_after=1.0, max_failures=3)
     run.clients.are([1, 2])
@@ -80,7 +89,7 @@ def test_a_client_that_never_replies_holds_a_place_for_a_small_part_of_the_time(
     while clock.now < 3000:
         for address in run.choose():
             run.sent(address, run.assign(address), address)
-        for key in run.keys:
+        for key in [*run.assignments]:
             held[key] += 1
             if key == "good":
                 run.receive(key, trained)
@@ -115,7 +124,7 @@ def test_open_tasks_and_versions_stay_bounded():
             run.sent(key, run.assign(address), address)
             if key is not None and rng.random() < 0.01:
                 silent.add(key)
-        for key in rng.sample(run.keys, min(5, len(run.keys))):
+        for key in rng.sample([*run.assignments], min(5, len(run.assignments))):
             if key not in silent:
                 came += 1
                 bad = rng.random() < 0.01

@@ -215,8 +215,8 @@ def test_clients_without_room_are_named_once_and_end_a_run_in_which_none_may_tra
         one_round(run, range(5, 20), **names)
     for _ in range(2):
         assert run.choose() == [0]
+    lines = [line for line in lines if line.startswith("No task goes to client ")]
     assert len(lines) == (1 if key is None else 15)
-    assert lines[0].startswith("No task goes to client ")
     assert "num_clients=2" in lines[0]
     assert ("and 5 others" in lines[0]) is (key is None)
     run.clients.require_some_of_use(0.0)

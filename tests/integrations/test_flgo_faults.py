@@ -9,7 +9,6 @@ import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is no
 from afflux.integrations import flgo as adapter
 from afflux.integrations.flgo import BasicClient, algorithm
 from afflux.rules import fedbuff
-from flgo_points import torch
 from flgo_runs import flat, in_a_folder, simulator, started  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("default")  # FLGo's and torch's own
@@ -36,27 +35,11 @@ def bad(kind):
                 reply["model"] = 3.5
             elif kind == "nan":
                 model.model.b.data[2] = float("nan")
-            elif kind == "shape":
-                model.model.b.data = torch.zeros(6)
-            elif kind == "name":
-                model.model.c = model.model.b
-                del model.model.b
-            elif kind == "complex":
-                model.model.b.data = torch.zeros(5, dtype=torch.complex64)
-            elif kind == "zero":
-                reply["num_examples"] = 0
-            elif kind == "negative":
-                reply["num_examples"] = -2
             elif kind == "examples":
                 reply["num_examples"] = "many"
             return reply
 
     return Client
-
-
-FAULTS = ["nothing", "text", "empty", "none", "number", "nan", "shape", "name", "complex", "negative", "examples"]
-
-FAULTS = {**dict.fromkeys(FAULTS, "faulty"), "zero": "empty"}
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +52,17 @@ def alone():
     return runner.server.params.tobytes()
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", ["nothing", "text", "empty", "none", "number", "nan", "examples"])
 def test_a_package_that_is_of_no_use_changes_nothing_but_a_count(kind, alone):
     runner = started(algorithm(fedbuff(buffer_size=1), client=bad(kind), max_failures=10**6), clients=2)
     runner.run()
     assert runner.server.params.tobytes() == flat(runner.model).tobytes() == alone
     counts = {**runner.server.counts, **runner.lost}
-    assert counts.pop(FAULTS[kind]) > 0
+    assert counts.pop("faulty") > 0
     assert counts.pop("joined") == 6
     assert not any(counts.values())
-    if FAULTS[kind] == "faulty":
-        assert runner.server.faults[0].client_id == 1
-        assert runner.server.faults[0].reason
+    assert runner.server.faults[0].client_id == 1
+    assert runner.server.faults[0].reason
 
 
 def test_a_client_that_is_drawn_alone_and_always_fails_ends_the_run():

@@ -1,16 +1,11 @@
 """FLGo's server with afflux's aggregation: against FLGo's FedBuff, replayed bits, and rules of every kind."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import flgo_points as points
-from afflux import Join, Server, replay
-from afflux.integrations._core import TrainingRun
 from afflux.integrations.flgo import BasicClient, algorithm
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
-from afflux.rules.weights import Given
 from flgo_points import OPTIONS, flgo, torch
 from flgo_runs import flat, in_a_folder, started  # noqa: F401
 
@@ -69,48 +64,6 @@ def test_a_run_equals_flgos_fedbuff():
     assert np.array_equal(flat(runner.model), runner.server.params)
 
 
-@pytest.fixture
-def received(monkeypatch):
-    """The models that have joined, by the number of their join, and all versions."""
-    models, versions, receive = {}, {}, TrainingRun.receive
-
-    def noted(self, key, read):
-        versions[self.server.version] = np.array(self.server.params)
-        kept = {}
-
-        def reading():
-            trained = read()
-            kept.update({name: part.numpy().copy() for name, part in trained.arrays.items()})
-            return trained
-
-        receipt = receive(self, key, reading)
-        if receipt is not None and receipt.join is not None:
-            models[receipt.join] = kept
-        return receipt
-
-    monkeypatch.setattr(TrainingRun, "receive", noted)
-    return models, versions
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_run_replays_to_the_same_bits(rule, received):
-    models, versions = received
-    runner = started(algorithm(rule, server_options={"log": True}))
-    start = {name: part.numpy().copy() for name, part in runner.model.state_dict().items()}
-    runner.run()
-    server = runner.server
-    assert server.version == OPTIONS["num_rounds"]
-    assert max(entry.staleness for entry in server.log if hasattr(entry, "staleness")) > 0
-    fresh = Server(rule, start, log=True, num_clients=server.options.num_clients, faults="record")
-
-    def update(join):
-        base = fresh.layout.views(versions[join.version])
-        return {name: array - base[name] for name, array in models[join.number].items()}
-
-    again = replay(server.log, fresh, update)
-    assert again.params.tobytes() == server.params.tobytes() == flat(runner.model).tobytes()
-
-
 def test_batch_norm():
     """Statistics are averaged, not stepped with, and the counter stays an integer."""
 
@@ -159,17 +112,3 @@ def test_clients_in_threads():
     second = started(algorithm(fedbuff(buffer_size=2)), num_parallels=3, parallel_type="t")
     second.run()
     assert second.server.params.tobytes() == first.server.params.tobytes()
-
-
-def test_facts_are_in_the_packages_of_clients():
-    """Those that the rule needs, or the server lists."""
-
-    class Client(BasicClient):
-        def reply(self, package):
-            return {**super().reply(package), "quality": 1.0 + 2 * (self.id % 2), "tokens": 7, "local_steps": 5}
-
-    rule = replace(fedbuff(buffer_size=6), weigh=Given("quality"))
-    runner = started(algorithm(rule, client=Client, server_options={"facts": ["tokens"], "log": True}), num_rounds=1)
-    runner.run()
-    joins = {(entry.facts, entry.local_steps) for entry in runner.server.log if isinstance(entry, Join)}
-    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

@@ -151,14 +151,3 @@ def test_clients_that_wait_in_the_buffer_are_not_drawn_after_a_resume(tmp_path):
     runner.run()
     assert sorted(set(drawn)) == [0, 2, 3]
     assert runner.server.version == 6
-
-
-def test_the_store_of_another_program_is_refused(tmp_path):
-    rule = fedbuff(buffer_size=2)
-    model = started(algorithm(rule)).model
-    with Server(rule, model, store=tmp_path / "store", faults="record") as own:
-        own.checkpoint({"epoch": 3})
-    with pytest.raises(AffluxError, match=r"notes are not those of this adapter: .*epoch"):
-        started(algorithm(rule, store=tmp_path / "store"))
-    with Server.open(tmp_path / "store") as own:  # which it has not kept open
-        assert own.version == 0

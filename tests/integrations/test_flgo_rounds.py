@@ -7,6 +7,7 @@ import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is no
 from afflux.integrations.flgo import algorithm
 from afflux.rules import fedbuff, gsgm
 from flgo_runs import flat, in_a_folder, simulator, started  # noqa: F401
+from inside import aggregator_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # FLGo's and torch's own
 
@@ -44,7 +45,7 @@ def test_clients_whose_models_wait_for_the_next_pass_are_not_drawn():
 
     def noted(client, *args, **kwargs):
         waiting = runner.training.waiting().values()
-        waited.append(len(runner.server._aggregator.admission.state.deferred()))
+        waited.append(len(aggregator_of(runner.server).admission.state.deferred()))
         assert client not in waiting
         return pack(client, *args, **kwargs)
 

@@ -98,7 +98,7 @@ def trains_only(message):
 def slept(monkeypatch):
     """A clock that only sleeping moves: the seconds that have passed."""
     passed = [0.0]
-    monkeypatch.setitem(TrainingRun.__init__.__kwdefaults__, "clock", lambda: passed[0])
+    monkeypatch.setattr(TrainingRun, "clock", lambda run: passed[0])
     monkeypatch.setattr(_loop, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + max(seconds, 0.5)))
     return passed
 

@@ -1,6 +1,5 @@
 """A second run of Flower that goes on from a store: after a kill, an interrupt, and with other ids of nodes."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
@@ -10,7 +9,6 @@ from flwr.app import MetricRecord
 from afflux import AffluxError, Server
 from afflux.integrations import _flower_run
 from afflux.integrations._loop import Loop
-from afflux.integrations.flower import model_of, record_of
 from afflux.rules import ca2fl, fedbuff, mf_ca2fl
 from flower_grid import NODES, FakeGrid, adds, flat, grid_of, initial, logged, said, strategy
 
@@ -50,10 +48,6 @@ def test_a_run_is_killed_and_goes_on_with_nodes_in_flight(tmp_path, monkeypatch)
         assert server.tasks == ()
     assert sorted(result.train_metrics_clientapp) == [*range(1, 10)]
     assert own.server.counts["joined"] == 18
-    with pytest.raises(AffluxError, match="another model"):
-        strategy(ca2fl(buffer_size=2), store=tmp_path / "store").start(
-            grid, record_of({"w": np.zeros(3, np.float32)}), num_rounds=9
-        )
 
 
 def test_a_run_of_flower_is_interrupted_and_keeps_its_result(tmp_path):
@@ -71,13 +65,6 @@ def test_a_run_of_flower_is_interrupted_and_keeps_its_result(tmp_path):
     result = again.start(grid_of(1.0, 2.0), initial(), num_rounds=6)
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
     assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2, 3]
-
-
-def test_the_store_of_another_program_is_refused(tmp_path):
-    with Server(fedbuff(buffer_size=2), model_of(initial()), store=tmp_path / "store", faults="record") as server:
-        server.checkpoint({"epoch": 3})
-    with pytest.raises(AffluxError, match=r"notes are not those of this adapter: .*epoch"):
-        strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid_of(1.0), initial())
 
 
 def test_a_checkpoint_keeps_the_metrics_of_the_newest_steps(tmp_path, monkeypatch):

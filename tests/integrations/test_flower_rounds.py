@@ -1,22 +1,19 @@
 """Steps over a Grid of functions: as FedAvg makes a round, replayed to the same bits, of any dtype and rule."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from afflux import Join, Server, replay
-from afflux.integrations._core import TrainingRun
 from afflux.integrations.flower import model_of, record_of
-from afflux.rules import ca2fl, fadas, fedavg, fedbuff, wkafl
-from afflux.rules.weights import Given
+from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, wkafl
 from flower_grid import FakeGrid, adds, bad, flat, grid_of, initial, strategy
+from role_trees import CONTAINERS, Container, bits_after_a_round, by_name, copies, torch_dict
 
 RULES = [fedbuff(buffer_size=3), ca2fl(buffer_size=3), fadas(buffer_size=3)]
 
@@ -31,46 +28,6 @@ def test_a_synchronous_round_is_that_of_fedavg():
     assert np.all(np.abs(flat(ours.arrays) - flat(theirs.arrays)) <= 12 * np.finfo(np.float32).eps * largest)
     assert ours.train_metrics_clientapp[1]["train_loss"] == pytest.approx(1.0)
     assert list(ours.train_metrics_clientapp[1]) == list(theirs.train_metrics_clientapp[1])
-
-
-@pytest.fixture
-def received(monkeypatch):
-    """The models that have joined, by the number of their join, and all versions."""
-    models, versions, receive = {}, {}, TrainingRun.receive
-
-    def noted(self, key, read):
-        versions[self.server.version] = np.array(self.server.params)
-        kept = []
-
-        def reading():
-            kept.append(read())
-            return kept[0]
-
-        receipt = receive(self, key, reading)
-        if receipt is not None and receipt.join is not None:
-            models[receipt.join] = {name: np.array(array) for name, array in kept[0].arrays.items()}
-        return receipt
-
-    monkeypatch.setattr(TrainingRun, "receive", noted)
-    return models, versions
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_run_replays_to_the_same_bits(rule, received):
-    models, versions = received
-    own = strategy(rule, server_options={"log": True}, concurrency=3)
-    result = own.start(grid_of(1.0, -2.0, 0.5, 3.0, seed=3), initial(), num_rounds=6)
-    server = own.server
-    assert server.version == 6
-    assert max(entry.staleness for entry in server.log if hasattr(entry, "staleness")) > 0
-    fresh = Server(rule, model_of(initial()), log=True, num_clients=server.options.num_clients, faults="record")
-
-    def update(join):
-        base = fresh.layout.views(versions[join.version])
-        return {name: array - base[name] for name, array in models[join.number].items()}
-
-    again = replay(server.log, fresh, update)
-    assert again.params.tobytes() == server.params.tobytes() == flat(result.arrays).tobytes()
 
 
 def test_batch_norm_and_bfloat16():
@@ -154,11 +111,31 @@ def test_numpy_files_are_read_in_place():
     assert np.array_equal(model_of(ArrayRecord({"f": fortran}))["f"], array)
 
 
-def test_facts_are_metrics_of_the_nodes():
-    """Those that the rule needs, or the server lists."""
-    rule = replace(fedavg(buffer_size=2), weigh=Given("quality"))
-    own = strategy(rule, server_options={"facts": ["tokens"], "log": True})
-    nodes = {i: adds(1.0, quality=float(i), tokens=7, other=1.0, **{"local-steps": 5}) for i in (1, 3)}
-    own.start(FakeGrid(nodes), initial(), num_rounds=1)
-    joins = {(entry.facts, entry.local_steps) for entry in own.server.log if isinstance(entry, Join)}
-    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}
+@pytest.mark.parametrize("rule", [*RULES, fedasync(alpha=0.5)], ids=lambda rule: rule.name)
+def test_records_and_state_dicts_give_one_digest(rule):
+    """The same arrays in Flower's records, of torch and of NumPy, and in a state_dict."""
+    torch_records = Container(lambda *own: model_of(ArrayRecord(torch_dict(*own))), by_name)
+    records = Container(lambda *own: model_of(record_of(copies(*own))), by_name)
+    containers = (CONTAINERS["state_dict"], torch_records, records)
+    digests = [bits_after_a_round(container, rule) for container in containers]
+    assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), fadas(buffer_size=2)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("place", ["settings", "train_config"])
+def test_a_variance_in_a_list_of_arrays_stays_positive(rule, place):
+    """As in `get_weights` of a Keras model, whose arrays have no names."""
+
+    def node(message):
+        reply = adds(1.0)(message)
+        model = {**reply["arrays"], "1": Array(np.full(3, 1e-4, np.float32))}
+        return RecordDict({"arrays": ArrayRecord(model), "metrics": reply["metrics"]})
+
+    grid = FakeGrid(dict.fromkeys(range(1, 7), node))
+    start = ArrayRecord([np.ones(2, np.float32), np.ones(3, np.float32)])
+    if place == "settings":
+        arrays = strategy(rule, roles={"1": "statistic"}).start(grid, start, num_rounds=9).arrays
+    else:
+        config = ConfigRecord({"roles": ["1=statistic"]})
+        arrays = strategy(rule).start(grid, start, num_rounds=9, train_config=config).arrays
+    assert arrays["1"].numpy() == pytest.approx(1e-4)

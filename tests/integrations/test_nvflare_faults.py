@@ -42,13 +42,7 @@ def bad(kind):
             return FLModel(params_type="DIFF", params=params)
         if kind == "none":
             return FLModel(metrics={"accuracy": 0.5})
-        if kind == "nan":
-            params["b"] = np.full(5, np.nan, np.float32)
-        elif kind == "shape":
-            params["b"] = np.zeros(6, np.float32)
-        elif kind == "name":
-            params["c"] = params.pop("b")
-        elif kind == "number":
+        if kind == "number":
             params["b"] = 3
         elif kind == "texts":
             params["b"] = np.array(["a"] * 5)
@@ -56,7 +50,7 @@ def bad(kind):
             params["b"] = np.array([None] * 5)
         elif kind == "keys":
             params = {0: params["w"], 1: params["b"]}
-        steps = {"zero": 0, "negative": -3, "list": [1, 2], "large": 2**64, "nan steps": float("nan")}
+        steps = {"list": [1, 2], "large": 2**64}
         return params, {**metrics, "num_steps": steps.get(kind, 10)}
 
     return site
@@ -70,18 +64,12 @@ FAULTS = {
     "metrics": "faulty",
     "diff": "faulty",
     "none": "faulty",
-    "nan": "faulty",
-    "shape": "faulty",
-    "name": "faulty",
     "number": "faulty",
     "texts": "faulty",
     "objects": "faulty",
     "keys": "faulty",
-    "zero": "empty",
-    "negative": "faulty",
     "list": "faulty",
     "large": "faulty",
-    "nan steps": "faulty",
 }
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,14 +103,6 @@ def test_errors_are_raised_where_the_job_is_made(arguments, message):
 def test_the_class_itself_is_no_server_object():
     with pytest.raises(AffluxError, match=r"AsyncServer lacks initial_model\(\): define it in a subclass"):
         AsyncServer()
-
-
-def test_without_nvflare_the_error_says_what_to_install():
-    code = "import sys; sys.modules['nvflare'] = None; import afflux.integrations.nvflare"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert re.search(
-        r"ImportError: afflux.integrations.nvflare needs nvflare.*pip install 'afflux\[nvflare\]'", done.stderr
-    )
 
 
 AROUND_THE_PAGE = """

@@ -1,7 +1,5 @@
 """NVFlare's Collab over sites that are functions: its own FedBuff, and runs replayed to the same bits."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,10 +7,9 @@ pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrati
 
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from afflux import Join, Server, replay
+from afflux import Server, replay
 from afflux.integrations._core import TrainingRun
 from afflux.rules import ca2fl, fadas, fedbuff
-from afflux.rules.weights import Given
 from nvflare_servers import NAMES, four, initial, run, small
 from nvflare_sites import Sites, adds, flat
 
@@ -140,13 +137,3 @@ def test_a_run_replays_to_the_same_bits(rule, params_type, received, monkeypatch
 
     again = replay(server.log, fresh, update)
     assert again.params.tobytes() == server.params.tobytes() == flat(result).tobytes()
-
-
-def test_facts_are_metrics_of_the_sites(monkeypatch):
-    """Those that the rule needs, or the server lists."""
-    rule = replace(fedbuff(buffer_size=2), weigh=Given("quality"))
-    server = small(rule, rounds=1, settings={"server_options": {"facts": ["tokens"], "log": True}})
-    sites = {f"site-{i}": adds(1.0, quality=float(i), tokens=7, other=1.0, local_steps=5) for i in (1, 3)}
-    run(server, Sites(sites), monkeypatch)
-    joins = {(entry.facts, entry.local_steps) for entry in server.server.log if isinstance(entry, Join)}
-    assert joins == {((("quality", quality), ("tokens", 7.0)), 5) for quality in (1.0, 3.0)}

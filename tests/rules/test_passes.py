@@ -11,6 +11,7 @@ from afflux import AffluxError, Server, plan, replay, store
 from afflux.rules import gsgm
 from conftest import bits
 from forged import forge_fact
+from inside import aggregator_of, slots_taken
 
 SIZE = 8
 
@@ -149,7 +150,7 @@ def test_no_more_arrivals_wait_than_max_deferred(options, most):
     assert (receipt.staleness, receipt.step, receipt.join) == (0, None, 59)
     assert receipt.reason == f"{most} arrivals wait for the next pass (max_deferred)"
     assert (ours.counts["deferred"], ours.counts["rejected"]) == (most, 58 - most)
-    assert ours._aggregator.slots.taken == 2 + most
+    assert slots_taken(ours) == 2 + most
     found = plan(gsgm(buffer_size=3), SIZE, num_clients=5, **options)
     held = sum(part.size for part in found.memory.values())
     assert ours.state_bytes == held + (found.working["deferred"].size if most else 0)
@@ -168,7 +169,7 @@ def test_a_store_keeps_max_deferred(tmp_path):
             assert ours.options.max_deferred == most
             for join in range(40):
                 ours.push(client=0, gradient=gradient(join), version=0)
-            assert len(ours._aggregator.admission.state.deferred()) == most
+            assert len(aggregator_of(ours).admission.state.deferred()) == most
         # as in a store of an earlier version, which may also hold more arrivals
         forge_fact(tmp_path / "store", "options", lambda facts: {k: v for k, v in facts.items() if k != "max_deferred"})
     forge_fact(tmp_path / "store", "options", lambda facts: {**facts, "max_deferred": 5})

@@ -15,6 +15,7 @@ from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
 from afflux.store import info
 from conftest import bits
+from inside import aggregator_of, make_rounds_by, monitor_of, rounds_of, without_fast_path
 
 D = 5
 
@@ -203,7 +204,7 @@ def test_weights_are_decided_before_others_join():
     seen = []
 
     def weigh(arrivals):
-        seen.append(server._aggregator._monitor.owner == threading.get_ident())
+        seen.append(monitor_of(server).owner == threading.get_ident())
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
@@ -215,7 +216,7 @@ def test_weights_are_decided_before_others_join():
 def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
     """The version is checked before the vector is taken in; a state that is loaded meanwhile may not have made it."""
     server = Server(fedbuff(buffer_size=2), vector(0.0))
-    server._aggregator.fast = None  # whose sweep cannot be held up from here
+    without_fast_path(server)  # whose sweep cannot be held up from here
     old = server.state_dict()
     for client in range(2):
         server.push(client=client, update=vector(), version=0)
@@ -234,9 +235,9 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monkeypatch):
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
-    server._aggregator.fast = None
+    without_fast_path(server)
     reached, go = threading.Event(), threading.Event()
-    adapter = type(server._adapter)
+    adapter = InputAdapter
     ingest = adapter.ingest
 
     def held_up(self, *arguments):
@@ -282,18 +283,17 @@ def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp
 def test_a_close_just_before_the_round_is_published(call, tmp_path):
     """The closing thread publishes it; the call that has made it returns what it did."""
     server = Server(fedbuff(buffer_size=1 if call == "push" else 2), vector(0.0), store=tmp_path / "store")
-    monitor = server._aggregator._monitor
-    run = monitor._run
+    run = rounds_of(server)
 
     def closed_after(job):
         run(job)
         closing, _ = start(lambda: server.close(checkpoint=False))
         closing.join(20)
-        assert server._aggregator.closed
+        assert aggregator_of(server).closed
 
     if call == "flush":
         server.push(client=1, update=vector(), version=0)
-    monitor._run = closed_after
+    make_rounds_by(server, closed_after)
     report = server.flush() if call == "flush" else server.push(client=1, update=vector(), version=0).report
     assert report.version == 1
     with Server.open(tmp_path / "store") as again:
@@ -305,22 +305,21 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
     """Also if another thread publishes the failure first, and then loads a state or closes the server."""
     store = None if meanwhile == "load" else tmp_path / "store"
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=store)
-    saved, monitor = server.state_dict(), server._aggregator._monitor
-    run = monitor._run
+    saved, run = server.state_dict(), rounds_of(server)
 
     def failed(job):
         run(job)
         job.done[0], job.saved = False, True  # as after a value that is not finite
         act = (lambda: server.load_state_dict(saved)) if meanwhile == "load" else (lambda: server.close())
-        monitor._run = run
+        make_rounds_by(server, run)
         other, _ = start(act)
         other.join(20)
         assert not other.is_alive()
 
-    monitor._run = failed
+    make_rounds_by(server, failed)
     with pytest.raises(AffluxError, match=r"\[push\] the step to version 1 wrote a value that is not finite"):
         server.push(client=1, update=vector(), version=0)
-    assert server.counts["refused"] == 0 if meanwhile == "load" else server._aggregator.closed
+    assert server.counts["refused"] == 0 if meanwhile == "load" else aggregator_of(server).closed
 
 
 def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
@@ -328,8 +327,7 @@ def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
     server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=3, store=tmp_path / "store")
     for client in (0, 0, 1, 1):
         server.push(client=client, gradient=vector(), version=server.version)
-    monitor = server._aggregator._monitor
-    run = monitor._run
+    run = rounds_of(server)
 
     def closed_after(job):
         run(job)
@@ -337,7 +335,7 @@ def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
             closing, _ = start(lambda: server.close(checkpoint=False))
             closing.join(20)
 
-    monitor._run = closed_after
+    make_rounds_by(server, closed_after)
     pushing, receipt = start(lambda: server.push(client=2, gradient=vector(), version=server.version))
     pushing.join(20)
     assert not pushing.is_alive()
@@ -365,7 +363,7 @@ def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     assert slow.reached.wait(20)
     with pytest.raises(BusyError):
         server.push(client=2, update=vector(), version=0, timeout=0)
-    assert server._aggregator.admission.state.round.driver == thread.ident
+    assert aggregator_of(server).admission.state.round.driver == thread.ident
     slow.go.set()
     thread.join(20)
     assert made[0].report.version == 1
@@ -383,10 +381,10 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
         except AffluxError:
             seen.append("refused")
 
-    count = type(server._aggregator.admission).count
+    count = type(aggregator_of(server).admission).count
     calls = iter([handler])  # one signal
     monkeypatch.setattr(
-        type(server._aggregator.admission), "count", lambda self, why: (next(calls, int)(), count(self, why))
+        type(aggregator_of(server).admission), "count", lambda self, why: (next(calls, int)(), count(self, why))
     )
     with pytest.raises(AffluxError, match="num_examples"):
         server.push(client=1, update=vector(), version=0, num_examples=-1)
@@ -400,7 +398,7 @@ def test_a_stored_traceback_of_an_interrupt_holds_no_version(monkeypatch):
     with monkeypatch.context() as patch:
 
         def interrupt():
-            if sys._getframe(1).f_code.co_name == "make" and server._aggregator.admission.state.round.done:
+            if sys._getframe(1).f_code.co_name == "make" and aggregator_of(server).admission.state.round.done:
                 raise KeyboardInterrupt
             return time.perf_counter()
 

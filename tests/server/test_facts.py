@@ -20,6 +20,7 @@ from afflux.rules.optimizers import Sgd
 from afflux.rules.staleness import Polynomial
 from afflux.store import schema
 from conftest import bits
+from inside import aggregator_of, slots_taken
 
 ONES = np.ones(3)
 NAMES = ("tokens", "quality")
@@ -61,7 +62,7 @@ def refused(server, message, facts, **arguments):
     with pytest.raises(AffluxError, match=message):
         push(server, 7, facts, **arguments)
     assert (server.arrivals_waiting, server.joins, server.params.tolist()) == before
-    assert server._aggregator.slots.taken == server._state.slots_held
+    assert slots_taken(server) == aggregator_of(server).admission.state.slots_held
 
 
 # What a rule reads
@@ -420,7 +421,7 @@ def test_a_store_of_format_5_is_opened(tmp_path, monkeypatch):
     assert format_of(folder) == schema.FORMAT == 6
     server.close()
     with Server.open(folder) as server:
-        (arrival,) = server._state.arrivals()
+        (arrival,) = aggregator_of(server).admission.state.arrivals()
         assert (arrival.facts, arrival.local_steps) == ((("quality", 1.0),), 3)
 
 

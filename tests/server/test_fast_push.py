@@ -13,6 +13,7 @@ from afflux.aggregation.reports import Closed, Join, Opened, Receipt
 from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
 from afflux.server.tasks import TaskBook
 from afflux.server.tickets import Ticket
+from inside import aggregator_of, decide_elsewhere, monitor_of, mutex_of, slots_taken, without_fast_path
 
 D = 5
 FLOAT16 = np.array([1, 2, 3, 4, 5], np.float16)
@@ -85,7 +86,7 @@ def made(name, fast, options):
     clients = {"num_clients": 6} if rule.calibrate.cached else {}
     server = Server(rule, np.zeros(D, np.float32), log=True, **clients, **options)
     if not fast:
-        server._aggregator.fast = None
+        without_fast_path(server)
     return server
 
 
@@ -119,7 +120,7 @@ def checkout(server):
 
 
 def facts(server):
-    state = server._aggregator.admission.state
+    state = aggregator_of(server).admission.state
     waiting = [arrival._replace(slot=np.asarray(arrival.slot).tolist()) for arrival in state.arrivals()]
     return (
         waiting,
@@ -129,8 +130,8 @@ def facts(server):
         server.joins,
         server.counts,
         repr([entry for entry in server.log if isinstance(entry, Join)]),
-        server._aggregator.admission._places,
-        server._aggregator.slots.taken,
+        aggregator_of(server).admission._places,
+        slots_taken(server),
         [repr(fault) for fault in server.faults],
         *events(server),
     )
@@ -145,8 +146,8 @@ def events(server):
     places = {None: None}
     for entry in log:
         places.setdefault(entry.task, len(places))
-    state = server._aggregator.admission.state
-    kept = server._aggregator.admission.growing_task_events[: state.task_events]
+    state = aggregator_of(server).admission.state
+    kept = aggregator_of(server).admission.growing_task_events[: state.task_events]
     return (
         [
             [(type(entry), places.get(entry.task), getattr(entry, "why", None)) for entry in each]
@@ -154,7 +155,7 @@ def events(server):
         ],
         places.get(state.closed_task),
         [task.client for task in server.tasks],
-        list(server._aggregator.tasks.bases()),
+        list(aggregator_of(server).tasks.bases()),
     )
 
 
@@ -169,7 +170,7 @@ def events(server):
 )
 def test_it_decides_as_the_general_way(name, calls, **options):
     fast, general = made(name, True, options), made(name, False, options)
-    assert fast._aggregator.fast is not None
+    assert aggregator_of(fast).fast is not None
     states = [(server, server.state_dict()) for server in (fast, general)]
     for call in calls:
         if call == "load":
@@ -203,7 +204,7 @@ class Counted:
 def test_which_pushes_take_it(name, dtype):
     """All that only join; the vector of one that completes a round is not read twice."""
     server = made(name, True, {})
-    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    counted = aggregator_of(server).fast = Counted(aggregator_of(server).fast)
     size = server.rule.buffer_size
     for client in range(size):
         server.push(client=client, version=0, **{server.rule.kind: np.ones(D, dtype)})
@@ -215,7 +216,7 @@ def test_which_pushes_take_it(name, dtype):
 def test_trees_take_it_and_models_with_buffers_do_not():
     layout = {"w": np.zeros(D, np.float32)}
     server = Server(fedbuff(buffer_size=9), layout)
-    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    counted = aggregator_of(server).fast = Counted(aggregator_of(server).fast)
     server.push(client=1, version=0, update=np.ones(D, np.float32))
     server.push(client=2, version=0, update={"w": np.ones(D, np.float32)})
     assert [type(given).__name__ for given in counted.given] == ["Receipt", "NoneType"]
@@ -230,7 +231,7 @@ def test_trees_take_it_and_models_with_buffers_do_not():
 def test_pushes_of_tasks_join_by_it(kind):
     """Of a converted model, too; but not the one that completes a round."""
     server = made("update", True, {})
-    counted = server._aggregator.fast = Counted(server._aggregator.fast)
+    counted = aggregator_of(server).fast = Counted(aggregator_of(server).fast)
     for client in range(3):
         receipt = server.push(task=server.checkout(client), **{kind: np.ones(D, np.float32)})
     assert [type(given).__name__ for given in counted.joined] == ["Receipt", "Receipt", "NoneType"]
@@ -240,11 +241,11 @@ def test_pushes_of_tasks_join_by_it(kind):
 def test_a_task_that_closes_before_its_push_joins_is_left_to_the_general_way():
     server = made("update", True, {})
     task = server.checkout(7)
-    found = server._aggregator.tasks.find(task.id)
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
+    found = aggregator_of(server).tasks.find(task.id)
+    pushed = (7, 0, 1, 0.5, 1.0, aggregator_of(server).take_slot(0), None, (0.0, 1.0), 0, ())
     task.cancel()
     ticket = Ticket(task=found)
-    assert server._aggregator.fast.join(server._aggregator, pushed, ticket) is None
+    assert aggregator_of(server).fast.join(aggregator_of(server), pushed, ticket) is None
     assert ticket.decision is None
     assert server.arrivals_waiting == 0
 
@@ -253,7 +254,7 @@ def test_a_task_that_closes_before_its_push_joins_is_left_to_the_general_way():
 @pytest.mark.parametrize("way", ["fast", "general"])
 def test_the_ticket_of_a_push_gets_the_decision(way, of_task):
     server = made("update", True, {})
-    aggregator = server._aggregator
+    aggregator = aggregator_of(server)
     ticket = Ticket(task=aggregator.tasks.find(server.checkout(7).id) if of_task else None)
     pushed = (7, 0, 1, 0.5, 1.0, aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
     receipt = aggregator.fast.join(aggregator, pushed, ticket) if way == "fast" else aggregator.join(pushed, ticket)
@@ -273,37 +274,37 @@ def test_an_interrupt_before_the_task_is_closed_in_the_book_changes_nothing_else
         server.push(task=task, update=VECTORS[0])
     assert (server.arrivals_waiting, server.counts["joined"], server.tasks) == (1, 1, ())
     assert server.push(task=task, update=VECTORS[0]).status == "expired"
-    assert not server._aggregator._monitor._mutex.locked()
+    assert not mutex_of(server).locked()
 
 
 def test_it_joins_nothing_while_another_thread_decides():
     server = made("update", True, {})
-    monitor = server._aggregator._monitor
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
-    with monitor._mutex:
-        assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
-    monitor._handed_out = True
-    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
-    monitor._handed_out = False
-    assert server._aggregator.fast.join(server._aggregator, pushed, None).status == "joined"
-    assert not monitor._mutex.locked()
+    monitor = monitor_of(server)
+    pushed = (7, 0, 1, 0.5, 1.0, aggregator_of(server).take_slot(0), None, (0.0, 1.0), 0, ())
+    with mutex_of(server):
+        assert aggregator_of(server).fast.join(aggregator_of(server), pushed, None) is None
+    decide_elsewhere(server, True)
+    assert aggregator_of(server).fast.join(aggregator_of(server), pushed, None) is None
+    decide_elsewhere(server, False)
+    assert aggregator_of(server).fast.join(aggregator_of(server), pushed, None).status == "joined"
+    assert not mutex_of(server).locked()
     assert monitor.owner is None
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("closed", True), ("failure", "a step has failed")])
 def test_it_joins_nothing_once_the_server_takes_nothing(attribute, value):
     server = made("update", True, {})
-    pushed = (7, 0, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
-    setattr(server._aggregator, attribute, value)
-    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
-    assert server._aggregator.fast.push(server._aggregator, 7, 0, VECTORS[0], None, None, 1, None) is None
-    assert server._aggregator.admission.state.filled == 0
+    pushed = (7, 0, 1, 0.5, 1.0, aggregator_of(server).take_slot(0), None, (0.0, 1.0), 0, ())
+    setattr(aggregator_of(server), attribute, value)
+    assert aggregator_of(server).fast.join(aggregator_of(server), pushed, None) is None
+    assert aggregator_of(server).fast.push(aggregator_of(server), 7, 0, VECTORS[0], None, None, 1, None) is None
+    assert aggregator_of(server).admission.state.filled == 0
 
 
 def test_an_arrival_of_a_version_that_a_load_took_back_is_left_to_the_general_way():
     server = made("update", True, {})
-    pushed = (7, 1, 1, 0.5, 1.0, server._aggregator.take_slot(0), None, (0.0, 1.0), 0, ())
-    assert server._aggregator.fast.join(server._aggregator, pushed, None) is None
+    pushed = (7, 1, 1, 0.5, 1.0, aggregator_of(server).take_slot(0), None, (0.0, 1.0), 0, ())
+    assert aggregator_of(server).fast.join(aggregator_of(server), pushed, None) is None
 
 
 def test_threads():
@@ -322,16 +323,16 @@ def test_threads():
         thread.join()
     assert (server.joins, server.version) == (4 * each, 4 * each // 7)
     assert [entry.number for entry in server.log] == list(range(4 * each))
-    assert server._aggregator.slots.taken == server.arrivals_waiting == 4 * each % 7
+    assert slots_taken(server) == server.arrivals_waiting == 4 * each % 7
 
 
 def test_wrong_calls_of_the_extension_raise():
     server = made("update", True, {})
-    fast = server._aggregator.fast
+    fast = aggregator_of(server).fast
     with pytest.raises(TypeError, match="takes 3 arguments, 0 were given"):
         fast.join()
     with pytest.raises(TypeError, match="no tuple of the facts"):
-        fast.join(server._aggregator, (1, 2), None)
+        fast.join(aggregator_of(server), (1, 2), None)
     with pytest.raises(AttributeError):
         fast.join(None, (1,) * 8, None)
 
@@ -343,7 +344,7 @@ def test_it_holds_nothing_of_the_server():
 
     server = made("update", True, {})
     server.push(client=1, version=0, update=np.ones(D, np.float32))
-    gone = weakref.ref(server._aggregator.admission)
+    gone = weakref.ref(aggregator_of(server).admission)
     del server
     gc.collect()
     assert gone() is None
@@ -367,18 +368,18 @@ def test_an_exception_of_a_signal_handler_is_raised(monkeypatch):
     monkeypatch.setattr(Admission, "_check_clients", interrupted)
     with pytest.raises(TimeoutError, match="deadline"):
         server.push(client=1, version=0, update=VECTORS[0])
-    assert (server.joins, server._aggregator.slots.taken) == (0, 0)
+    assert (server.joins, slots_taken(server)) == (0, 0)
 
 
 def test_a_server_that_fails_after_a_vector_was_taken_in_counts_a_refusal():
     server = made("update", True, {})
-    aggregator = server._aggregator
+    aggregator = aggregator_of(server)
 
     class Fails(Counted):
         def push(self, *arguments):
-            aggregator._monitor._handed_out = True  # so that it does not join at once
+            decide_elsewhere(server, True)  # so that it does not join at once
             pushed = super().push(*arguments)
-            aggregator._monitor._handed_out = False
+            decide_elsewhere(server, False)
             aggregator.failure = "a step has failed"
             return pushed
 

@@ -15,6 +15,7 @@ from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from afflux.server.checkout import _reading
 from conftest import bits
+from inside import aggregator_of, monitor_of, mutex_of, rounds_of, store_of
 
 D = 5
 CLIENTS = 9
@@ -167,8 +168,8 @@ def test_an_array_that_pulls_while_its_push_reads_a_version(clock):
     waiting = server.checkout(7)  # its params are pulled while its task is loaded
     push(server)
     clock.now += 11
-    assert server._aggregator.versions.full
-    with _reading(server._aggregator):
+    assert aggregator_of(server).versions.full
+    with _reading(aggregator_of(server)):
         assert server.pull().version == 1
     assert server.arrivals_waiting == 1
     assert server.push(client=3, version=second, model=array).status == "joined"
@@ -219,7 +220,7 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypat
             clock.now += 11
             assert (server.pull().version, server.arrivals_waiting) == (0, 1)
         else:
-            run, others = server._aggregator._monitor._run, []
+            run, others = rounds_of(server), []
 
             def then(job):
                 run(job)
@@ -228,7 +229,7 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypat
                     others.extend(threads.submit(push, server, name) for name in ("third", "other"))
                     assert started.wait(30)
 
-            monkeypatch.setattr(server._aggregator._monitor, "_run", then)
+            monkeypatch.setattr(monitor_of(server), "_run", then)
             clock.now += 11
             assert (server.pull().version, server.arrivals_waiting) == (1, 1)
         assert not all(other.done() for other in others)
@@ -246,7 +247,7 @@ def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
     clock.now += 11
     with pytest.raises(KeyboardInterrupt):
         server.pull()
-    assert not server._aggregator._monitor._mutex.locked()
+    assert not mutex_of(server).locked()
     assert server.discard() == 1
 
 
@@ -333,7 +334,7 @@ def test_poll_closes_tasks_also_where_it_raises(clock, monkeypatch):
         monkeypatch.setattr(f"afflux.server.{module}.monotonic", lambda: 1e12)
     with pytest.raises(AffluxError, match="must be numbers"):
         server.poll()
-    assert [each.opened.task for each in server._aggregator.tasks] == [task.id]
+    assert [each.opened.task for each in aggregator_of(server).tasks] == [task.id]
 
 
 def test_after_a_reopen_the_time_counts_from_there(clock, tmp_path):
@@ -360,7 +361,7 @@ def test_a_late_step_that_cannot_be_saved(clock, tmp_path, monkeypatch):
         def full(*_):
             raise StoreError("[store] the disk is full")
 
-        patch.setattr(type(server._store), "save_round", full)
+        patch.setattr(type(store_of(server)), "save_round", full)
         with pytest.raises(StoreError, match="the disk is full"):
             server.poll()
         assert push(server, 2).status == "joined"
@@ -405,7 +406,7 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
         patch.setattr(admission, "monotonic", clock)
         server = fresh()
         for move, *facts in moves:
-            since, late = server._state.since, server._aggregator.admission.late
+            since, late = aggregator_of(server).admission.state.since, aggregator_of(server).admission.late
             assert late == (server.arrivals_waiting > 0 and clock.now - since > 10)
             before = server.version
             if move == "wait":

@@ -16,6 +16,7 @@ from afflux import AffluxError, Server, replay, store
 from afflux.rules import fedbuff, mf_ca2fl
 from conftest import bits
 from crashes import MEMORY
+from inside import without_fast_path
 
 D, M = 70, 3
 INTS = [0, 1, -1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
@@ -33,7 +34,7 @@ def test_ids_have_at_most_1024_bytes(fast):
     """On both paths of a push; the error has the beginning of the id."""
     server = made(fedbuff(buffer_size=M))
     if not fast:
-        server._aggregator.fast = None
+        without_fast_path(server)
     for client in ("i" * 1024, "é" * 512):
         assert server.push(client=client, update=np.ones(D), version=0).status == "joined"
     for client in ("i" * 1025, "é" * 513, "é" * 1024, "i" * 5_000_000):

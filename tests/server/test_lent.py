@@ -12,6 +12,7 @@ from afflux import AffluxError, Calibrate, Needs, Rule, Server, UnavailableError
 from afflux.ops import Sgd
 from afflux.rules import RULES, fadas, fedasync, fedbuff
 from conftest import ISAS, THREADS, FakeCuda, awkward, bits
+from inside import slots_taken
 from pairwise import pairwise
 
 LENDING = ["fedavg", "fedbuff", "fedasync", "afa_cd", "twafl", "sasgd"]
@@ -219,7 +220,7 @@ def test_rules_that_keep_vectors_take_copies(name):
     before = server.state_dict()["meta"]["joins"]
     with pytest.raises(AffluxError, match=r"copy=False: the (update|gradient) cannot be read in place: " + name):
         server.push(client=7, **{server.rule.kind: np.ones(50, np.float32)}, version=0, copy=False)
-    assert (server.counts["refused"], server.state_dict()["meta"]["joins"], server._aggregator.slots.taken) == (
+    assert (server.counts["refused"], server.state_dict()["meta"]["joins"], slots_taken(server)) == (
         1,
         before,
         0,
@@ -299,7 +300,7 @@ def test_a_vector_is_held_until_its_round_and_takes_no_slot(end):
     del vector
     gc.collect()
     assert alive() is not None
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
     if end == "round":
         rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
     else:
@@ -350,7 +351,7 @@ def test_a_round_that_somebody_keeps_holds_no_vectors(monkeypatch):
     del vector
     rounds(server, [np.ones(50, np.float32)] * 9, True, rounds=1)
     gc.collect()
-    assert (len(kept), server._aggregator.slots.taken, alive()) == (1, 0, None)
+    assert (len(kept), slots_taken(server), alive()) == (1, 0, None)
 
 
 @pytest.mark.parametrize("copy", [0, 1, None, "no", np.zeros(1, bool)])
@@ -360,7 +361,7 @@ def test_copy_is_a_bool(copy):
         server.push(client=1, update=np.ones(50, np.float32), version=0, copy=copy)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
     server.push(client=1, update=np.ones(50, np.float32), version=0, copy=np.False_)
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 def test_lent_and_copied_in_one_buffer(rng):

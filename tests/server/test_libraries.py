@@ -1,13 +1,18 @@
 """Models of JAX's libraries and of Keras: roles, pushes and what goes out. These tests import the libraries."""
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from afflux import Layout, Server
+from afflux import AffluxError, Layout, Server
+from afflux.arrays.npy import array_of, bytes_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff
 from conftest import bits
+from pairwise import pairwise, soak_all
+from role_trees import ALIAS, CONTAINERS, Container, bits_after_a_round, by_name, check_round, copies, torch_dict
 
 RULES = [fedbuff(buffer_size=2), fadas(buffer_size=2), ca2fl(buffer_size=2), fedasync(alpha=0.5)]
 
@@ -90,6 +95,52 @@ def test_nnx_round_trip(nnx, jax, rule, form, tmp_path):
     assert (names.flatten_buffers(tree)[3:] > 0).all()  # no variance is negative
 
 
+def test_nnx_modules_share_variables(nnx, jax):
+    """A variable under two names is one; the module that goes out shares it, unless the two are trained apart."""
+
+    class Tied(nnx.Module):
+        def __init__(self, seed=0):
+            self.first = nnx.Param(np.full(2, seed, np.float32))
+            self.layers = nnx.List([self.first])
+
+    model = Tied()
+    server = Server(fedbuff(buffer_size=1), model)
+    assert server.layout.roles == {"first": "trained", "layers.0": "alias"}
+    assert server.push(client=0, version=0, model=Tied(1)).status == "joined"
+    assert server.push(client=0, version=1, model=nnx.state(Tied(1))).status == "joined"
+    tree = server.checkout("ann").tree()
+    assert tree.layers[0] is tree.first
+    assert tree.first.get_value().tolist() == [1, 1]
+    client = Tied(2)
+    client.layers[0] = nnx.Param(np.ones(2, np.float32))
+    with pytest.raises(AffluxError, match=r"layers\.0 differs from first, with which the server's model shares it"):
+        server.push(client=0, version=2, model=client)
+    server = Server(fedbuff(buffer_size=1), model, layout=Layout.of(model, roles={"layers.0": "trained"}))
+    assert server.push(client=0, version=0, model=client).status == "joined"
+    tree = server.checkout("ann").tree()
+    assert (tree.first.get_value()[0], tree.layers[0].get_value()[0]) == (2, 1)
+    server = Server(fedbuff(buffer_size=1), nnx.state(model))  # which has one name
+    assert server.push(client=0, version=0, model=Tied(1)).status == "joined"
+
+
+def test_an_nnx_module_that_keeps_its_random_numbers(nnx, jax):
+    """Rngs of flax has attributes of any name, those of arrays and of torch modules among them."""
+
+    class Noisy(nnx.Module):
+        def __init__(self, seed=0):
+            self.rngs = nnx.Rngs(seed)
+            self.layer = nnx.Param(np.full(2, seed, np.float32))
+
+    server = Server(fedbuff(buffer_size=1), Noisy())
+    assert server.layout.roles == {
+        "layer": "trained",
+        "rngs.default.count": "local",
+        "rngs.default.key": "local",
+    }
+    assert server.push(client=0, version=0, model=Noisy(1)).status == "joined"
+    assert isinstance(server.checkout("ann").tree().rngs, nnx.Rngs)
+
+
 def made(jax, init, *arguments):
     """What a model's `init` returns, with ones in place of random numbers: nothing is compiled."""
     shapes = jax.eval_shape(init, *arguments)
@@ -151,69 +202,180 @@ def test_linen_by_collection(jax, nnx):
         assert type(server.checkout("ann").tree()) is type(tree)
 
 
-NAMES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+def plain(arrays):
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def containers(nnx, folder):
-    """Functions that put arrays by name, those of a BatchNorm, into each container; and how its server is made."""
-    import torch
-    from safetensors.torch import load_file, save_file
+def places(arrays):
+    return {f"a{place}": np.asarray(array) for place, array in enumerate(arrays)}
 
-    def module(arrays):
-        norm = torch.nn.BatchNorm1d(3)
-        norm.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-        return norm
 
-    def file(arrays):
-        save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, folder / "model.safetensors")
-        return load_file(folder / "model.safetensors")
+def of_flax(jax, nnx):
+    """An nnx.State, an nnx module that has a Variable twice, and the collections of linen."""
+    from flax import core
 
-    def record(arrays):
-        return {
-            name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()
-        }
+    kinds = {"trained": nnx.Param, "statistic": nnx.BatchStat, "local": nnx.Cache}
+    module = type("Module", (nnx.Module,), {})
 
-    def state(arrays):
-        kinds = [nnx.Param, nnx.Param, nnx.BatchStat, nnx.BatchStat, nnx.BatchStat]
-        return nnx.State({name: kind(arrays[name]) for name, kind in zip(NAMES, kinds, strict=True)})
+    def variables(arrays, roles):
+        return {n: kinds.get(roles[n], nnx.Variable)(jax.numpy.asarray(array)) for n, array in arrays.items()}
 
+    def put(arrays, roles):
+        model = module()
+        for name, variable in variables(arrays, roles).items():
+            setattr(model, name, variable)
+        model.again = getattr(model, next(iter(arrays)))
+        return model
+
+    def read(variables):
+        return plain({n: each.get_value() for n, each in variables.items() if isinstance(each, nnx.Variable)})
+
+    linen = collections(
+        {"trained": "params", "statistic": "batch_stats", "local": "cache"}, "others", jax.numpy.asarray
+    )
     return {
-        "module": (module, {}),
-        "state_dict": (lambda arrays: module(arrays).state_dict(), {}),
-        "safetensors": (file, {}),
-        "Flower record": (record, {}),
-        "list of get_weights": (lambda arrays: [arrays[name] for name in NAMES], {"[234]": "statistic"}),
-        "nnx": (state, {}),
+        "nnx state": Container(
+            lambda *own: nnx.State({"part": variables(*own)}),
+            lambda tree: read(tree["part"]),
+            ("trained", "statistic", "constant", "local"),
+            writable=False,
+            wide=False,
+        ),
+        "nnx module": Container(
+            put,
+            lambda tree: read(vars(tree)),
+            ("trained", "statistic", "constant", "local"),
+            aliases=True,
+            writable=False,
+            wide=False,
+        ),
+        "linen": linen,
+        "linen, frozen": replace(linen, put=lambda *own: core.freeze(linen.put(*own))),
     }
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-def test_every_container_gives_one_digest(nnx, rule, tmp_path):
+def collections(by_role, rest, converted, joined=dict):
+    """Arrays in collections by their roles, each with one layer."""
+
+    def put(arrays, roles):
+        tree = {collection: {"layer": {}} for collection in (*by_role.values(), rest)}
+        for name, array in arrays.items():
+            tree[by_role.get(roles[name], rest)]["layer"][name] = converted(array)
+        return joined(tree)
+
+    def read(tree):
+        return plain({name: array for part in tree.values() for name, array in part["layer"].items()})
+
+    return Container(put, read, tuple(by_role), writable=False, wide=False)
+
+
+def of_haiku(jax, hk):
+    """Params and state, as dicts and as haiku's own mappings."""
+
+    def put(arrays, roles):
+        params = {name: jax.numpy.asarray(array) for name, array in arrays.items() if roles[name] == "trained"}
+        averages = {name: jax.numpy.asarray(array) for name, array in arrays.items() if roles[name] == "statistic"}
+        rest = {name: jax.numpy.asarray(array) for name, array in arrays.items() if name not in params | averages}
+        return {"linear": params}, {"norm/~/mean_ema": averages, "others": rest}
+
+    def read(tree):
+        return plain({name: array for part in tree for layer in part.values() for name, array in layer.items()})
+
+    return {
+        "haiku": Container(put, read, ("trained", "statistic"), writable=False, wide=False),
+        "haiku, frozen": Container(
+            lambda *own: tuple(map(hk.data_structures.to_immutable_dict, put(*own))),
+            read,
+            ("trained", "statistic"),
+            writable=False,
+            wide=False,
+        ),
+    }
+
+
+def of_equinox(jax, eqx):
+    """A module that also has a function and a number among its leaves."""
+
+    def put(arrays, roles):
+        fields = dict.fromkeys([*arrays, "activation", "slope"], Any)
+        cls = type("Module", (eqx.Module,), {"__annotations__": fields})
+        return cls(*map(jax.numpy.asarray, arrays.values()), jax.nn.relu, 0.5)
+
+    def read(tree):
+        assert (tree.activation, tree.slope) == (jax.nn.relu, 0.5)
+        return plain({name: array for name, array in vars(tree).items() if name not in ("activation", "slope")})
+
+    return {"equinox": Container(put, read, writable=False, wide=False)}
+
+
+def of_keras(keras):
+    """A layer, and the list of its `get_weights`."""
+
+    class Layer(keras.layers.Layer):
+        def __init__(self, arrays, roles):
+            super().__init__()
+            for name, array in arrays.items():
+                trains = roles[name] == "trained"
+                weight = self.add_weight(shape=array.shape, dtype=str(array.dtype), trainable=trains, name=name)
+                weight.assign(array)
+
+    def read(tree):
+        if isinstance(tree, Layer):
+            return {variable.name: np.array(variable) for variable in tree.weights}
+        return plain({name.rpartition(".")[2]: array for name, array in tree.items()})
+
+    return {
+        "keras": Container(Layer, read, differences=False),
+        "keras list": Container(lambda *own: Layer(*own).get_weights(), places),
+    }
+
+
+@pytest.fixture(scope="module")
+def library_containers(jax, nnx, keras):
+    haiku, equinox = pytest.importorskip("haiku"), pytest.importorskip("equinox")
+    return of_flax(jax, nnx) | of_haiku(jax, haiku) | of_equinox(jax, equinox) | of_keras(keras)
+
+
+KINDS = ["update", "gradient", "model"]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras itself
+@pairwise(
+    "container, kind, form",
+    ["nnx state", "nnx module", "linen", "linen, frozen", "haiku", "haiku, frozen", "equinox", "keras", "keras list"],
+    KINDS,
+    KINDS,
+)
+@pytest.mark.parametrize("seed", [0, *soak_all([(seed,) for seed in range(1, 30)])])
+def test_a_round_of_each_library_against_a_dictionary(library_containers, container, kind, form, seed):
+    """Every role that the container holds; what goes out has the names, shapes and dtypes of what came in."""
+    check_round(library_containers[container], kind, form, seed)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_every_container_gives_one_digest(library_containers, tmp_path):
     """The same arrays in each container, pushed to a server that is made of the same container."""
-    rng = np.random.default_rng(0)
+    from safetensors.torch import load_file, save_file
 
-    def arrays():
-        found = {name: rng.random(3).astype(np.float32) for name in NAMES[:4]}
-        return found | {NAMES[4]: np.array(rng.integers(9))}
+    def file(*own):
+        save_file(
+            {name: array for name, array in torch_dict(*own).items() if name != ALIAS}, tmp_path / "m.safetensors"
+        )
+        return load_file(tmp_path / "m.safetensors")
 
-    start, *clients = (arrays() for _ in range(1 + rule.buffer_size))
-    results = {}
-    for name, (put, declared) in containers(nnx, tmp_path).items():
-        first = put(start)
-        server = Server(rule, first, num_clients=4, layout=Layout.of(first, roles=declared or None))
-        for client, model in enumerate(clients):
-            assert server.push(client=client, version=0, model=put(model), num_examples=1 + client).status == "joined"
-        order = [field.name for field in (*server.layout.fields, *server.layout.buffers)]
-        pieces = {field.name.rpartition(".")[2]: array for field, array in server.layout._pieces_of(*flat_of(server))}
-        places = dict(zip([str(place) for place in range(5)], NAMES, strict=True))
-        assert sorted(places.get(each, each) for each in order) == sorted(NAMES)
-        results[name] = {places.get(each, each): bits(np.asarray(array)) for each, array in pieces.items()}
-    assert all(result == results["module"] for result in results.values())
+    def record(*own):
+        return {name: array_of(bytes_of(array), str(array.dtype)) for name, array in copies(*own).items()}
 
-
-def flat_of(server):
-    pulled = server.pull()
-    return pulled.params, pulled.buffers
+    containers = {name: library_containers[name] for name in ("keras list", "nnx state")}
+    containers |= {
+        "module": CONTAINERS["module"],
+        "state_dict": CONTAINERS["state_dict"],
+        "safetensors": Container(file, by_name),
+        "Flower record": Container(record, by_name),
+    }
+    for rule in RULES:
+        digests = {name: bits_after_a_round(container, rule) for name, container in containers.items()}
+        assert all(digest == digests["module"] for digest in digests.values()), (rule.name, digests)
 
 
 def keras_model(keras):

@@ -13,6 +13,7 @@ from afflux.ops import Sgd
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import Adagrad
 from conftest import bits
+from inside import store_of, without_fast_path
 
 D = 9
 
@@ -94,7 +95,7 @@ def test_a_value_of_max_abs_is_accepted(slots, max_abs, fast):
     dtype = "float64" if slots == "float64" else "float32"
     server = Server(fedbuff(buffer_size=9), np.zeros(1), dtype=dtype, slot_dtype=slots, max_abs=max_abs)
     if not fast:
-        server._aggregator.fast = None
+        without_fast_path(server)
     most = max_abs or MAX_ABS[dtype]
     for sign in (1, -1):
         for update in (np.array([sign * most]), np.array([sign * most], dtype)):
@@ -251,7 +252,7 @@ def test_a_version_that_is_not_finite_is_not_published(failed, options):
 
 def test_a_store_goes_on_from_its_last_commit(failed, monkeypatch):
     server, _ = failed(stored=True)
-    path = server._store.path
+    path = store_of(server).path
     with pytest.raises(AffluxError, match=r"Server\.open\(.*\) goes on from a saved state"):
         server.push(client=1, version=1, update=vector(0))
     server.close()

@@ -6,6 +6,7 @@ import pytest
 from afflux import AffluxError, Server, rules
 from afflux.server import persistence
 from conftest import bits
+from inside import aggregator_of, slots_taken
 
 D, M = 5, 3
 
@@ -36,7 +37,7 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
     server, other = filled(rule, waiting, **options), filled(rule, waiting, **options)
     for _ in range(2):
         server.load_state_dict(server.state_dict())
-        assert server._aggregator.slots.taken == other._aggregator.slots.taken == server._state.slots_held
+        assert slots_taken(server) == slots_taken(other) == aggregator_of(server).admission.state.slots_held
     for each in server, other:
         for i in range(5):
             each.push(client=i % 4, version=each.version, **{rule.kind: vector(10 + i)}, timeout=0)
@@ -47,16 +48,16 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
 def test_slots_of_pushes_in_progress(monkeypatch):
     """All slots are in use by pushes that have not joined, so that the loaded vectors stay where they are."""
     server = filled(rules.fedbuff(buffer_size=M), M - 1, max_slots=M)
-    state, slots = server.state_dict(), [server._aggregator.slots.take()]
-    load = server._aggregator.admission.load
+    state, slots = server.state_dict(), [aggregator_of(server).slots.take()]
+    load = aggregator_of(server).admission.load
     monkeypatch.setattr(
-        server._aggregator.admission,
+        aggregator_of(server).admission,
         "load",
-        lambda *given: (load(*given), slots.extend(server._aggregator.slots.take() for _ in range(2))),
+        lambda *given: (load(*given), slots.extend(aggregator_of(server).slots.take() for _ in range(2))),
     )
     server.load_state_dict(state)
     slots.clear()
-    assert (server._aggregator.slots.taken, server.arrivals_waiting) == (0, M - 1)
+    assert (slots_taken(server), server.arrivals_waiting) == (0, M - 1)
     server.push(client=3, version=0, update=vector(2), timeout=0)
     other = filled(rules.fedbuff(buffer_size=M), M - 1)
     other.push(client=3, version=0, update=vector(2))

@@ -19,6 +19,7 @@ from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, 
 from afflux.rules.weights import Given
 from afflux.server.pushing import CallError
 from conftest import bits
+from inside import aggregator_of, without_fast_path
 
 D = 5
 RULES = {
@@ -416,7 +417,7 @@ def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
     def fails(*_):
         raise MemoryError
 
-    monkeypatch.setattr(type(server._aggregator.device), "moved", fails)
+    monkeypatch.setattr(type(aggregator_of(server).device), "moved", fails)
     with pytest.raises(MemoryError):
         server.load_state_dict(full.state_dict())
     same(server.state_dict(), before)
@@ -437,7 +438,7 @@ def test_a_loss_is_a_finite_number_or_unknown(fast):
     vectors = [np.full(3, number, np.float32) for number in range(2)]
     server = Server(fedbuff(buffer_size=2), np.zeros(3, np.float32), log=True)
     if not fast:
-        server._aggregator.fast = None
+        without_fast_path(server)
     for loss in ("nan", "inf", "-inf"):
         with pytest.raises(AffluxError, match=f"client 1's loss is {loss}, must be a finite number, or None if"):
             server.push(client=1, update=vectors[0], version=0, loss=float(loss))

@@ -11,6 +11,7 @@ import pytest
 from afflux import AffluxError, Server, Weights, ops, replay
 from afflux.rules import fedbuff, gsgm
 from conftest import FORKS, bits
+from inside import slots_taken
 
 D = 5
 
@@ -79,7 +80,7 @@ def test_it_holds_neither_slot_nor_version_of_the_push():
     server = Server(
         fedbuff(buffer_size=1),
         vector(0.0),
-        on_step=lambda report: free.append((server._aggregator.slots.taken, server.versions_held)),
+        on_step=lambda report: free.append((slots_taken(server), server.versions_held)),
     )
     pulled = server.pull()
     server.push(client=1, model=vector(), version=pulled.version)

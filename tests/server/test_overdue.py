@@ -23,6 +23,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from conftest import bits
 from crashes import MEMORY
+from inside import aggregator_of, make_rounds_by, rounds_of
 from pairwise import soak_all
 
 D = 5
@@ -70,7 +71,7 @@ class Played:
 
     def use(self, server):
         """Go on with this server; note the vectors that are set, in the order of the decisions."""
-        self.server, admission = server, server._aggregator.admission
+        self.server, admission = server, aggregator_of(server).admission
         del self.references[sum(isinstance(entry, Handed) for entry in server.log) :]
         hand_in = admission.hand_in
 
@@ -116,7 +117,7 @@ class Played:
 
     def between(self, act):
         """Let another thread call `act` after each round that this thread makes."""
-        run, me = self.server._aggregator._monitor._run, threading.get_ident()
+        run, me = rounds_of(self.server), threading.get_ident()
         errors = []
 
         def acted():
@@ -134,7 +135,7 @@ class Played:
                 assert not other.is_alive(), "the second actor waits for the first one"
                 assert not errors, errors
 
-        self.server._aggregator._monitor._run = made
+        make_rounds_by(self.server, made)
 
 
 CALLS = {

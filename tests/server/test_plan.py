@@ -17,6 +17,7 @@ from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
 from afflux.server.plan import fitted, plan
 from afflux.store.lock import promises_space
 from conftest import ready
+from inside import aggregator_of, slots_limit
 from variants import VARIANTS, make
 
 SIZE, CLIENTS, M = 1000, 12, 5
@@ -135,7 +136,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     ):
         Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least - 1)
     server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least)
-    assert (server._aggregator.slots.limit, server._aggregator.versions.max_versions) == (M, 2)
+    assert (slots_limit(server), aggregator_of(server).versions.max_versions) == (M, 2)
     for options in ({"max_slots": M + 1}, {"max_versions": 3}):
         with pytest.raises(AffluxError, match="memory_budget"):
             Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
@@ -154,7 +155,7 @@ def test_slots_and_versions_get_what_is_left():
         found = fitted(fedbuff(buffer_size=M), SIZE, options)
         return found.max_slots, found.max_versions
 
-    most, least = Server(fedbuff(buffer_size=M), np.zeros(SIZE))._aggregator.slots.limit, 4 * SIZE * (2 + M)
+    most, least = slots_limit(Server(fedbuff(buffer_size=M), np.zeros(SIZE))), 4 * SIZE * (2 + M)
     assert limits(least) == (M, 2)
     assert limits(least + 4 * SIZE * 2 + 100) == (M + 2, 2)
     assert limits(least + 4 * SIZE * (most - M + 3)) == (most, 5)
@@ -215,10 +216,10 @@ def test_a_server_opened_again_keeps_its_limits(tmp_path):
     with Server(rule, params, store=tmp_path / "store", memory_budget=budget) as server:
         options = replace(server.options, durability=None, commit_every=1)
     with Server.open(tmp_path / "store") as server:
-        assert server._aggregator.slots.limit == M + 1
+        assert slots_limit(server) == M + 1
     with pytest.raises(AffluxError, match="memory_budget"):  # params are not in a file
         Server(rule, params, options)
-    assert Server(rule, params, replace(options, memory_budget=None))._aggregator.slots.limit == M + 1
+    assert slots_limit(Server(rule, params, replace(options, memory_budget=None))) == M + 1
 
 
 def run(*arguments):
@@ -272,8 +273,8 @@ def test_the_command_keeps_a_budget_as_the_server_does(store, tmp_path):
     if kept or not store:
         server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=budget, **kept)
         assert (said["max_slots"], said["max_versions"]) == (
-            server._aggregator.slots.limit,
-            server._aggregator.versions.max_versions,
+            slots_limit(server),
+            aggregator_of(server).versions.max_versions,
         )
     assert said["max_slots"] == M + (3 if store else 2)
     assert said["memory_bytes"] <= budget

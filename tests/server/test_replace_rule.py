@@ -16,6 +16,7 @@ from afflux.rules.optimizers import Adam, Sgd
 from afflux.rules.staleness import Constant, Inverse
 from afflux.rules.weights import Uniform
 from conftest import bits, ready
+from inside import slots_limit, slots_taken
 
 D, CLIENTS = 5, 9
 
@@ -153,17 +154,17 @@ def test_moments_carry_over_by_hand():
 
 def test_more_slots_for_a_larger_buffer():
     server = Server(fedbuff(buffer_size=1), vector(0.0))
-    before = server._aggregator.slots.limit
+    before = slots_limit(server)
     size = 2 * before
     server.replace_rule(fedbuff(buffer_size=size))
     for client in range(size):
         receipt = server.push(client=client, update=vector(), version=0, timeout=0)
     assert receipt.report.weights.size == size
-    limit = server._aggregator.slots.limit
+    limit = slots_limit(server)
     assert limit == 2 * size + before - 2
     server.replace_rule(fedbuff(buffer_size=1))
-    assert server._aggregator.slots.limit == limit
-    assert server._aggregator.slots.taken == 0
+    assert slots_limit(server) == limit
+    assert slots_taken(server) == 0
 
 
 def test_from_within_on_step():
@@ -250,10 +251,10 @@ def test_a_rule_that_does_not_go_with_the_server_changes_nothing(which, waiting)
     server = Server(rule, vector(0.0), log=True, **options)
     for client in range(waiting):
         push(server, client)
-    before, limit, log = server.state_dict(), server._aggregator.slots.limit, server.log
+    before, limit, log = server.state_dict(), slots_limit(server), server.log
     with pytest.raises(AffluxError, match=r"\[(replace_rule|to_config)\] .*" + message):
         server.replace_rule(new)
-    assert (server.rule, server.log, server._aggregator.slots.limit) == (rule, log, limit)
+    assert (server.rule, server.log, slots_limit(server)) == (rule, log, limit)
     assert server.state_dict()["meta"] == before["meta"]
 
 

@@ -5,15 +5,13 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from afflux import AffluxError, Layout, Server
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff
 from afflux.store import check, export_params
 from conftest import bits
-from oracle import statistics
-from test_statistics import weighted
+from pairwise import pairwise, soak_all
+from role_trees import CONTAINERS, check_round
 
 torch = pytest.importorskip("torch")
 
@@ -243,6 +241,27 @@ def test_a_state_dict_of_tied_arrays_counts_them_once():
     assert server.checkout("ann").tree().keys() == state.keys()
 
 
+@pytest.mark.parametrize("name", ["a.weight", "b.weight"])
+def test_a_server_of_a_file_that_has_one_name_of_a_tied_array(name):
+    """It takes a client's module or state_dict, which have both, and is pulled into them."""
+
+    def tied():
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    server = Server(
+        fedbuff(buffer_size=1), {n: a for n, a in tied().state_dict().items() if n in (name, "a.bias", "b.bias")}
+    )
+    for form in (lambda model: model, lambda model: model.state_dict(), torch.nn.DataParallel):
+        client, target = tied(), tied()
+        assert pushed(server, form(client)).status == "joined"
+        server.pull(out=form(target))
+        assert bits(server.layout.flatten(target)) == bits(server.params)
+        assert np.allclose(server.params, server.layout.flatten(client))
+        assert target["b"].weight is target["a"].weight
+
+
 def spectral(old):
     layer = torch.nn.Linear(3, 3)
     return (torch.nn.utils.spectral_norm if old else torch.nn.utils.parametrizations.spectral_norm)(layer)
@@ -352,6 +371,25 @@ def test_integer_parameters_are_constants_everywhere(form):
         pushed(server, other)
 
 
+def test_a_state_dict_does_not_tell_parameters_from_counters():
+    """Only as long as its tensors are detached."""
+    module = torch.nn.Linear(1, 1)
+    module.order = torch.nn.Parameter(torch.tensor([2, 0, 1]), False)
+    found = {
+        "module": Layout.of(module),
+        "named_parameters": Layout.of(dict(module.named_parameters())),
+        "keep_vars": Layout.of(module.state_dict(keep_vars=True)),
+        "state_dict": Layout.of(module.state_dict()),
+        "declared": Layout.of(module.state_dict(), roles={"order": "constant"}),
+    }
+    roles = {name: layout.roles["order"] for name, layout in found.items()}
+    assert roles == dict.fromkeys(found, "constant") | {"state_dict": "statistic"}
+    server = Server(fedbuff(buffer_size=1), module.state_dict(), layout=found["declared"])
+    other = dict(module.state_dict()) | {"order": torch.tensor([0, 1, 2])}
+    with pytest.raises(AffluxError, match="order differs from the server's, and is a constant"):
+        pushed(server, other)
+
+
 def test_buffers_of_modules_without_parameters_are_selected():
     net = torch.nn.Sequential(
         torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)
@@ -376,61 +414,8 @@ def test_clients_of_models_with_cached_rows():
     assert server.version == 1
 
 
-IN_EVERY_ROLE = ["trained", "statistic", "copied", "constant", "local"]
-CONTAINERS = {
-    "numpy dict": lambda tree: tree,
-    "nested": lambda tree: {"part": {name: array for name, array in tree.items()}},
-    "torch dict": lambda tree: {name: torch.from_numpy(array) for name, array in tree.items()},
-    "list": lambda tree: list(tree.values()),
-}
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.sampled_from(sorted(CONTAINERS)),
-    st.sampled_from(["update", "model"]),
-    st.lists(st.sampled_from(IN_EVERY_ROLE), max_size=4),
-    st.lists(st.sampled_from([0.25, 0.5, 0.125]), min_size=1, max_size=3),
-    st.integers(0, 2**32 - 1),
-)
-def test_a_round_against_a_dictionary(container, kind, drawn, weights, seed):
+@pairwise("container, kind, form", sorted(CONTAINERS), ["update", "gradient", "model"], ["update", "gradient", "model"])
+@pytest.mark.parametrize("seed", [0, *soak_all([(seed,) for seed in range(1, 30)])])
+def test_a_round_against_a_dictionary(container, kind, form, seed):
     """Every role, container and kind of rule; what goes out has the names, shapes and dtypes of what came in."""
-    rng = np.random.default_rng(seed)
-    kinds = ["trained", *drawn]
-
-    def values(role):
-        if role == "constant":
-            return np.array([2**62 + 1, -5])
-        return rng.integers(-9, 9, (2, 1)).astype(np.float32)
-
-    names = [str(place) for place in range(len(kinds))]
-    start = {name: values(role) for name, role in zip(names, kinds, strict=True)}
-    clients = [
-        {n: start[n] if r == "constant" else values(r) for n, r in zip(names, kinds, strict=True)} for _ in weights
-    ]
-    put, prefix = CONTAINERS[container], "part." if container == "nested" else ""
-    roles = {f"{prefix}{name}": role for name, role in zip(names, kinds, strict=True)}
-    server = Server(weighted(kind, weights), put(start), layout=Layout.of(put(start), roles=roles))
-    for number, client in enumerate(clients):
-        assert server.push(client=number, version=0, model=put(client)).status == "joined"
-    expected = {}
-    for name, role in zip(names, kinds, strict=True):
-        theirs = [client[name].astype(float) for client in clients]
-        if role == "trained":
-            expected[name] = start[name] + sum(w * (y - start[name]) for w, y in zip(weights, theirs, strict=True))
-        elif role == "statistic":
-            expected[name] = statistics(kind, start[name], theirs, np.array(weights))
-        else:
-            expected[name] = clients[weights.index(max(weights))][name] if role == "copied" else start[name]
-    tree = server.checkout("ann").tree()
-    tree = (
-        tree["part"] if container == "nested" else dict(zip(names, tree, strict=True)) if container == "list" else tree
-    )
-    assert list(tree) == names
-    for name, array in start.items():
-        found = np.asarray(tree[name])
-        assert (found.shape, found.dtype) == (array.shape, array.dtype)
-        if roles[f"{prefix}{name}"] in ("trained", "statistic"):
-            assert np.allclose(found, expected[name], rtol=1e-6, atol=1e-6)
-        else:
-            assert bits(found) == bits(expected[name])
+    check_round(CONTAINERS[container], kind, form, seed)

@@ -13,6 +13,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
 from afflux.server.checkout import Task
+from inside import aggregator_of, make_rounds_by, rounds_of, slots_taken
 
 D = 5
 UPDATE = np.ones(D, np.float32)
@@ -38,7 +39,7 @@ def own(weigh, buffer_size=1):
 
 
 def held(server):
-    return server._aggregator.slots.taken, server.versions_held
+    return slots_taken(server), server.versions_held
 
 
 def check(server, *calls, error=AffluxError, times=3):
@@ -165,7 +166,7 @@ def test_all_slots_or_versions_in_use():
     first = server.pull()
     for client in range(2):
         pushed(server, client, 0)
-    slots = server._aggregator.slots
+    slots = aggregator_of(server).slots
     taken = [slots.take(), slots.take()]
     errors = check(server, lambda: pushed(server, 0), error=BusyError)
     del taken
@@ -180,21 +181,21 @@ def test_all_slots_or_versions_in_use():
 def test_steps_that_write_a_value_that_is_not_finite(call):
     """A loaded state then finds all slots and versions."""
     server = Server(own(Failing(), 2), np.zeros(D, np.float32), max_slots=2, max_versions=2)
-    state, run = server.state_dict(), server._aggregator._monitor._run
+    state, run = server.state_dict(), rounds_of(server)
     pushed(server, 0)
 
     def unsound(job):
         run(job)
         job.done[0] = False
 
-    server._aggregator._monitor._run = unsound
+    make_rounds_by(server, unsound)
     with pytest.raises(AffluxError, match="not finite") as raised:
         call(server)
     errors = [raised.value]
     del raised
     assert held(server) == (0, 1)
     errors += check(server, lambda: pushed(server, 1), server.flush, server.checkpoint)
-    server._aggregator._monitor._run = run
+    make_rounds_by(server, run)
     server.load_state_dict(state)
     assert pushed(server, 0).status == pushed(server, 1).status == "joined"
     assert (server.version, len(errors)) == (1, 10)
@@ -205,18 +206,18 @@ def test_steps_that_a_store_cannot_save(tmp_path, monkeypatch):
     server = Server(
         ca2fl(buffer_size=1), np.zeros(D, np.float32), num_clients=3, store=tmp_path / "s", max_slots=2, max_versions=3
     )
-    save = server._aggregator.storage.save_round
+    save = aggregator_of(server).storage.save_round
 
     def full(*given):
         raise StoreError("[commit] the disk is full")
 
-    monkeypatch.setattr(server._aggregator.storage, "save_round", full)
+    monkeypatch.setattr(aggregator_of(server).storage, "save_round", full)
     with pytest.raises(StoreError) as raised:
         pushed(server, 0)
     errors = [raised.value]
     del raised
     errors += check(server, server.flush, server.checkpoint, lambda: server.rows, error=StoreError)
-    monkeypatch.setattr(server._aggregator.storage, "save_round", save)
+    monkeypatch.setattr(aggregator_of(server).storage, "save_round", save)
     assert server.flush() is None
     assert held(server)[0] == 0
     assert errors[0].joined

@@ -20,6 +20,7 @@ from afflux.rules.rule import Needs
 from afflux.rules.staleness import Polynomial
 from afflux.rules.weights import Uniform
 from conftest import ISAS, THREADS, awkward, bits
+from inside import slots_taken
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
 ROUNDS, D = 60, 5
@@ -134,7 +135,7 @@ def test_every_round_against_the_oracle_and_a_buffered_server(variant, types):
     assert server.version == ROUNDS
     if dtype == "float64" and server.rule.buffer_size > 1:
         assert apart > 0  # float32 rounding hides it
-    assert server.arrivals_waiting == server._aggregator.slots.taken == 0
+    assert server.arrivals_waiting == slots_taken(server) == 0
 
 
 def same_reports(ours, theirs):
@@ -279,7 +280,7 @@ def test_a_part_that_contradicts_itself(wrong, waiting, message):
     assert server.counts["refused"] == 1
     assert server.arrivals_waiting == waiting
     assert all(bits(array) == bits(before["arrays"][name]) for name, array in server.state_dict()["arrays"].items())
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_what_does_not_join_leaves_the_sum_as_it_is():
     assert total(server) == before
     assert server.counts["refused"] == 6
     assert server.arrivals_waiting == 1
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
     with pytest.raises(AffluxError, match=r"client 9's update has norm inf: sums would overflow"):
         server.push(client=9, update=np.full(D, 1e200), version=0)
 
@@ -415,7 +416,7 @@ def test_a_buffered_state_is_taken_over_and_not_the_other_way():
     for each in (server, straight):
         each.push(client=3, update=vector(9.0), version=0)
     assert bits(server.params) == bits(straight.params)
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
     server.push(client=0, update=vector(), version=1)
     before = buffered.state_dict()
     with pytest.raises(AffluxError, match=r"\[load_state_dict\] 1 arrivals wait as one sum in the state"):
@@ -443,7 +444,7 @@ def test_a_buffered_state_with_vectors_too_large_for_a_sum_is_refused():
     server = Server(fedbuff(buffer_size=4), vector(0.5).astype(np.float64), dtype="float64", accumulate=True)
     with pytest.raises(AffluxError, match=r"\[load_state_dict\] client 1 waits with the norm .*, too large for a sum"):
         server.load_state_dict(buffered.state_dict())
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 def test_a_sum_is_not_taken_over_by_another_law():

@@ -12,6 +12,7 @@ from afflux.rules import RULES, fadas, fedbuff
 from afflux.rules.rule import Weights
 from afflux.rules.weights import Uniform
 from conftest import bits
+from inside import aggregator_of, slots_taken
 from test_concurrency import Slow, start, vector, wait_for
 
 
@@ -66,7 +67,7 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
         thread.join(60)
     assert server.counts["joined"] == 360
     same(server, replay(server.log, fresh(), lambda join: vectors[picks[join.number]]))
-    assert server._aggregator.slots.taken == 0  # the states that were compared hold all terms
+    assert slots_taken(server) == 0  # the states that were compared hold all terms
 
 
 def test_joins_go_on_while_a_term_is_added(slow):
@@ -79,11 +80,11 @@ def test_joins_go_on_while_a_term_is_added(slow):
     others = [start(lambda i=i: server.push(client=i, update=vector(i + 1.0), version=0)) for i in (1, 2)]
     wait_for(lambda: server.counts["joined"] == 2)
     assert server.pull().version == server.version == 0
-    assert (server._aggregator.slots.taken, server._aggregator.admission.state.total.added) == (3, 0)
+    assert (slots_taken(server), aggregator_of(server).admission.state.total.added) == (3, 0)
     slow.go.set()
     for thread, _ in [(first, None), *others]:
         thread.join(20)
-    assert (server.version, server._aggregator.slots.taken) == (1, 0)
+    assert (server.version, slots_taken(server)) == (1, 0)
     again = streaming()
     same(server, replay(server.log, again, lambda join: vector(join.client_id + 1.0)))
 
@@ -133,15 +134,15 @@ def test_terms_that_wait_are_added_in_one_sweep(slow, monkeypatch):
     for i in (1, 2, 3):  # one after the other: the log's order is that of the vectors
         threads.append(start(lambda i=i: server.push(client=i, update=vector(0.1 * i), version=0))[0])
         wait_for(lambda i=i: server.counts["joined"] == i + 1)
-    assert server._aggregator.slots.taken == 4
+    assert slots_taken(server) == 4
     slow.go.set()
     for thread in threads:
         thread.join(20)
     assert counts == [1]
-    assert server._aggregator.slots.taken == 3
+    assert slots_taken(server) == 3
     server.flush()
     assert counts == [1, 3]
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
     twin = streaming(6, max_slots=1)
     for i in range(4):
         twin.push(client=i, update=vector(0.1 * max(i, 1)), version=0)
@@ -154,7 +155,7 @@ def test_a_single_thread_needs_one_slot(monkeypatch):
     server, counts = streaming(5, max_slots=4), terms(monkeypatch)
     for i in range(10):
         server.push(client=i, update=vector(i), version=server.version)
-    assert (server.version, server._aggregator.slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
+    assert (server.version, aggregator_of(server).slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
 
 
 @pytest.mark.parametrize("finish", ["flush_after", "discard", "state_dict", "push", "checkout"])
@@ -169,7 +170,7 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
     if finish == "flush_after":
         wait_for(lambda: server.pull().version == 1)  # which waits for no other thread
         return
-    assert server._aggregator.admission.state.unfinished
+    assert aggregator_of(server).admission.state.unfinished
     if finish == "push":
         for i in range(4):
             server.push(client=2 + i, update=vector(3.0), version=0)
@@ -179,7 +180,7 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
         assert server.push(client=7, update=vector(), version=0).status == "joined"
     else:
         getattr(server, finish)()
-        assert server._aggregator.slots.taken == 0
+        assert slots_taken(server) == 0
 
 
 def test_a_failed_step_with_terms_left_for_the_next_one(slow):
@@ -208,7 +209,7 @@ def test_a_failed_step_with_terms_left_for_the_next_one(slow):
     second, _ = start(failing)
     assert inside.wait(20)
     assert server.push(client=2, update=update, version=0).status == "joined"
-    assert server._aggregator.admission.state.unfinished
+    assert aggregator_of(server).admission.state.unfinished
     go.set()
     second.join(20)
     state = Server(rule, vector(), accumulate=True).state_dict()
@@ -230,7 +231,7 @@ def test_an_interrupt_after_a_sweep_leaves_no_slot_behind(monkeypatch):
         server.push(client=0, update=vector(), version=0)
     monkeypatch.setattr(ops, "apply", apply)
     server.push(client=1, update=vector(), version=0)
-    assert (server.version, server._aggregator.slots.taken) == (1, 0)
+    assert (server.version, slots_taken(server)) == (1, 0)
 
 
 class Skips(Uniform):
@@ -253,7 +254,7 @@ def test_a_buffer_without_a_step_leaves_no_term(slow):
         thread.join(20)
     assert [found[0].status for _, found in threads] == ["joined"] * 3
     assert (server.version, server.arrivals_waiting, server.params[0]) == (0, 0, 0.5)
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 def test_push_waits_for_a_slot_or_raises(slow):
@@ -303,7 +304,7 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
         elif finish != "state_dict":
             getattr(server, finish)()
         server.state_dict()
-        assert server._aggregator.slots.taken == 0
+        assert slots_taken(server) == 0
         return server
 
     same(run(True), run(False))

@@ -10,7 +10,9 @@ import pytest
 
 from afflux import AffluxError, Server
 from afflux.rules import fedavg
+from afflux.server.inputs import InputAdapter
 from checked_out import D, held, made, ones, step
+from inside import aggregator_of, slots_taken
 
 
 def test_a_push_that_completes_a_round_does_not_hold_its_own_base():
@@ -24,7 +26,7 @@ def test_a_push_that_completes_a_round_does_not_hold_its_own_base():
 def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
     server = made(max_versions=2)
     task, waited = server.checkout(1), []
-    ingest = type(server._adapter).ingest
+    ingest = InputAdapter.ingest
 
     def slow(self, what, parts, slot, conversion=None, *others):
         if conversion is not None and not waited:
@@ -38,7 +40,7 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
             return result
         return ingest(self, what, parts, slot, conversion, *others)
 
-    monkeypatch.setattr(type(server._adapter), "ingest", slow)
+    monkeypatch.setattr(InputAdapter, "ingest", slow)
     assert server.push(task=task, model=ones()).status == "joined"
     version, thread, *_ = [each for each in waited if not isinstance(each, tuple)]
     thread.join(20)
@@ -114,7 +116,7 @@ def test_a_version_that_the_caller_keeps_outlives_a_task_on_it(tmp_path):
 def test_an_interrupt_amid_a_task_counts_nothing_twice(call, monkeypatch):
     """Between the decision and the book of tasks."""
     server = made(max_staleness=1)
-    book = type(server._aggregator.tasks)
+    book = type(aggregator_of(server).tasks)
     task = None if call == "add" else server.checkout(1)
     with monkeypatch.context() as patch:
         patch.setattr(book, call, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -143,7 +145,7 @@ def test_a_loaded_state_closes_tasks():
 def test_ids_differ_in_a_forked_child(monkeypatch):
     """Which has a copy of the counter."""
     server = made()
-    book = server._aggregator.tasks
+    book = aggregator_of(server).tasks
     here = server.checkout(1).id
     book._numbers = count()
     monkeypatch.setattr("afflux.server.tasks.os.getpid", lambda: -1)
@@ -162,7 +164,7 @@ def test_stored_errors_hold_neither_slots_nor_versions():
                 errors.append(error)
         step(server)
     assert len(errors) == 18
-    assert server._aggregator.slots.taken == 0
+    assert slots_taken(server) == 0
 
 
 def test_tasks_are_equal_by_their_ids_and_not_pickled():

@@ -13,6 +13,7 @@ import pytest
 
 from afflux import AffluxError, Closed, Opened, Server
 from afflux.rules import fedbuff
+from inside import without_fast_path
 
 D = 4
 
@@ -99,7 +100,7 @@ def test_a_push_that_has_joined_is_not_refused_and_holds_no_version(error, way, 
     for k in range(1, 400):
         server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), store=tmp_path / f"{k}" if store else None)
         if way == "general":
-            server._aggregator.fast = None
+            without_fast_path(server)
         task = server.checkout("ann")
         server.push(client="bob", version=0, update=np.ones(D, np.float32))
         server.flush()

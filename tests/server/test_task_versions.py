@@ -8,6 +8,8 @@ import pytest
 from afflux import AffluxError, Server
 from afflux.rules import fedasync, fedbuff
 from afflux.server import pushing
+from afflux.server.inputs import InputAdapter
+from inside import aggregator_of, monitor_of
 
 D = 4
 
@@ -53,7 +55,7 @@ class SlowMutex:
 def test_a_push_that_waits_for_the_mutex_holds_no_version():
     """Another thread has published its round meanwhile."""
     server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=3)
-    mutex = SlowMutex(server._aggregator._monitor)
+    mutex = SlowMutex(monitor_of(server))
     slow = threading.Thread(target=lambda: server.push(client="a", version=0, update=ones()), name="A")
     slow.start()
     assert mutex.waits.wait(60)
@@ -95,14 +97,14 @@ def test_a_step_waits_until_a_task_is_read(read, monkeypatch):
     task = server.checkout("ann")
     server.push(client="bob", version=0, update=[ones()])  # the base of ann's task is the older one of two
     name = {"load": "copy_out", "tree": "copied_tree"}[read]
-    copy, begun, go = getattr(type(server._adapter), name), threading.Event(), threading.Event()
+    copy, begun, go = getattr(InputAdapter, name), threading.Event(), threading.Event()
 
     def slow(adapter, *arguments):
         begun.set()
         assert go.wait(60)
         return copy(adapter, *arguments)
 
-    monkeypatch.setattr(type(server._adapter), name, slow)
+    monkeypatch.setattr(InputAdapter, name, slow)
     target, found = [np.full(D, 7, np.float32)], []
 
     def reads():
@@ -129,7 +131,7 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     task = server.checkout("ann")
     server.push(client="bob", version=0, update=ones())
     server.flush()
-    ingest, begun, go = type(server._adapter).ingest, threading.Event(), threading.Event()
+    ingest, begun, go = InputAdapter.ingest, threading.Event(), threading.Event()
 
     def slow(adapter, what, parts, slot, conversion=None, *others):
         if conversion is not None:
@@ -137,10 +139,10 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
             assert go.wait(60)
         return ingest(adapter, what, parts, slot, conversion, *others)
 
-    server._aggregator.admission.flush_after = None
+    aggregator_of(server).admission.flush_after = None
     server.push(client="bob", version=1, update=ones())
-    server._aggregator.admission.flush_after = 1e-9
-    monkeypatch.setattr(type(server._adapter), "ingest", slow)
+    aggregator_of(server).admission.flush_after = 1e-9
+    monkeypatch.setattr(InputAdapter, "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
     monkeypatch.setattr(pushing, "flush_late", lambda aggregator: None)
     slow_push.start()

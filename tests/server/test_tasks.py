@@ -9,6 +9,7 @@ from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.tasks import TaskBook
 from checked_out import D, held, made, ones, step
 from conftest import bits
+from inside import aggregator_of, slots_taken
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_poll_and_a_checkout_end_leases(clock):
     server.checkout(1, lease=1)
     clock[0] = 2.0
     server.poll()
-    assert len(server._aggregator.tasks) == 0
+    assert len(aggregator_of(server).tasks) == 0
     server.checkout(1, lease=1)
     clock[0] = 4.0
     server.checkout(2)
@@ -107,7 +108,7 @@ def test_the_end_of_a_lease_does_not_read_the_other_tasks(clock):
     leases = rng.permutation(300) + 0.5
     for client, lease in enumerate(leases):
         server.checkout(client, lease=float(lease))
-    book = server._aggregator.tasks
+    book = aggregator_of(server).tasks
     book._open = Unscanned(book._open)
     for second in range(1, 301):
         clock[0] = float(second)
@@ -120,7 +121,7 @@ def test_tasks_that_are_closed_early_leave_no_lease_behind(clock):
     """Nor does the heap of deadlines grow with each task that ever was."""
     server = made(preset=fedbuff(buffer_size=10**5))
     kept = [server.checkout("kept", lease=500.0 + number) for number in range(40)]
-    book = server._aggregator.tasks
+    book = aggregator_of(server).tasks
     for client in range(3000):
         task = server.checkout(client, lease=1000.0)
         if client % 2:
@@ -415,7 +416,7 @@ def test_two_threads_push_one_task_and_one_joins(monkeypatch):
     """The second one finds the task closed when it is to join, although it was open when it began."""
     server = made(preset=fedbuff(buffer_size=10))
     task = server.checkout(1)
-    take, other = server._aggregator.take_slot, []
+    take, other = aggregator_of(server).take_slot, []
 
     def meanwhile(timeout):
         if not other:
@@ -423,11 +424,11 @@ def test_two_threads_push_one_task_and_one_joins(monkeypatch):
             other[0] = server.push(task=task, update=ones(2.0))
         return take(timeout)
 
-    monkeypatch.setattr(server._aggregator, "take_slot", meanwhile)
+    monkeypatch.setattr(aggregator_of(server), "take_slot", meanwhile)
     assert server.push(task=task, update=ones()).status == "expired"
     assert other[0].status == "joined"
     assert (server.joins, server.arrivals_waiting) == (1, 1)
-    assert server._aggregator.slots.taken == 1
+    assert slots_taken(server) == 1
 
 
 def test_an_interrupt_amid_the_end_of_leases_forgets_none(clock, monkeypatch):
@@ -440,4 +441,4 @@ def test_an_interrupt_amid_the_end_of_leases_forgets_none(clock, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             server.poll()
     server.poll()
-    assert len(server._aggregator.tasks) == 0
+    assert len(aggregator_of(server).tasks) == 0

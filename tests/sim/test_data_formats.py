@@ -12,17 +12,14 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from afflux.sim.data.formats.array_pickle import read_pickle
-from afflux.sim.data.formats.cifar_binary import read_records
-from afflux.sim.data.formats.cifar_python import read_batch
-from afflux.sim.data.formats.files import MOST_BYTES
-from afflux.sim.data.formats.idx import read_idx
-from afflux.sim.data.formats.labelled_sentences import Columns, read_sentences
-from afflux.sim.data.formats.leaf import read_pixels, read_text
-from afflux.sim.data.formats.npz import read_npz
-from afflux.sim.data.formats.speeches import read_roles, read_table
+from afflux.sim.data.cifar_pickle import read_batch
+from afflux.sim.data.files import MOST_BYTES
+from afflux.sim.data.formats import LeafFile, read_idx, read_leaf, read_npz, read_records, read_table
+from afflux.sim.data.registry import read_data_set
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.delay_laws.trace_files import read_columns
+from afflux.sim.workload.device_traces import read_columns
+
+PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 
 
 def idx(array):
@@ -140,15 +137,17 @@ def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_pickles_of_python_3_hold_the_same(tmp_path, protocol, order):
-    images = np.array(np.random.default_rng(3).integers(0, 256, (3, 7), dtype=np.uint8), order=order)
-    labels = [0, 255, 65536, 2**31 - 1, -1, *range(3000)]
+    images = np.array(np.random.default_rng(3).integers(0, 256, (300, 3072), dtype=np.uint8), order=order)
+    labels = [0, 255, *range(256), *range(42)]
+    numbers = [65536, 2**31 - 1, -1, *range(3000)]
     path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({"data": images, "labels": labels, "names": ["a.png", b"raw"]}, protocol))
-    array, numbers = read_pickle(path, ("data", "labels"))
+    path.write_bytes(
+        pickle.dumps({"n": numbers, "data": images, "labels": labels, "names": ["a.png", b"raw"]}, protocol)
+    )
+    array, found = read_batch(path, "labels")
     assert array.dtype == np.uint8
-    assert not array.flags.writeable
-    assert np.array_equal(array, images)
-    assert numbers == labels
+    assert np.array_equal(array.reshape(300, 3072), images)
+    assert found.tolist() == labels
 
 
 class Call:
@@ -196,7 +195,7 @@ def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, pr
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
     with pytest.raises(ConfigError, match="data_batch_1"):
-        read_pickle(path, ("data", "labels"))
+        read_batch(path, "labels")
     assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
 
 
@@ -204,7 +203,7 @@ def test_a_call_is_named_in_the_error(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": Call(os.system, "true"), "labels": [1]}, 2))
     with pytest.raises(ConfigError, match=rf"refers to '{os.system.__module__}.system'\); expected: a pickle"):
-        read_pickle(path, ("data",))
+        read_batch(path, "labels")
 
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -220,14 +219,22 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
         b"\x80\x02}",
         b"\x80\x02K\x01.",
         b"\x80\x02]K\x01a.",
-        b"\x80\x02}(U\x04data" + ARRAY + b"u",  # no end
-        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
-        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + UINT8 + b"\x89U\x00tbu.",  # length -1
-        b"\x80\x02}(U\x04data" + ARRAY + b"(K\x01U\x01a" + UINT8 + b"\x89U\x01atbu.",  # a shape that is no tuple
-        b"\x80\x02}(U\x04data" + ARRAY + b"}bu.",  # a state that is no tuple
-        b"\x80\x02}(U\x04data]}bu.",  # a state for a list
-        b"\x80\x02}(U\x04dataT\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
-        b"\x80\x02}(U\x04data\x8d" + b"\xff" * 8 + b"u.",
+        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"u",  # no end
+        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
+        b"\x80\x02}(U\x06labels]U\x04data"
+        + ARRAY
+        + b"(K\x01J\xff\xff\xff\xff\x85"
+        + UINT8
+        + b"\x89U\x00tbu.",  # length -1
+        b"\x80\x02}(U\x06labels]U\x04data"
+        + ARRAY
+        + b"(K\x01U\x01a"
+        + UINT8
+        + b"\x89U\x01atbu.",  # a shape that is no tuple
+        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"}bu.",  # a state that is no tuple
+        b"\x80\x02}(U\x06labels]U\x04data]}bu.",  # a state for a list
+        b"\x80\x02}(U\x06labels]U\x04dataT\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
+        b"\x80\x02}(U\x06labels]U\x04data\x8d" + b"\xff" * 8 + b"u.",
         b"\x80\x02}(h\x07K\x01u.",  # an object that was never stored
         b"\x80\x02}((K\x01tK\x01u.",  # a tuple as key
         b"\x80\x02}(K\x01u.",  # a key without value
@@ -239,7 +246,7 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
         b"\x80\x02}(U\x01acnumpy\nndarray\n)\x81u.",  # a new object
         b"\x80\x02}(U\x01a(cos\nsystem\nU\x04trueou.",  # OBJ
         b"\x80\x02}(U\x01a(U\x04trueios\nsystem\nu.",  # INST
-        b"\x80\x02}(U\x04data" + ARRAY + b"u.",  # an array without content
+        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"u.",  # an array without content
         b"\x80\x02}U\x04data(s.",  # a mark as value
         b"\x80\x02}U\x04data" + UINT8 + b"s.",
         b"\x80\x02}U\x04data]cnumpy\nndarray\nas.",
@@ -258,7 +265,7 @@ def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
     path = tmp_path / "batch"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="batch"):
-        read_pickle(path, ("data",))
+        read_batch(path, "labels")
 
 
 def long(number):
@@ -268,16 +275,19 @@ def long(number):
 
 BOMBS = {
     "numbers of the memo": b"\x80\x02}r\x00\xe1\xf5\x05(u.",
-    "a long string": b"\x80\x02}(U\x04dataT\xff\xff\xff\x7fabcu.",
+    "a long string": b"\x80\x02}(U\x06labels]U\x04dataT\xff\xff\xff\x7fabcu.",
     "a long frame": b"\x80\x04\x95" + b"\xff" * 7 + b"\x0f}.",
     "keys with one hash": b"\x80\x02}(" + b"".join(long(i * (2**61 - 1)) + b"N" for i in range(1, 40_000)) + b"u.",
     "a key of nested tuples": b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 60 + b"Nu.",
     "a key of a long tuple": b"\x80\x02}((" + b"K\x01" * 100_000 + b"tq\x00N" + b"h\x00N" * 100_000 + b"u.",
-    "lists in lists": b"\x80\x02}(U\x04data" + b"]" * 200_000 + b"a" * 199_999 + b"u.",
-    "a list in itself": b"\x80\x02}(U\x04data]q\x02h\x02au.",
-    "many dicts": b"\x80\x02}(U\x04data" + b"}" * 100_000 + b"u.",
+    "lists in lists": b"\x80\x02}(U\x06labels]U\x04data" + b"]" * 200_000 + b"a" * 199_999 + b"u.",
+    "a list in itself": b"\x80\x02}(U\x06labels]U\x04data]q\x02h\x02au.",
+    "many dicts": b"\x80\x02}(U\x06labels]U\x04data" + b"}" * 100_000 + b"u.",
+    "a shape of nested tuples": b"\x80\x02}(U\x06labels]U\x04data"
+    + ARRAY
+    + (b"(K\x01)" + b"q\x00h\x00\x86" * 60 + UINT8 + b"\x89U\x00tbu."),
     "many fills": b"\x80\x02}" + b"(u" * 100_000 + b".",
-    "attributes of a class": b"\x80\x02}(U\x04data" + b"cnumpy\ndtype\nN}U\x01aK\x01s\x86bu.",
+    "attributes of a class": b"\x80\x02}(U\x06labels]U\x04data" + b"cnumpy\ndtype\nN}U\x01aK\x01s\x86bu.",
 }
 
 
@@ -289,15 +299,25 @@ def test_pickles_take_time_and_memory_in_proportion_to_the_file(tmp_path, name):
     begin = perf_counter()
     try:
         with pytest.raises(ConfigError, match="batch"):
-            read_pickle(path, ("data",))
+            read_batch(path, "labels")
         assert perf_counter() - begin < 10
         assert tracemalloc.get_traced_memory()[1] < 2e6 + 200 * len(BOMBS[name])
     finally:
         tracemalloc.stop()
 
 
-def read_pixel_files(path):
-    return list(read_pixels(path.parent))
+def lines(path, columns=("play", "speaker", "text")):
+    return [values for _, values in read_table(path, columns)]
+
+
+def roles(path):
+    (path.parent / "shakespeare").mkdir()
+    (path.parent / "shakespeare" / "roles").symlink_to(path.parent)
+    try:
+        read_data_set("shakespeare", path.parent)
+    finally:
+        (path.parent / "shakespeare" / "roles").unlink()
+        (path.parent / "shakespeare").rmdir()
 
 
 READERS = {
@@ -306,10 +326,9 @@ READERS = {
     "cifar10.npz": lambda path: read_npz(path, ("x",)),
     "train.bin": lambda path: read_records(path, 2),
     "data_batch_1": lambda path: read_batch(path, "labels"),
-    "users.json": read_pixel_files,
-    "speeches.tsv": lambda path: list(read_table(path)),
-    "Hamlet.txt": lambda path: list(read_roles(path.parent)),
-    "train.tsv": lambda path: list(read_sentences(path, Columns(("sentence",), "label", ("0", "1")))),
+    "users.json": lambda path: list(read_leaf(path.parent, PIXELS)),
+    "speeches.tsv": lines,
+    "Hamlet.txt": roles,
     "devices.csv": lambda path: read_columns(path, (), ("time",)),
 }
 
@@ -432,7 +451,8 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
             except ConfigError:
                 refused += 1
             else:
-                assert images.shape == (len(labels), 3, 32, 32)
+                assert images.shape[1:] == (3, 32, 32)
+                assert ((labels >= 0) & (labels < 256)).all()
     assert refused > head
 
 
@@ -441,16 +461,13 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
     [
         ({"labels": [1]}, "has no key 'data'"),
         ({"data": np.zeros((1, 3072), np.uint8)}, "has no key 'labels'"),
-        ({"data": np.zeros((1, 3072), np.int32), "labels": [1]}, "'data' is an array of another dtype than uint8"),
-        ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, "3071"),
-        ({"data": [1], "labels": [1]}, "'data' a list"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2]}, "1 images and 2 labels"),
-        (
-            {"data": np.zeros((1, 3072), np.uint8), "labels": ["a"]},
-            "'labels' is neither an array nor a list",
-        ),
+        ({"data": np.zeros((1, 3072), np.int32), "labels": [1]}, "'data' are an array of another dtype than uint8"),
+        ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, r"no array of shape \(n, 3072\)"),
+        ({"data": [1], "labels": [1]}, "'data' are no array"),
+        ({"data": np.zeros(3072, np.uint8), "labels": [1]}, r"'data' are no array of shape \(n, 3072\)"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["a"]}, "labels are no list of whole numbers"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [2**70]}, r"the opcode b'\\x8a'"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [256]}, "something else than a list of labels"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [256]}, "labels are no list of whole numbers from 0 to 255"),
     ],
 )
 def test_a_batch_with_other_contents(tmp_path, batch, message):
@@ -467,7 +484,7 @@ def test_leafs_json(tmp_path):
     (tmp_path / "a.json").write_text(
         '{"users": ["w", "v"], "user_data": {"v": {"x": [], "y": []}, "w": {"x": [[1, 0]], "y": [0]}}}'
     )
-    found = [(path.name, user, examples.x, examples.y) for path, user, examples in read_pixels(tmp_path)]
+    found = [(path.name, user, examples.x, examples.y) for path, user, examples in read_leaf(tmp_path, PIXELS)]
     assert found == [("a.json", "w", [[1, 0]], [0]), ("a.json", "v", [], []), ("b.json", "u", [[0.5]], [3])]
 
 
@@ -487,33 +504,25 @@ def test_leafs_json(tmp_path):
 def test_json_of_another_form(tmp_path, content, message):
     (tmp_path / "all.json").write_text(content)
     with pytest.raises(ConfigError, match=message) as caught:
-        list(read_text(tmp_path))
+        list(read_leaf(tmp_path, TEXT))
     assert "all.json" in str(caught.value)
 
 
 def test_a_folder_without_json(tmp_path):
     with pytest.raises(ConfigError, match=r"has no file \*\.json"):
-        list(read_text(tmp_path))
+        list(read_leaf(tmp_path, TEXT))
 
 
 def test_tables_of_speeches(tmp_path):
     path = tmp_path / "speeches.tsv"
     path.write_text('no\tspeaker\ttext\tplay\r\n1\tA\tone\\ntwo\tP\r\n\n2\tB "q"\tthree\tP', "utf-8", newline="")
-    assert list(read_table(path)) == [("P: A", "one\ntwo"), ('P: B "q"', "three")]
+    assert lines(path) == [["P", "A", "one\\ntwo"], ["P", 'B "q"', "three"]]
     path.write_text("play\ttext\n")
     with pytest.raises(ConfigError, match="has no column speaker"):
-        list(read_table(path))
+        lines(path)
     path.write_text("play\tspeaker\ttext\na\tb\tc\na\tb\n")
     with pytest.raises(ConfigError, match="has 2 values in line 3; expected: 3"):
-        list(read_table(path))
+        lines(path)
     path.write_bytes(BytesIO("play\tspeaker\ttext\na\tb\té\n".encode("latin-1")).getvalue())
     with pytest.raises(ConfigError, match="cannot be read"):
-        list(read_table(path))
-
-
-def test_files_of_roles(tmp_path):
-    (tmp_path / "B.txt").write_text("third\n")
-    (tmp_path / "A.txt").write_text("first\n\nsecond")
-    assert list(read_roles(tmp_path)) == [("A", "first"), ("A", "second"), ("B", "third")]
-    with pytest.raises(ConfigError, match=r"has no file \*\.txt"):
-        list(read_roles(tmp_path / "absent"))
+        lines(path)

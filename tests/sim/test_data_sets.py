@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afflux.sim.data import text_set
 from afflux.sim.data.image_set import channel_moments
-from afflux.sim.data.registry import SOURCES, read_data_set
-from afflux.sim.data.shakespeare import read_shakespeare
+from afflux.sim.data.registry import LAYOUTS, _read, read_data_set
 from afflux.sim.data.text_set import ALPHABET, decode, encode
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.data_sets import _load, load_data_set
+from afflux.sim.workload.inputs import content_digest
 
 
 def random_images(count, num_classes, shape, seed=0):
@@ -67,7 +67,7 @@ def test_mnist_and_fashion_mnist_from_idx_files(tmp_path, name, folder, suffix):
     assert data.num_classes == 10
     assert_parts(data, (train[0][:, None], train[1]), (test[0][:, None], test[1]))
     if name == "mnist":
-        by_files = load_data_set("mnist", tmp_path)
+        by_files = data
         arrays = {
             "x_train": train[0],
             "y_train": train[1].astype("u1"),
@@ -75,9 +75,9 @@ def test_mnist_and_fashion_mnist_from_idx_files(tmp_path, name, folder, suffix):
             "y_test": test[1].astype("u1"),
         }
         np.savez(tmp_path / "mnist.npz", **arrays)
-        _load.cache_clear()
-        by_archive = load_data_set("mnist", tmp_path)
-        assert by_files.digest == by_archive.digest
+        _read.cache_clear()
+        by_archive = read_data_set("mnist", tmp_path)
+        assert content_digest(by_files.files()) == content_digest(by_archive.files())
         assert np.array_equal(by_files.x_test, by_archive.x_test)
         assert by_files.y_train.dtype == by_archive.y_train.dtype == np.int64
 
@@ -178,7 +178,7 @@ def test_only_some_of_the_files_are_there(tmp_path):
         read_data_set("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_folder_without_the_data_set(tmp_path, monkeypatch, name):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(ConfigError, match=f"data '{name}' is read from files: give their folder with --data-dir"):
@@ -319,7 +319,7 @@ def pieces(data, starts):
 
 
 @pytest.mark.parametrize("form", ["table", "roles"])
-def test_windows_of_speeches(tmp_path, form):
+def test_windows_of_speeches(tmp_path, monkeypatch, form):
     long = "x" * 100
     speeches = [("P", "A", "Ay,\\n  me."), ("P", "B", long), ("P", "A", long), ("Q", "A", "no")]
     if form == "table":
@@ -331,7 +331,9 @@ def test_windows_of_speeches(tmp_path, form):
         (folder / "P: A.txt").write_text(f"Ay,    me.\n{long}\n")
         (folder / "P: B.txt").write_text(long)
         (folder / "Q: A.txt").write_text("no")
-    data = read_shakespeare(tmp_path, least_characters=100, train_share=0.05)
+    monkeypatch.setattr(text_set, "LEAST_CHARACTERS", 100)
+    monkeypatch.setattr(text_set, "TRAIN_SHARE", 0.05)
+    data = read_data_set("shakespeare", tmp_path)
     assert data.owners == ("P: A", "P: B")
     found = pieces(data, data.train)
     line = "Ay, me.\n"
@@ -347,12 +349,15 @@ def test_windows_of_speeches(tmp_path, form):
 
 
 def test_roles_with_too_few_characters(tmp_path):
-    (tmp_path / "shakespeare_speeches.tsv").write_text("play\tspeaker\ttext\nP\tA\tno")
-    with pytest.raises(ConfigError, match="has no role with 3 characters"):
-        read_shakespeare(tmp_path, least_characters=3)
-    assert read_shakespeare(tmp_path, least_characters=2).owners == ("P: A",)
-    with pytest.raises(ConfigError, match="train_share is 0"):
-        read_shakespeare(tmp_path, train_share=0)
+    path = tmp_path / "shakespeare_speeches.tsv"
+    path.write_text(f"play\tspeaker\ttext\nP\tA\t{'x' * 999}")
+    with pytest.raises(ConfigError, match="has no role with 1000 characters"):
+        read_data_set("shakespeare", tmp_path)
+    path.write_text(f"play\tspeaker\ttext\nP\tA\t{'x' * 1000}")
+    assert read_data_set("shakespeare", tmp_path).owners == ("P: A",)
+    (tmp_path / "empty" / "shakespeare" / "roles").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"has no file \*\.txt"):
+        read_data_set("shakespeare", tmp_path / "empty")
 
 
 def test_leafs_shakespeare(tmp_path):
@@ -390,7 +395,7 @@ def real(*files):
 
 
 def test_mnist_itself():
-    data = SOURCES["mnist"].read(real("mnist.npz"))
+    data = read_data_set("mnist", real("mnist.npz"))
     assert data.x_train.shape == (60000, 1, 28, 28)
     assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert np.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -400,7 +405,7 @@ def test_mnist_itself():
 
 
 def test_cifar_10_itself():
-    data = SOURCES["cifar10"].read(real("cifar10/data_batch_5.npz", "cifar10/test_batch.npz"))
+    data = read_data_set("cifar10", real("cifar10/data_batch_5.npz", "cifar10/test_batch.npz"))
     assert data.x_train.shape == (50000, 3, 32, 32)
     assert np.bincount(data.y_train).tolist() == [5000] * 10
     assert np.bincount(data.y_test).tolist() == [1000] * 10
@@ -409,13 +414,16 @@ def test_cifar_10_itself():
     assert means == [0.4914, 0.4822, 0.4465]
 
 
-def test_shakespeare_itself():
+def test_shakespeare_itself(monkeypatch):
     folder = real("shakespeare_speeches.tsv")
-    data = read_shakespeare(folder, least_characters=0)
+    large = read_data_set("shakespeare", folder)
+    monkeypatch.setattr(text_set, "LEAST_CHARACTERS", 0)
+    _read.cache_clear()
+    data = read_data_set("shakespeare", folder)
+    _read.cache_clear()
     assert len(data.owners) == 1399
     # A window for each character, and one for the end of each of the 31,028 speeches.
     assert (decode(data.text).count("\n"), len(data.train) + len(data.test)) == (31028, len(data.text) - 80 * 31028)
-    large = SOURCES["shakespeare"].read(folder)
     assert len(large.owners) == 637
     shares = np.bincount(large.train_owner, minlength=637) / np.bincount(
         np.concatenate([large.train_owner, large.test_owner]), minlength=637

@@ -9,12 +9,9 @@ import pytest
 
 from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.delay_laws.device_availability import DeviceAvailability, ReadyTimes
-from afflux.sim.workload.delay_laws.device_times import DeviceTimes
-from afflux.sim.workload.delay_laws.fadas import FadasDelays, fadas_classes
-from afflux.sim.workload.delay_laws.half_normal import HalfNormalDelays
-from afflux.sim.workload.delay_names import FAMILIES, delay_law, describe_delays, options
-from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.delay_names import DELAYS, delay_law
+from afflux.sim.workload.delays import ConstantDelays, FadasDelays, HalfNormalDelays, fadas_classes
+from afflux.sim.workload.device_traces import DeviceAvailability, DeviceTimes, ReadyTimes
 
 
 def generator(seed=0):
@@ -124,12 +121,12 @@ def test_the_scale_reading_cannot_tell_the_papers_uniform_laws_apart():
 
 
 def test_staleness_without_concurrency_and_with_equal_times():
-    alone = simulate_staleness(DELAYS["constant"], num_clients=3, concurrency=1, buffer_size=1, steps=7)
+    alone = simulate_staleness(delay_law("constant"), num_clients=3, concurrency=1, buffer_size=1, steps=7)
     assert (alone.largest, alone.mean, alone.mean_largest, alone.time) == (0, 0.0, 0.0, 7.0)
     # Four clients at once, one replaced at each arrival: the first four have staleness 0, 1, 2, 3, all others 3.
-    four = simulate_staleness(DELAYS["constant"], num_clients=4, concurrency=4, buffer_size=1, steps=10)
+    four = simulate_staleness(delay_law("constant"), num_clients=4, concurrency=4, buffer_size=1, steps=10)
     assert (four.largest, four.mean) == (3, (0 + 1 + 2 + 7 * 3) / 10)
-    assert simulate_staleness(DELAYS["constant"], num_clients=4, concurrency=4, buffer_size=4, steps=9).largest == 0
+    assert simulate_staleness(delay_law("constant"), num_clients=4, concurrency=4, buffer_size=4, steps=9).largest == 0
 
 
 @pytest.mark.parametrize(
@@ -159,18 +156,28 @@ def test_unknown_names_and_impossible_options(text, message):
         delay_law(text)
 
 
-def test_names_options_and_descriptions():
-    assert delay_law("constant") is DELAYS["constant"]
+def test_an_unknown_reading():
+    with pytest.raises(ConfigError, match="reading is 'variance', must be location or scale"):
+        HalfNormalDelays(reading="variance")
+
+
+def test_names_and_options():
+    assert delay_law("constant") == ConstantDelays()
+    assert delay_law("fadas-large") == FadasDelays(50, 80)
+    assert delay_law("fadas-mild") == FadasDelays(5, 8)
+    assert [delay_law(name) for name in ("ca2fl", "ca2fl-1", "ca2fl-0.5", "ca2fl-fixed")] == [
+        HalfNormalDelays(),
+        HalfNormalDelays(upper=1.0),
+        HalfNormalDelays(upper=0.5),
+        HalfNormalDelays(s=5.0),
+    ]
     assert delay_law("fadas-large:gamma=.5") == FadasDelays(50, 80, 0.5)
     assert delay_law("fadas-large:high=60:low=55") == FadasDelays(55, 60)
     assert delay_law("ca2fl-fixed:s=3") == HalfNormalDelays(s=3)
     assert delay_law("ca2fl-fixed:s=none") == HalfNormalDelays()
     assert delay_law("device-times:file=a.csv:work=2") == DeviceTimes("a.csv", work=2)
-    assert options("fadas-mild") == ("low", "high", "gamma")
-    for name in {*DELAYS, *FAMILIES}:
-        assert f"\n{name}: " in f"\n{describe_delays()}"
-    # Without options both registries give the same law.
-    assert all(delay_law(name) == family.law(**family.preset) for name, family in FAMILIES.items() if name in DELAYS)
+    table = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    assert all(f"`{name}`" in table for name in DELAYS)
 
 
 def test_running_times_of_devices(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from itertools import count
 
 import msgspec
@@ -13,7 +14,7 @@ import own_tasks
 from afflux.sim import Simulation, TrainingError, read_audit_log, replay, scaffold
 from afflux.sim.errors import DivergedError
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.runs import run_record
+from afflux.sim.runs import run_record, worker_process
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
 from made_runs import run_paired
@@ -84,10 +85,11 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
     calls = count()
 
     def later(model, data, rng):
-        return (1.0 if next(calls) < 20 else math.nan), 1, 1
+        number = next(calls)
+        return (math.nan if number in (3, 7) or number >= 20 else 1.0), 1, 1
 
     with pytest.raises(
-        DivergedError, match=r"diverged at arrival 21: .*; 5 of 25 arrivals are faulty, the last 5 in a row"
+        DivergedError, match=r"diverged at arrival 4: .*; 7 of 25 arrivals are faulty, the last 5 in a row"
     ):
         simulation(later).run()
 
@@ -96,6 +98,28 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
 def test_faults_raise_ends_the_run(client, error):
     with pytest.raises(error):
         simulation(clients=[CLIENTS[client]] * 2 + [CLIENTS[-1]] * 10, faults="raise").run()
+
+
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def test_an_exception_without_a_readable_message_is_one_too():
+    def fails(model, data, rng):
+        if rng.random() < 0.25:
+            raise UnreadableError
+        return 1.0, 1, 1
+
+    (result,) = simulation(fails).run()
+    assert 0 < result.decisions["faulty"] < 20
+
+
+def test_a_worker_names_what_ends_it():
+    """Also what is no Exception: sys.exit() in a client's training."""
+    kind, known, text = worker_process._tried(sys.exit, 3)
+    assert (kind, known) == ("error", False)
+    assert "SystemExit: 3" in text
 
 
 def test_control_variates_leave_them_out():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
-from afflux.sim.models.lora import checkpoint_folder
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.lora_task import checkpoint_folder
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from afflux.sim.workload.task_registry import build_task
@@ -154,4 +155,4 @@ def test_data_in_a_folder_that_cannot_be(folder):
         with pytest.raises(ConfigError):
             build_task(SimConfig(task=task, data="mnist" if task == "images" else "digits", data_dir=folder))
     with pytest.raises(ConfigError):
-        checkpoint_folder(folder, None)
+        checkpoint_folder(folder, Path("."))

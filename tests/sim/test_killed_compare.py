@@ -59,7 +59,7 @@ def killed(out, point):
 MORE = ("create_audit_folder", (0, 1), "describe_setting")
 
 
-@pytest.mark.parametrize("point", [(1, 3), "_summaries", *(row for point in MORE for row in soak(point))])
+@pytest.mark.parametrize("point", [(1, 3), "_summary", *(row for point in MORE for row in soak(point))])
 def test_the_same_command_replaces_the_folder_of_one_that_was_killed(point, tmp_path, caplog):
     out = tmp_path / "out"
     killed(out, point)

@@ -19,13 +19,14 @@ from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, p
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
+from afflux.sim.data.registry import read_data_set
+from afflux.sim.models.registry import build_model
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.data_sets import load_data_set
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import ROOT, reproducible
@@ -47,12 +48,13 @@ def bits(results):
 def test_the_library_gives_the_bits_of_the_settings():
     """Images by name, and the same images and model as objects."""
     config = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=40, delays="fadas-mild", local_steps=2)
-    data = load_data_set("digits")
+    data = read_data_set("digits")
+    x_train, x_test = map(torch.tensor, data.scaled())
     ours = Simulation(
-        lambda rng: config.new_model(data, 3),
-        partitioned(torch.tensor(data.x_train), torch.tensor(data.y_train), 20),
+        lambda rng: build_model("logreg", data.shape, 10, rng),
+        partitioned(x_train, torch.tensor(data.y_train), 20),
         sgd(0.1, steps=2),
-        classification(data.x_test, data.y_test),
+        classification(x_test, data.y_test),
         rules=[RULE],
         seeds=[3],
         delays="fadas-mild",

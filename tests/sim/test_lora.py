@@ -15,6 +15,7 @@ from afflux.sim.papers.presets.registry import all_presets
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload import lora_task
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
@@ -80,6 +81,12 @@ def data_dir(tmp_path_factory):
         (folder / name / "train.tsv").write_text("\n".join([header, *lines * 10, ""]))
         (folder / name / "dev.tsv").write_text("\n".join([header, *lines * 2, ""]))
     return folder
+
+
+def test_the_packages_of_the_extra_are_named(data_dir, monkeypatch):
+    monkeypatch.setattr(lora_task, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'"):
+        build_task(settings(data_dir))
 
 
 def settings(data_dir, **others):

@@ -13,16 +13,18 @@ from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
 from afflux.sim import Simulation, Task, classification, partitioned, replay, tune
-from afflux.sim.data.content_digest import content_digest
+from afflux.sim.data import image_set, registry
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import FILE
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.runs import setup
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.workload import data_sets, inputs
+from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
 from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.task_registry import build_task
 from made_runs import resume, run, run_in_store
 from pairwise import soak
 
@@ -44,15 +46,15 @@ def stop(progress):
 
 def digits_with(change, monkeypatch):
     """From now on the digits are read with this change of their (images, labels)."""
-    read = data_sets.digits_of_scikit_learn()
-    monkeypatch.setattr(data_sets, "digits_of_scikit_learn", lambda: change(*map(np.copy, read)))
-    data_sets._load.cache_clear()
+    read = image_set.digits_of_scikit_learn()
+    monkeypatch.setattr(image_set, "digits_of_scikit_learn", lambda: change(*map(np.copy, read)))
+    registry._read.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _digits_again():
     yield
-    data_sets._load.cache_clear()
+    registry._read.cache_clear()
 
 
 def swapped(images, labels):
@@ -82,10 +84,23 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
         resume(InterruptedRun.of(store))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     monkeypatch.undo()
-    data_sets._load.cache_clear()
+    registry._read.cache_clear()
     (tmp_path / "whole").mkdir()
     whole = run(RULE, 3, SMALL, output=AuditOutput(tmp_path / "whole"))
     assert resume(InterruptedRun.of(store)).digest == whole.digest
+
+
+def test_the_digests_of_data_are_those_of_older_logs(tmp_path):
+    """Otherwise no interrupted run would go on with this version."""
+    assert content_digest(build_task(SMALL).source).startswith("a3960127d7504ecf")
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 256, (6, 28, 28), np.uint8), np.arange(6), rng.integers(0, 256, (4, 28, 28), np.uint8)]
+    arrays.append(np.arange(4, dtype=np.uint8))
+    np.savez(tmp_path / "mnist.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
+    images = SimConfig(data="mnist", data_dir=str(tmp_path), model="logreg")
+    assert build_task(images).source == content_digest(arrays)
+    papers = build_task(SimConfig(task="papers:dataset=mnist:network=logreg", data_dir=str(tmp_path))).source
+    assert content_digest(papers) == content_digest(SimpleNamespace(**{**vars(papers), "files": None}))
 
 
 def test_another_division_is_named(tmp_path, monkeypatch):

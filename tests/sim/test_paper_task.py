@@ -82,6 +82,22 @@ def test_a_writer_is_a_client(tmp_path):
     assert run(parse_rule("fedbuff:buffer_size=2"), 0, settings).final_accuracy >= 0
 
 
+def test_the_settings_data_and_model_take_each_data_set_without_owners(tmp_path):
+    write_images(tmp_path, "fashion-mnist", (28, 28), 10)
+    settings = config(tmp_path, "fashion-mnist", "mlp", local_steps=1)
+    same = replace(settings, task="images", data="fashion-mnist", model="mlp")
+    rule = parse_rule("fedbuff:buffer_size=3")
+    assert run(rule, 0, same).digest == run(rule, 0, settings).digest
+    digits = replace(settings, task="papers:dataset=digits:network=cnn", data_dir=None)
+    assert run(rule, 0, digits).digest == run(rule, 0, replace(digits, task="images")).digest
+    write_leaf(tmp_path / "femnist" / "train", {"f0": ([[0.5] * 784], [1])})
+    write_leaf(tmp_path / "femnist" / "test", {"f0": ([[0.5] * 784], [1])})
+    with pytest.raises(
+        ConfigError, match=r"data 'femnist' has owners, .* give task=papers:dataset=femnist:network=mlp"
+    ):
+        build_task(replace(same, data="femnist"))
+
+
 def test_a_role_is_a_client(tmp_path):
     folder = tmp_path / "shakespeare" / "roles"
     folder.mkdir(parents=True)
@@ -97,6 +113,14 @@ def test_a_role_is_a_client(tmp_path):
     assert windows.shape == (len(targets), 80)
     result = run(parse_rule("fedbuff:buffer_size=2"), 0, settings)
     assert result.evaluations[-1].loss < np.log(80)
+
+
+def test_a_text_without_a_test_part(tmp_path):
+    folder = tmp_path / "shakespeare" / "roles"
+    folder.mkdir(parents=True)
+    (folder / "A.txt").write_text("one speech " * 100)
+    with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
+        build_task(config(tmp_path, "shakespeare", "char-lstm", **OWNERS))
 
 
 def test_delays_with_options(tmp_path):

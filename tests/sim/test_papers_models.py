@@ -16,8 +16,8 @@ from torch import nn
 
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
-from afflux.sim.models.registry import MODELS, build_model, describe_models
-from afflux.sim.workload import models as workload_models
+from afflux.sim.models.networks import NETWORKS
+from afflux.sim.models.registry import MODELS, build_model
 
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 #: Small images: what these tests check does not depend on the size.
@@ -52,6 +52,11 @@ def test_the_perceptron_of_mcmahan():
     # McMahan et al. (2017), section 3: "a simple multilayer-perceptron with 2-hidden layers with 200 units each ...
     # (199,210 total parameters)".
     assert count("mlp", MNIST, 10) == 199_210
+
+
+def test_the_demos_cnn():
+    assert count("cnn", (1, 8, 8), 10) == 160 + 4640 + (128 * 64 + 64) + 650
+    assert count("cnn", MNIST, 10) == 160 + 4640 + (32 * 49 * 64 + 64) + 650
 
 
 def test_lenet():
@@ -209,25 +214,24 @@ def test_group_norm_does_not_depend_on_the_batch():
 
 @pytest.mark.parametrize(("name", "start"), [("logreg", "b3519f5b37ae5cf0"), ("wkafl-cnn", "c825ad3b6b834ab1")])
 def test_runs_keep_their_initial_values(name, start):
-    """The settings `model` and `task` start from the same values, which older logs have."""
-    for build in (build_model, workload_models.build_model):
-        values = [
-            parameter.detach().numpy().tobytes() for parameter in build(name, MNIST, 10, generator(5)).parameters()
-        ]
-        assert hashlib.sha256(b"".join(values)).hexdigest().startswith(start)
+    """Older logs have them."""
+    values = [
+        parameter.detach().numpy().tobytes() for parameter in build_model(name, MNIST, 10, generator(5)).parameters()
+    ]
+    assert hashlib.sha256(b"".join(values)).hexdigest().startswith(start)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logreg", "mlp", "char-lstm")])
 def test_images_that_are_too_small(name):
-    with pytest.raises(ConfigError, match=f"model '{name}' needs images of .* pixels or more, not 4x32"):
-        build_model(name, (3, 4, 32), 10, 0)
+    with pytest.raises(ConfigError, match=f"model '{name}' needs images of .* pixels or more, not 3x32"):
+        build_model(name, (3, 3, 32), 10, 0)
     with pytest.raises(ConfigError, match=rf"model '{name}' needs images .*, not examples of shape \(80,\)"):
         build_model(name, TEXT, 80, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logreg", "mlp", "char-lstm")])
 def test_the_smallest_images(name):
-    side = {"wkafl-celeba": 5, "resnet18-bn": 8, "resnet18-gn": 8}.get(name, 16)
+    side = {"cnn": 4, "wkafl-celeba": 5, "resnet18-bn": 8, "resnet18-gn": 8}.get(name, 16)
     assert build_model(name, (1, side, side), 3, 0)(torch.zeros(2, 1, side, side)).shape == (2, 3)
 
 
@@ -238,11 +242,13 @@ def test_unknown_models_and_other_shapes():
         build_model("char-lstm", CIFAR, 10, 0)
 
 
-def test_descriptions():
-    assert describe_models().splitlines()[0] == "logreg: logistic regression"
-    assert len(describe_models().splitlines()) == len(MODELS)
+def test_a_layer_without_a_law_of_initial_values(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "logreg", lambda name, shape, num_classes: nn.Bilinear(1, 1, 1))
+    with pytest.raises(NotImplementedError, match="no initialisation for Bilinear"):
+        build_model("logreg", MNIST, 10, 0)
 
 
-def test_the_names_are_known_without_torch():
+def test_the_names_are_those_of_the_networks_and_known_without_torch():
+    assert set(MODELS) == set(NETWORKS)
     code = "import sys; from afflux.sim.models.registry import MODELS; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

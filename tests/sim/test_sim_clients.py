@@ -7,7 +7,8 @@ import torch
 from afflux.sim.clients.batches import batch_indices
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.training import Trainer
-from afflux.sim.workload import data_sets, models
+from afflux.sim.data.registry import read_data_set
+from afflux.sim.models.registry import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Task
@@ -20,32 +21,36 @@ def generator(seed=0):
 
 
 def shards_of(data, shards):
-    return [(torch.tensor(data.x_train[shard]), torch.tensor(data.y_train[shard])) for shard in shards]
+    x_train, _ = data.scaled()
+    return [(torch.tensor(x_train[shard]), torch.tensor(data.y_train[shard])) for shard in shards]
 
 
 def task_of(data):
-    test = Classification(torch.tensor(data.x_test), torch.tensor(data.y_test))
+    test = Classification(torch.tensor(data.scaled()[1]), torch.tensor(data.y_test))
     return Task(torch.nn.Identity(), [], test, seeds_torch=False)
 
 
 def trainer(config):
-    task = data_sets.load_data_set("digits")
-    module = models.build_model(config.model, task.shape, 10, generator())
+    task = read_data_set("digits")
+    module = build_model(config.model, task.shape, 10, generator())
     model = FlatModel(module)
     return Trainer(model, shards_of(task, SHARDS), task_of(task), config), model.initial_params
 
 
 def reference(config, client, steps, seed):
-    """The same work with torch.optim on a module of its own."""
-    task = data_sets.load_data_set("digits")
-    module = models.build_model(config.model, task.shape, 10, generator())
+    """The same work with torch.optim on a module of its own: params, and the mean loss over all examples."""
+    task = read_data_set("digits")
+    module = build_model(config.model, task.shape, 10, generator())
     optimizer = torch.optim.SGD(module.parameters(), lr=config.client_lr, weight_decay=config.weight_decay)
-    x, y = (torch.tensor(array[SHARDS[client]]) for array in (task.x_train, task.y_train))
+    x, y = (torch.tensor(array[SHARDS[client]]) for array in (task.scaled()[0], task.y_train))
+    losses = []
     for batch in batch_indices(len(y), config.batch_size, steps, generator(seed)):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
+        each = torch.nn.functional.cross_entropy(module(x[batch]), y[batch], reduction="none")
+        each.mean().backward()
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in module.parameters()]).numpy()
+        losses += each.tolist()
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).numpy(), np.mean(losses)
 
 
 def test_batches_are_shuffled_epochs():
@@ -66,11 +71,11 @@ def test_local_sgd_is_torchs(model, weight_decay):
     worker, params = trainer(config)
     with reproducible_torch():
         trained = worker.train(0, params, generator(3))
-        expected = reference(config, 0, 4, 3)
+        expected, loss = reference(config, 0, 4, 3)
     np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
     assert np.abs(trained.update).max() > 1e-3
     assert trained.num_examples == 23
-    assert 0 < trained.loss < 5
+    assert trained.loss == pytest.approx(loss, rel=1e-6)
 
 
 def test_the_pulled_params_are_not_written_to():
@@ -87,15 +92,15 @@ def test_local_epochs_count_the_clients_own_batches():
     for client, steps in ((0, 6), (1, 2)):
         with reproducible_torch():
             trained = worker.train(client, params, generator(5))
-        expected = reference(config, client, steps, 5)
+        expected, _ = reference(config, client, steps, 5)
         np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
 
 
 def test_evaluation_is_of_the_given_params_on_the_test_part():
     worker, params = trainer(SimConfig(model="logreg"))
-    task = data_sets.load_data_set("digits")
+    task = read_data_set("digits")
     weight, bias = params[:640].reshape(10, 64), params[640:]
-    logits = task.x_test.reshape(-1, 64).astype(np.float64) @ weight.T + bias
+    logits = task.scaled()[1].reshape(-1, 64).astype(np.float64) @ weight.T + bias
     worker.train(0, params, generator())
     accuracy, loss = worker.evaluate(params)
     assert accuracy == (logits.argmax(1) == task.y_test).mean()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux.sim.clients.schedule import Arrival, Dispatch, schedule_events
-from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.delay_names import delay_law
 
 
 def generator(seed=0):
@@ -41,7 +41,7 @@ def test_arrivals_of_a_schedule_done_by_hand():
 
 
 def test_equal_times_arrive_in_the_order_of_dispatch():
-    events = events_of(range(10), 4, 40, DELAYS["constant"](10, generator()))
+    events = events_of(range(10), 4, 40, delay_law("constant")(10, generator()))
     assert [event.sequence for event in events if isinstance(event, Arrival)] == list(range(40))
 
 
@@ -49,7 +49,7 @@ def test_concurrency_is_kept_and_no_client_trains_twice_at_once():
     training = set()
     dispatched = {}
     now = 0.0
-    for event in events_of(range(30), 12, 500, DELAYS["fadas-mild"](30, generator())):
+    for event in events_of(range(30), 12, 500, delay_law("fadas-mild")(30, generator())):
         assert event.time >= now
         now = event.time
         if isinstance(event, Dispatch):
@@ -66,7 +66,7 @@ def test_concurrency_is_kept_and_no_client_trains_twice_at_once():
 
 
 def test_selection_is_uniform_and_includes_the_client_that_just_finished():
-    events = events_of(range(5), 1, 20_000, DELAYS["constant"](5, generator()))
+    events = events_of(range(5), 1, 20_000, delay_law("constant")(5, generator()))
     chosen = [event.client for event in events if isinstance(event, Dispatch)]
     pairs = Counter(pairwise(chosen))
     # 25 equally likely pairs; 5 standard deviations of a binomial count.
@@ -89,7 +89,7 @@ def test_synchronous_rounds_wait_for_the_whole_cohort():
 )
 def test_an_impossible_concurrency_or_refill_is_refused(concurrency, refill, what):
     with pytest.raises(ValueError, match=what):
-        events_of(range(3), concurrency, 1, DELAYS["constant"](3, generator()), refill=refill)
+        events_of(range(3), concurrency, 1, delay_law("constant")(3, generator()), refill=refill)
 
 
 def staleness_of(events, buffer_size):
@@ -115,7 +115,7 @@ def staleness_of(events, buffer_size):
 def test_delays_and_refill_give_the_papers_staleness(name, num_clients, concurrency, buffer_size, largest, mean):
     maxima, means = [], []
     for seed in range(9):
-        law = DELAYS[name](num_clients, generator(seed))
+        law = delay_law(name)(num_clients, generator(seed))
         events = events_of(range(num_clients), concurrency, 500 * buffer_size, law, seed=seed, refill=buffer_size)
         staleness = staleness_of(events, buffer_size)
         maxima.append(staleness.max())

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import afflux.sim.runs.compare
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers import mf_ca2fl
+from afflux.sim.papers import table_pages, tables
 from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
@@ -71,8 +71,8 @@ def test_late_accuracy_is_the_mean_over_the_last_quarter():
 def small(monkeypatch):
     """Three codecs and two seeds, on so small a task that a run takes a moment; how often a run was made."""
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
-    monkeypatch.setattr(mf_ca2fl, "RULES", names)
-    monkeypatch.setattr(mf_ca2fl, "SETTINGS", {"digits": ("logreg", 40, 10)})
+    monkeypatch.setattr(tables, "CODEC_RULES", names)
+    monkeypatch.setattr(tables, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
     made, run_paired = [], afflux.sim.runs.compare.simulate
 
     def counted(specs, seed, *rest):
@@ -121,8 +121,9 @@ def test_a_reproduction_that_ends_nothing_leaves_no_folder(small, tmp_path):
     assert not out.exists()
 
 
-def test_the_page_of_mf_ca2fl(small):
-    jobs = mf_ca2fl.make_jobs("digits", [0, 1])
+def test_the_page_of_mf_ca2fl(small, monkeypatch):
+    table = tables.mf_ca2fl("digits")
+    jobs = table.jobs([0, 1])
     assert {job.config.delays for job in jobs} == {"fadas-large"}
     late = {0: (0.90, 0.89, 0.88, 0.86), 1: (0.80, 0.80, 0.78, 0.78)}
     outcomes = []
@@ -130,8 +131,9 @@ def test_the_page_of_mf_ca2fl(small):
         result = Outcome.of(run(CA2FL, 0, CONFIG))
         rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.evaluations)
         outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
-    page = mf_ca2fl.make_page("digits", [0, 1], jobs, outcomes, 4096)
-    assert mf_ca2fl.page_markdown(json.loads(json.dumps(page.content))) == page.markdown
+    monkeypatch.setattr(SimConfig, "num_parameters", lambda config: 4096)
+    page = table.page(outcomes, [0, 1])
+    assert table_pages.codecs_markdown(json.loads(json.dumps(page.content))) == page.markdown
     exact, eight, _, rotated = page.content["codecs"]
     sizes = [line["row_bytes"] for line in page.content["codecs"]]
     assert sizes == [4 * 4096, 64 + 4096 + 256, 64 + 1024 + 256, 64 + 1024 + 128]
@@ -142,4 +144,4 @@ def test_the_page_of_mf_ca2fl(small):
     assert page.content["from_8_bits"]["rotated-2"]["std"] == pytest.approx(0.01 / 2**0.5)
     assert "| `affine-2` | 1,344 | 83.0 ± 7.1 | -2.0 ± 0.0 | 83.0 ± 7.1 |" in page.markdown
     with pytest.raises(ConfigError, match="MF-CA2FL is run on digits"):
-        mf_ca2fl.make_jobs("cifar", [0])
+        tables.mf_ca2fl("cifar")

@@ -15,13 +15,13 @@ from afflux.sim.clients.model_broadcast import ControlVariates, ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload import data_sets, models
+from afflux.sim.models.registry import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import parse_rule
-from afflux.sim.workload.task import Task
+from afflux.sim.workload.task import Partitioned, Task
 from made_runs import run
 
 EPSILON = 2.0**-24
@@ -29,40 +29,35 @@ FEATURES, CLASSES = 4, 3
 D = CLASSES * (FEATURES + 1)
 
 
-def tiny(data_dir):
+def tiny():
     """Few features, all in [-1, 1], so that the bounds below are tight."""
     rng = generator(77)
     labels = np.arange(90) % CLASSES
     x = np.clip(0.5 * rng.standard_normal((90, 1, 2, 2)) + labels[:, None, None, None] / 2 - 0.5, -1, 1)
     x = x.astype(np.float32)
-    return data_sets.DataSet("tiny", x, labels, x[:9], labels[:9], CLASSES)
+    return x, labels
 
 
 def generator(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch):
-    monkeypatch.setitem(data_sets.DATASETS, "tiny", tiny)
-
-
-TASK = tiny(None)
-with pytest.MonkeyPatch.context() as patched:
-    patched.setitem(data_sets.DATASETS, "tiny", tiny)
-    CONFIG = SimConfig(
-        data="tiny", model="logreg", client_lr=0.1, local_steps=4, batch_size=8, partition="iid", num_clients=20
-    )
+X, Y = tiny()
+CONFIG = SimConfig(task="python:tiny", client_lr=0.1, local_steps=4, batch_size=8, partition="iid", num_clients=20)
 
 
 def data(shard):
-    return TASK.x_train[shard].reshape(-1, FEATURES).astype(np.float64), TASK.y_train[shard]
+    return X[shard].reshape(-1, FEATURES).astype(np.float64), Y[shard]
+
+
+def logreg(rng):
+    return build_model("logreg", (1, 2, 2), CLASSES, rng)
 
 
 def trainer(config, shards):
-    module = models.build_model("logreg", TASK.shape, CLASSES, generator())
+    module = logreg(generator())
     model = FlatModel(module)
-    x, y = torch.tensor(TASK.x_train), torch.tensor(TASK.y_train)
+    x, y = torch.tensor(X), torch.tensor(Y)
     task = Task(module, [], Classification(x, y), validation=(x, y), seeds_torch=False)
     return Trainer(model, [(x[shard], y[shard]) for shard in shards], task, config), model.initial_params
 
@@ -165,11 +160,13 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
         **protocol,
         delays="fadas-mild",
     )
-    ours = run(rule, 7, config)
+    clients = Partitioned(torch.tensor(X), torch.tensor(Y), 5, "iid")
+    task = Task(logreg, clients, Classification(torch.tensor(X[:9]), torch.tensor(Y[:9])), seeds_torch=False)
+    ours = run(rule, 7, config, task=task)
     (controls,) = made
 
-    shards = iid(TASK.y_train, 5, 0, random_stream(7, StreamPurpose.PARTITION))
-    module = models.build_model("logreg", TASK.shape, CLASSES, random_stream(7, StreamPurpose.MODEL))
+    shards = iid(Y, 5, 0, random_stream(7, StreamPurpose.PARTITION))
+    module = logreg(random_stream(7, StreamPurpose.MODEL))
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
@@ -373,4 +370,4 @@ def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimiz
 )
 def test_impossible_settings_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        replace(CONFIG, **change)
+        SimConfig(**change)

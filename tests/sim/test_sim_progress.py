@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from afflux.sim.results.progress import BAR_SECONDS, LINE_SECONDS, TimeLeft, describe, format_seconds, show_progress
-from afflux.sim.results.run_progress import RunProgress
+from afflux.sim.results.progress import BAR_SECONDS, LINE_SECONDS, describe, show_progress
+from afflux.sim.results.run_history import RunProgress
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
@@ -42,7 +42,7 @@ def test_a_terminal_shows_a_bar_for_each_run_and_one_for_all():
         watch(1, progress_of(4, 0.1))
     shown = console.file.getvalue()
     assert "20/40 arrivals, accuracy 91.2%, staleness 1.2" in shown
-    assert "1:00" in shown, "a quarter in 30 s: half in 60 s"
+    assert "01:00" in shown, "a quarter in 30 s: half in 60 s"
     assert "4/40 arrivals" in shown
     assert "[b]x[/b], seed 1" in shown, "a label is data, not markup"
     assert "0 of 2 finished" in shown
@@ -83,7 +83,7 @@ def test_no_terminal_gets_lines_at_growing_intervals():
             watch(1, progress_of(12, 0.3))
     assert lines == [0, 0, 1, 1, 2, 3]
     text = console.file.getvalue().splitlines()
-    assert text[0] == "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 0:20 left; 0 of 2 runs finished"
+    assert text[0] == "fedbuff, seed 0: 20/40 arrivals, accuracy 50.0%, staleness 1.2, 00:20 left; 0 of 2 runs finished"
     assert text[1] == "b: 10/40 arrivals, accuracy 50.0%, staleness 1.2; 1 of 2 runs finished"
     assert len(text) == 3 + 120 // LINE_SECONDS
 
@@ -98,12 +98,15 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines():
         assert console.file.getvalue().startswith("a: 20/40 arrivals")
 
 
-def test_the_time_left_is_that_of_the_pace_so_far():
-    left = TimeLeft(10.0, 0.5)  # resumed half-way
-    assert math.isnan(left.seconds(11.0, 0.5))
-    assert math.isnan(left.seconds(11.0, math.nan))
-    assert left.seconds(20.0, 0.75) == 10.0
-    assert format_seconds(3599.5) == "1:00:00"
+@pytest.mark.parametrize(("pace", "left"), [(0.25, "00:10"), (0.005, "16:30"), (0.001, "1:23:10")])
+def test_the_time_left_is_that_of_the_pace_so_far(pace, left):
+    clock, console = Clock(), terminal()
+    with show_progress(["a"], 1000, console, clock) as watch:
+        watch(0, progress_of(500, 0.5))  # resumed half-way
+        assert "--:--" in console.file.getvalue()
+        clock.now += 10
+        watch(0, progress_of(500 + int(1000 * pace), 0.5 + pace))
+    assert left in console.file.getvalue()
 
 
 def test_what_is_not_known_is_not_shown():
@@ -144,6 +147,7 @@ def test_a_run_with_another_limit_ends_with_all_of_it_done(limit):
     seen, result = told_by(**settings[limit])
     assert middle.accuracy > whole.evaluations[0].accuracy
     assert 0 < len(result.staleness) < 30
+    assert limit == "rounds" or len(result.staleness) == middle.arrivals  # an arrival at the limit counts
     assert [one.finished for one in seen] == [False] * (len(seen) - 1) + [True]
     assert seen[-1].arrivals == len(result.staleness)
     shares = [one.done for one in seen]

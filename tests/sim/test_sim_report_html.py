@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from afflux.sim.results import curves, run_folder, svg
+from afflux.sim.results import curves, figures, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
@@ -207,14 +208,14 @@ def points_of(chart):
 def test_lines_lie_at_their_values():
     across, up = svg.linear_axis("x", 0, 40), svg.percent_axis("y")
     chart = svg.line_chart("t", across, up, [svg.Series("a", 0, [[(0, 0), (10, 0.5), (40, 1), (20, float("nan"))]])])
-    (line,) = points_of(chart)
+    (line,) = points_of(chart.shapes)
     left, right, bottom, top = svg.LEFT, svg.WIDTH - svg.RIGHT, svg.HEIGHT - svg.BOTTOM, svg.TOP
     assert line == [
         (left, bottom),
         (left + (right - left) / 4, (bottom + top) / 2),
         (right, top),
     ]
-    Page(chart)
+    Page(chart.shapes)
 
 
 def test_a_share_axis_is_linear_below_one_percent():
@@ -229,7 +230,7 @@ def test_a_share_axis_is_linear_below_one_percent():
 def test_bars_are_as_high_as_their_shares():
     across = svg.category_axis("x", ["0", "1"])
     chart = svg.bar_chart("t", across, svg.percent_axis("y"), [("a", [0.25, 0.0]), ("b", [1.0, 0.5])])
-    heights = [float(height) for height in re.findall(r'<rect[^>]* height="([^"]*)"', chart)]
+    heights = [float(height) for height in re.findall(r'<rect[^>]* height="([^"]*)"', chart.shapes)]
     full = svg.HEIGHT - svg.BOTTOM - svg.TOP
     assert heights == pytest.approx([full / 4, full, full / 2], abs=0.1)  # coordinates have one decimal
 
@@ -250,14 +251,26 @@ def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     assert curves.curve(runs[:1], "version", "loss").low is None
 
 
+def test_both_pictures_repeat_the_colours_with_other_dashes():
+    assert len({curves.colour_and_dashes(index) for index in range(4 * len(curves.COLOURS))}) == 28
+    runs = [result_of(f"rule {i}", 0, [0.1, 0.2]) for i in range(9)]
+    lines = Page(page_of(runs)).attributes
+    assert {value for _, name, value in lines if name == "stroke-dasharray"} == {"6 3"}
+    axes = Figure().subplots()
+    for index in range(9):
+        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index)
+    assert axes.lines[1].get_color() == axes.lines[8].get_color() == curves.COLOURS[1].picture
+    assert [line.is_dashed() for line in axes.lines] == [False] * 7 + [True] * 2
+
+
 def test_bins_hold_every_staleness():
     for largest in range(70):
-        edges = curves.staleness_bins(largest)
+        edges, names = curves.staleness_bins(largest)
         assert np.histogram(np.arange(largest + 1), bins=edges)[0].sum() == largest + 1
-        assert len(edges) == len(curves.bin_names(edges)) + 1
+        assert len(edges) == len(names) + 1
         # The bins of `RoundTotals` are those of the page.
         assert np.searchsorted(edges, largest, "right") - 1 == largest.bit_length()
-    assert curves.bin_names(curves.staleness_bins(8)) == ["0", "1", "2-3", "4-7", "8-15"]
+    assert curves.staleness_bins(8)[1] == ["0", "1", "2-3", "4-7", "8-15"]
 
 
 def test_long_runs_are_thinned_and_hopeless_ones_drawn():

@@ -8,7 +8,7 @@ import pytest
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule, schedule_events, schedule_rounds
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.delay_names import delay_law
 from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 
@@ -35,7 +35,7 @@ def events_of(cohort, arrivals, *, num_clients=10, stale_models=5, seed=0, delay
             cohort=cohort,
             arrivals=arrivals,
             stale_models=stale_models,
-            delay=delay or DELAYS["exponential"](num_clients, generator(seed)),
+            delay=delay or delay_law("exponential")(num_clients, generator(seed)),
             selection=generator(seed + 1),
             ages=generator(seed + 2),
             times=generator(seed + 3),
@@ -183,7 +183,7 @@ def test_k_async_is_refill_k_with_all_clients_at_once():
         range(12),
         concurrency=12,
         arrivals=90,
-        delay=DELAYS["fadas-mild"](12, generator()),
+        delay=delay_law("fadas-mild")(12, generator()),
         selection=generator(1),
         times=generator(2),
         refill=3,

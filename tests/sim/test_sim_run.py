@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delays import DELAYS
+from afflux.sim.workload.delay_names import DELAYS
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
 from made_runs import run
@@ -37,6 +37,12 @@ def test_the_public_names_of_the_simulator_are_loaded_at_first_use():
     assert done.stdout == "module 'afflux.sim' has no attribute 'ran'\n"
 
 
+@dataclass
+class TwoClients:
+    def __call__(self, num_clients, rng):
+        return lambda client, times: (1.0, 2.5)[client]
+
+
 def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
     # Client 0 takes 1, client 1 takes 2.5; each pulls again when it has pushed; M = 2.
     #   t    client  pulled  version  staleness  then
@@ -47,7 +53,7 @@ def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
     #   4    0       2       2        0
     #   5    1       1       2        1          version 3 (dispatched first, at 2.5)
     #   5    0       2       3        1
-    monkeypatch.setitem(DELAYS, "constant", lambda n, rng: lambda client, times: (1.0, 2.5)[client])
+    monkeypatch.setitem(DELAYS, "constant", (TwoClients, {}))
     config = replace(
         SMALL,
         num_clients=2,
@@ -204,7 +210,7 @@ def test_a_missing_package_is_named_before_any_work(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": "x"}, "unknown data 'x'; known: digits, mnist"),
+        ({"data": "x"}, "unknown data 'x'; known: cifar10, .*digits, .*mnist"),
         ({"model": "x"}, "unknown model"),
         ({"delays": "x"}, "unknown delays 'x'; known: ca2fl, .*constant, .*exp.*fadas-large"),
         ({"partition": "x"}, "unknown partition"),

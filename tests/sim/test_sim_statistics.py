@@ -9,9 +9,15 @@ import pytest
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import statistics
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
-from afflux.sim.results.participation import arrivals_per_client, participation
 from afflux.sim.results.run_history import MOST_REASONS, OTHER_REASONS, RunHistory, add_weights
-from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, seed_statistics
+from afflux.sim.results.run_result import (
+    Evaluation,
+    RoundTotals,
+    RunResult,
+    arrivals_per_client,
+    participation,
+    seed_statistics,
+)
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from made_runs import run

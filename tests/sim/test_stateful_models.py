@@ -202,6 +202,27 @@ def test_arrays_that_torch_cannot_copy_or_read_are_named():
         make_module(model, 0)
     with pytest.raises(ConfigError, match="buffer n is on meta, must be on the CPU"):
         FlatModel(Holding(n=torch.ones(3, device="meta")))
+    with pytest.raises(ConfigError, match=r"buffer n is torch.sparse_coo, must be dense: .* a plain attribute"):
+        FlatModel(Holding(n=torch.eye(3).to_sparse()))
+
+
+def test_attributes_that_cannot_be_written_are_left_alone():
+    model = FlatModel(Holding())
+    model.module.sparse, model.module.wide = torch.eye(3).to_sparse(), torch.ones(1).expand(3)
+    with torch.inference_mode():
+        model.module.fixed = torch.ones(3)
+    model.module.itself = [model.module]
+    model.module.table = np.broadcast_to(1.0, 3)
+    again = FlatModel(model.module)
+    again.load(again.initial_params)
+    assert again.module.itself == [model.module]
+
+
+def test_a_buffer_that_numpy_has_no_dtype_for_is_averaged():
+    made = simulation(lambda: Holding(changes("n", lambda n: n * 2), n=torch.ones(2, dtype=torch.bfloat16)))
+    models = with_models(made)
+    made.run()
+    assert models[-1].n.tolist() == [2.0 ** (3 * ROUNDS)] * 2
 
 
 def test_an_expanded_buffer_gets_memory_of_its_own():

@@ -5,8 +5,9 @@ python tests/soak/fuzz.py 1000000 SEED
 
 A call is drawn from tests/support/calls.py with sound arguments; then some of them, or something inside them, are
 replaced by values of tests/support/hostile.py. Calls of servers go to the same few servers, whose state is compared
-before and after an error. A batch of calls runs in a process of its own: one that ends by a signal is a crash, one that
-makes no progress for 5 seconds hangs; both show where. Prints the figures, and fails on any finding.
+before and after an error. A batch of calls runs in a process of its own: one that ends by a signal is a crash; a call
+hangs that takes 5 seconds of CPU, or on a busy machine a minute; both show where. Prints the figures, and fails on any
+finding.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ import torch._dynamo  # noqa: E402, F401 - which torch imports amid a call, for 
 from calls import STARTED  # noqa: E402
 from hostile_call import hostile_call  # noqa: E402
 
-BATCH, SECONDS = 5_000, 5.0
+BATCH, SECONDS, MINUTE = 5_000, 5.0, 60.0
 MEMORY = 5 << 30
 
 
@@ -66,7 +67,12 @@ class Batch:
         self.process = context.Process(target=batch, args=arguments, daemon=True)
         self.stacks.touch()
         self.process.start()
-        self.seen, self.waited = -1, 0.0
+        self.seen, self.waited, self.used = -1, 0.0, 0.0
+
+    def _cpu(self):
+        """Seconds of CPU that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _stack(self):
         return self.stacks.read_text(errors="replace")
@@ -75,9 +81,10 @@ class Batch:
         """Waits for this number of seconds; returns the counts by finding if it has ended, else None."""
         if self.progress.value != self.seen:
             self.seen, self.waited = self.progress.value, 0.0
+            self.used = self._cpu() if self.process.is_alive() else 0.0
         elif self.process.is_alive() and 0 <= self.seen < BATCH:
             self.waited += seconds
-            if self.waited > SECONDS:
+            if self.waited > MINUTE or (self.waited > SECONDS and self._cpu() - self.used > SECONDS):
                 os.kill(self.process.pid, signal.SIGUSR1)
                 time.sleep(0.5)
                 self.process.kill()

@@ -15,12 +15,13 @@ from afflux import _engine, ops
 from mutants_engine import ENGINE
 from mutants_rules import RULES
 from mutants_server import SERVER
+from mutants_sim import ADAPTERS, SIM
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 
 #: name: (the text to break, what the mutant has in its place, the test file that should notice). Neither file is named
 #: by its folder: the text stands once in all sources, the test file's name once under tests/.
-MUTANTS = ENGINE | SERVER | RULES
+MUTANTS = ENGINE | SERVER | RULES | SIM | ADAPTERS
 
 SOURCES = ("engine", "csrc", "python")
 SUFFIXES = {".py", ".pyi", ".hpp", ".cpp", ".cu", ".txt"}

@@ -12,6 +12,7 @@ from afflux.rules import mf_ca2fl
 from afflux.store.metadata import MOST_SEGMENTS, SEGMENT_BYTES
 from conftest import FORKS
 from crashes import result
+from inside import index_of
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -51,7 +52,7 @@ def anonymous():
 def rounds(path, num_clients, touched, tell):
     """Tells how many SQLite statements a round of an opened store takes, and anonymous memory that it leaves taken."""
     server, statements = Server.open(path, rule()), []
-    for connection in (server._store._index._reader, server._store._index._writer):
+    for connection in (index_of(server)._reader, index_of(server)._writer):
         connection.set_trace_callback(statements.append)
     most, before = 0, 0
     for r in range(ROUNDS):

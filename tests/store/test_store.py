@@ -8,6 +8,7 @@ import pytest
 from afflux import AffluxError, Server, StoreError, UnavailableError, replay
 from afflux.rules import RULES, ca2fl, fedbuff, wkafl
 from conftest import FORKS, bits
+from inside import slots_limit
 from stores import CLIENTS, M, made, same, some_pushes
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -73,7 +74,7 @@ def test_options_are_those_of_before(options, tmp_path):
     for server in (again, here):
         some_pushes(server, size, 8)
     same(again, here)
-    assert again._aggregator.slots.limit == here._aggregator.slots.limit
+    assert slots_limit(again) == slots_limit(here)
 
 
 def test_models_keep_their_layout_and_buffers(tmp_path):

@@ -10,11 +10,13 @@ import pytest
 
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
+from afflux.server.inputs import InputAdapter
 from afflux.store import check, info
 from afflux.store.disk_cache import DiskCache
 from afflux.store.index import Index
 from afflux.store.segments import Segments
 from conftest import bits
+from inside import index_of, store_of
 from stores import CLIENTS, M, made, same, some_pushes
 
 
@@ -51,7 +53,7 @@ def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
     def found(**given):
         server = Server.open(path, **given)
         durable = server.push(client=1, update=np.ones(10), version=server.version).durable
-        (synchronous,) = server._store._index._writer.execute("PRAGMA synchronous").fetchone()
+        (synchronous,) = index_of(server)._writer.execute("PRAGMA synchronous").fetchone()
         return server, (durable, {1: "process", 2: "power"}[synchronous])
 
     made("fedbuff", 10, path, durability="power", commit_every=3).close()
@@ -88,13 +90,13 @@ def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_pa
     path = tmp_path / "store"
     server = made("fedbuff", 10, path, commit_every=2)
     some_pushes(server, 10, 13)  # four rounds and one arrival
-    server._store.close()  # as if the process had ended
+    store_of(server).close()  # as if the process had ended
     server = Server.open(path, server.rule, commit_every=2)
     assert (server.version, server.joins, server.arrivals_waiting) == (4, 12, 0)
     some_pushes(server, 10, 4)
     server.checkpoint()
     server.push(client=0, update=np.ones(10), version=server.version)
-    server._store.close()
+    store_of(server).close()
     server = Server.open(path, server.rule)
     assert (server.version, server.joins, server.arrivals_waiting) == (5, 16, 1)
 
@@ -107,7 +109,7 @@ def test_notes_and_kept_versions_come_back(tmp_path):
         held[server.version] = server.pull()
     server.checkpoint({"events": [1, 2.5, "three"]}, keep=[held[1], held[3]])
     expected = {version: bits(held[version].params) for version in (1, 3)}
-    server._store.close()
+    store_of(server).close()
     again = Server.open(tmp_path / "store", server.rule, commit_every=None)
     assert again.notes == {"events": [1, 2.5, "three"]}
     for _ in range(5):  # what is kept is not written over
@@ -137,7 +139,7 @@ def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path,
     path = tmp_path / "store"
     server = made("ca2fl", 300, path, commit_every=None)
     some_pushes(server, 300, 10)
-    index = server._store._index
+    index = index_of(server)
     commit = index.commit
 
     def interrupted(change):
@@ -150,7 +152,7 @@ def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path,
     assert server.notes == "mine"
     expected = server.state_dict()
     some_pushes(server, 300, 9)  # rounds that are not committed
-    server._store.close()
+    store_of(server).close()
     again = Server.open(path, server.rule)
     assert (again.notes, again.state_dict()["meta"]) == ("mine", expected["meta"])
     for client in again.rows.client_ids:
@@ -162,7 +164,7 @@ def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
     server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
     for client in range(5):
         server.push(client=client, update=np.ones(30), version=server.version)
-    index, rows, seen = server._store._index, server.rows, []
+    index, rows, seen = index_of(server), server.rows, []
     commit = index.commit
 
     def told(change):
@@ -203,7 +205,7 @@ def test_sqlite_is_asked_for_no_row_twice(tmp_path, monkeypatch):
 
 def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch):
     there, here = made("ca2fl", 300, tmp_path / "store"), made("ca2fl", 300)
-    ingest = type(there._adapter).ingest
+    ingest = InputAdapter.ingest
     late = []
 
     def pushes(server, start, *clients):
@@ -220,7 +222,7 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
     for server in (there, here):
         for client in range(M):
             server.push(client=client, update=np.full(300, client + 1, np.float32), version=0)
-    monkeypatch.setattr(type(there._adapter), "ingest", held_up)
+    monkeypatch.setattr(InputAdapter, "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)
     pushes(here, 10, 0, 1, 2)
@@ -246,7 +248,7 @@ def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped
     for k in range(22):
         for server in (there, here):
             server.push(client=0, update=np.full(300, k, np.float32), version=server.version)
-        table = there._store.rows.table
+        table = store_of(there).rows.table
         held = [slot for _, slot in table.changed.values()]
         assert table.high <= 3
         assert len({*held, *table.free, *table.retired}) == len([*held, *table.free, *table.retired])

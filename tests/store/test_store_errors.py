@@ -24,6 +24,7 @@ from afflux.store.metadata import BACKUP
 from conftest import FORKS
 from crashes import result
 from damage import damage, place
+from inside import index_of, slots_taken
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -62,7 +63,7 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
         server.push(client=4, update=vector(4), version=server.version)
     with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
         server.rows.row(4)
-    assert (server.joins, server._aggregator.slots.taken) == (before, 0)
+    assert (server.joins, slots_taken(server)) == (before, 0)
     for client in (3, 5, 20):
         server.push(client=client, update=vector(client), version=server.version)
     assert server.version == 4
@@ -369,7 +370,7 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
         raise StoreError("[store] cannot write: database or disk is full")
 
     with monkeypatch.context() as failing:
-        failing.setattr(server._store._index, "commit", full)
+        failing.setattr(index_of(server), "commit", full)
         for client in (0, 1):
             server.push(client=client, update=vector(client), version=3)
         for client in (2, 3):  # the one that completes the buffer; then one that waits beside the round

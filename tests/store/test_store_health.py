@@ -18,6 +18,7 @@ from afflux.store.index import Index
 from afflux.store.segments import Place
 from conftest import bits
 from damage import damage, place
+from inside import index_of
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
 
 
@@ -221,7 +222,7 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
     with Server(RULE, np.zeros(100), num_clients=CLIENTS, store=path) as server:
         for client in range(9):
             server.push(client=client, update=np.full(100, client, np.float32), version=server.version)
-        slots = {client: server._store._index.row(client).slot for client in range(9)}
+        slots = {client: index_of(server).row(client).slot for client in range(9)}
     for segment in (1, 3):
         (path / "rows" / "c" / str(segment) / "0").unlink()
     lost = tuple(client for client, slot in slots.items() if slot // 2 in (1, 3))

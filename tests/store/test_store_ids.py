@@ -12,6 +12,7 @@ from afflux import AffluxError, Server, StoreError, store
 from afflux.ops.validation import plain_id
 from afflux.rules import ca2fl
 from damage import damage, place
+from inside import without_fast_path
 from nine_rows import run
 
 #: In the order of their rows.
@@ -157,7 +158,7 @@ def test_longer_ids_of_older_stores(tmp_path, monkeypatch):
         for module in ("server.pushing", "server.checkout"):
             patch.setattr(f"afflux.{module}.plain_id", lambda client, op="push": plain_id(client, op, most=None))
         with Server(ca2fl(buffer_size=12), np.zeros(3), num_clients=20, store=tmp_path / "s") as server:
-            server._aggregator.fast = None
+            without_fast_path(server)
             for number, client in enumerate(clients):
                 server.push(client=client, update=np.full(3, number, np.float32), version=0)
     with Server.open(tmp_path / "s") as server:

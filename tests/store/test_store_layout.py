@@ -14,10 +14,12 @@ from afflux import Server
 from afflux.arrays.devices import HOST
 from afflux.ops import codecs
 from afflux.rules import fedbuff
+from afflux.server.inputs import InputAdapter
 from afflux.store.disk_cache import DiskCache
 from afflux.store.metadata import make_arrays, shape_of, write_slots
 from afflux.store.segments import Segments
 from conftest import bits
+from inside import index_of, store_of
 from stores import M, made, some_pushes
 
 
@@ -26,7 +28,7 @@ from stores import M, made, some_pushes
 def test_zarr_and_the_reference_decoder_read_it(size, codec, tmp_path):
     server = made("ca2fl", size, tmp_path / "store", codec=codec)
     some_pushes(server, size, 40)
-    rows, index = server.rows, server._store._index
+    rows, index = server.rows, index_of(server)
     group = zarr.open_group(tmp_path / "store", mode="r")
     assert group["rows"].dtype == codecs.named(codec).row_dtype
     for client in rows.client_ids:
@@ -83,7 +85,7 @@ def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
         patch.setattr(afflux.store.segments, "write_slots", stopped)
         for client in range(M):
             push(client)
-    server._store.close()
+    store_of(server).close()
     server = Server.open(path, server.rule)
     for client in range(M):
         push(client)
@@ -133,7 +135,7 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
     with made("ca2fl", 300, tmp_path / "store") as server:
         for client in range(2 * M):
             server.push(client=client, update=np.full(300, client, np.float32), version=server.version)
-        for owner, name in ((Segments, "prefetch"), (type(server._adapter), "ingest"), (DiskCache, "fetch")):
+        for owner, name in ((Segments, "prefetch"), (InputAdapter, "ingest"), (DiskCache, "fetch")):
             monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
         server.push(client=1, update=np.ones(300, np.float32), version=server.version)
         # Rows in mapped files are compared in the call of `ingest`; for a GPU they are fetched.

@@ -24,6 +24,7 @@ from afflux.store.lock import Lock, _holder
 from conftest import FORKS
 from crashes import in_child, result, told
 from damage import damage, place
+from inside import index_of, store_of
 from nine_rows import CLIENTS, RULE, SIZE, change, contents, pushes, run
 
 
@@ -70,7 +71,7 @@ def test_info_amid_a_commit(path, monkeypatch):
 
         def reads(index, statement, values=()):
             found = read(index, statement, values)
-            if index is not server._store._index and "FROM state" in statement:
+            if index is not index_of(server) and "FROM state" in statement:
                 pushes(server, [21, 22])
             return found
 
@@ -112,7 +113,7 @@ def test_a_writer_waits_for_a_moment_alone(path):
 @pytest.mark.filterwarnings(FORKS)
 def test_a_child_does_not_keep_what_its_parent_has_closed(path):
     def close(tell):
-        server._store.close()
+        store_of(server).close()
         tell("closed")
         time.sleep(60)  # until it is killed
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from afflux import Server
 from afflux.rules import fedavg
+from inside import aggregator_of
 
 D = 5
 
@@ -17,7 +18,7 @@ def ones(value=1.0):
 
 
 def held(server, task):
-    return server._aggregator.tasks.base_of(task._task) is not None
+    return aggregator_of(server).tasks.base_of(task._task) is not None
 
 
 def step(server, times=1):

@@ -29,7 +29,8 @@ def mixed_buffers(
 
     If all weights are equal, or one is negative, or their sum is not positive, the statistics are the plain mean (of
     rules that take models only in the last two cases). An element in which all accepted arrivals and the server agree
-    keeps its bits. If all arrivals are rejected, nothing changes.
+    keeps its bits. The buffers of a single accepted arrival replace the server's, except where a rule that takes models
+    leaves these a share. If all arrivals are rejected, nothing changes.
 
     Args:
         kind: the kind of the rule.
@@ -43,21 +44,25 @@ def mixed_buffers(
     pairs = [(v, w) for v, w, yes in zip(vectors, weights.tolist(), accepted, strict=True) if yes and v is not None]
     if current is None or not pairs:
         return current
-    values, shares = [v for v, _ in pairs], [w for _, w in pairs]
+    values: tuple[Float64, ...]
+    shares: tuple[float, ...]
+    values, shares = zip(*pairs, strict=True)
+    if len(pairs) == 1 and (kind != "model" or lr * shares[0] >= 1.0):
+        return values[0]
     count = current.size if averaged is None else averaged
     out, statistics = np.empty_like(current), [v[:count] for v in values]
     if count:
         _mix(kind, current[:count], statistics, shares, lr, out[:count])
-        same = np.ones(count, bool)
         bits = current[:count].view(np.int64)
-        for vector in statistics:
-            same &= vector.view(np.int64) == bits
-        np.copyto(out[:count], current[:count], where=same)
+        same = np.logical_and.reduce([vector.view(np.int64) == bits for vector in statistics])
+        out[:count][same] = current[:count][same]
     out[count:] = values[shares.index(max(shares))][count:]
     return immutable_copy(out)
 
 
-def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: list[float], lr: float, out: Float64) -> None:
+def _mix(
+    kind: Kind, current: Float64, vectors: list[Float64], weights: tuple[float, ...], lr: float, out: Float64
+) -> None:
     """Write the mean of the vectors to `out`."""
     total = ordered_sum(weights)
     plain = not total > 0 or min(weights) < 0
@@ -69,7 +74,7 @@ def _mix(kind: Kind, current: Float64, vectors: list[Float64], weights: list[flo
         )
         return
     shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)
-    if not plain and any(weight != weights[0] for weight in weights):
+    if not plain and weights.count(weights[0]) < len(weights):
         shares, scale = [weight / total for weight in weights], 1.0
     mix = ops.Combine(vectors, np.array(shares))
     ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Sgd(scale)), num_threads=1)

@@ -24,6 +24,9 @@ _dtype_name = cache(dtype_name)
 #: Devices of DLPack: CUDA, and its managed memory.
 _GPUS = (2, 13)
 
+#: The modules of arrays that are no wrappers of others.
+_PLAIN = frozenset({"numpy", "torch", "torch.nn.parameter"})
+
 #: The types that the engine reads as they are.
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _INTEGERS = frozenset({"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
@@ -50,19 +53,19 @@ def kind_of(name: str, array: Array) -> str:
     if is_torch(array):
         if str(array.layout) != "torch.strided" or array.is_meta:
             raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")
-        if type(array).__module__ not in ("torch", "torch.nn.parameter"):
-            _require_memory(name, array)
+        require_memory(f"[layout] {label(name)}", array)
     return kind
 
 
-def _require_memory(name: str, array: Array) -> None:
+def require_memory(what: str, array: Array) -> None:
     """Raise AffluxError for a tensor of a class that only wraps other tensors, as of DTensor and of torchao."""
     cls = type(array)
+    if cls.__module__ in _PLAIN or not is_torch(array):
+        return
     call = "full_tensor" if hasattr(cls, "full_tensor") else "dequantize"
     if call == "full_tensor" or hasattr(cls, "__tensor_flatten__"):
         raise AffluxError(
-            f"[layout] {label(name)} is a {cls.__name__}, which holds no memory of its own: give the result of its "
-            f"{call}()"
+            f"{what} is a {cls.__name__}, which holds no memory of its own: give the result of its {call}()"
         )
 
 

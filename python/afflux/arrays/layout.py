@@ -75,6 +75,12 @@ class Layout:
     locals: tuple[Field, ...] = dataclasses.field(default=(), compare=False)
     #: further names of some of these arrays, as of tied weights. Equal copies may be pushed
     aliases: tuple[Alias, ...] = dataclasses.field(default=(), compare=False)
+    #: the number of elements of the flat vector of parameters, d
+    size: int = dataclasses.field(init=False, repr=False, compare=False)
+    #: the number of elements of the statistics
+    averaged_size: int = dataclasses.field(init=False, repr=False, compare=False)
+    #: the number of elements of the flat vector of buffers: of the statistics, and of the copied arrays
+    buffers_size: int = dataclasses.field(init=False, repr=False, compare=False)
     #: whether a push needs more than the parameters: it has statistics, copied arrays or constants
     apart: bool = dataclasses.field(init=False, repr=False, compare=False)
     _nesting_of_arrays: trees.Node = dataclasses.field(init=False, repr=False)
@@ -83,6 +89,9 @@ class Layout:
     _copied_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.fields[-1].stop if self.fields else 0)
+        object.__setattr__(self, "averaged_size", self.buffers[-1].stop if self.buffers else 0)
+        object.__setattr__(self, "buffers_size", self.copied[-1].stop if self.copied else self.averaged_size)
         object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))
         arrays = {field.name for field in (*self.fields, *self.buffers, *self.copied, *self.constants)}
         object.__setattr__(self, "_nesting_of_arrays", trees.pruned(self.nesting, arrays))
@@ -172,21 +181,6 @@ class Layout:
     def tied(self) -> tuple[str, ...]:
         """The further names of arrays."""
         return tuple(alias.name for alias in self.aliases if alias.carried)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the flat vector of parameters, d."""
-        return self.fields[-1].stop if self.fields else 0
-
-    @property
-    def buffers_size(self) -> int:
-        """The number of elements of the flat vector of buffers: of the statistics, and of the copied arrays."""
-        return self.copied[-1].stop if self.copied else self.averaged_size
-
-    @property
-    def averaged_size(self) -> int:
-        """The number of elements of the statistics."""
-        return self.buffers[-1].stop if self.buffers else 0
 
     def parts(self, tree: Tree) -> list[Array]:
         """Return the parameters in the layout's order, each C-contiguous and of a type that the engine reads.
@@ -282,8 +276,11 @@ class Layout:
 
     def _tree(self, arrays: dict[str, Any]) -> Tree:
         """Return a tree of these arrays by name, which also has the further names of these."""
-        aliases = {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
-        return trees.build(self.nesting, arrays | aliases)
+        return trees.build(self.nesting, self._with_aliases(arrays))
+
+    def _with_aliases(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return these arrays by name, and by the further names that trees carry."""
+        return arrays | {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
 
     def _pieces_of(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
         """Return views of the parameters and statistics in two flat vectors, and copied arrays, with their fields."""

@@ -4,10 +4,11 @@ No library is imported here: an object of a library exists only if its library i
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from afflux.arrays.fields import Role
+from afflux.arrays.modules import has_attribute
 
 _PLAIN = frozenset({dict, list, tuple})
 
@@ -48,7 +49,7 @@ def variable_of_flax(tree: object) -> tuple[Any, Role | None] | None:
 def children(tree: object) -> list[tuple[str, Any]] | None:
     """Return the children of a node that is registered with JAX, by name; None for leaves and for plain containers."""
     jax = sys.modules.get("jax")
-    if jax is None or tree is None or type(tree) in _PLAIN or hasattr(tree, "shape"):
+    if jax is None or tree is None or type(tree) in _PLAIN or has_attribute(tree, "shape"):
         return None
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     if len(flat) == 1 and not flat[0][0]:
@@ -58,7 +59,7 @@ def children(tree: object) -> list[tuple[str, Any]] | None:
 
 def is_static(node: object) -> bool:
     """Return whether a child of such a node is no part of the model: neither an array nor a container of arrays."""
-    if node is None or hasattr(node, "shape") or variable_of_flax(node) is not None:
+    if node is None or has_attribute(node, "shape") or variable_of_flax(node) is not None:
         return False
     return not isinstance(node, Mapping | list | tuple) and children(node) is None
 
@@ -72,11 +73,12 @@ def _name_of(path: Iterable[Any]) -> str:
     return ".".join(parts)
 
 
-def rebuilder(tree: object) -> Callable[[Mapping[str, Any]], Any] | None:
+def rebuilder(tree: object, aliases: Collection[str] = ()) -> Callable[[Mapping[str, Any]], Any] | None:
     """Return a function that makes an object like `tree` from arrays by name; None if `tree` is no node that is
     registered with JAX, or a plain container.
 
-    The function keeps the leaves that are no arrays, such as functions, but no array.
+    The function keeps the leaves that are no arrays, such as functions, but no array. If `aliases` are all further
+    names in an nnx module, the new module shares its variables likewise.
     """
     jax = sys.modules.get("jax")
     if jax is None or type(tree) in _PLAIN or hasattr(tree, "named_parameters") or is_keras(tree):
@@ -84,8 +86,13 @@ def rebuilder(tree: object) -> Callable[[Mapping[str, Any]], Any] | None:
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
     if len(flat) == 1 and not flat[0][0]:
         return None
-    nnx = sys.modules.get("flax.nnx") is not None
-    names = [_name_of(path[:-1] if nnx and _is_value(path) else path) for path, _ in flat]
+    nnx = sys.modules.get("flax.nnx")
+    if aliases and nnx is not None and isinstance(tree, nnx.Module):
+        graph, state = nnx.split(tree)  # the graph knows which variables the module has twice
+        build_state = rebuilder(state)
+        if build_state is not None and len(jax.tree.leaves(state)) + len(aliases) == len(flat):
+            return lambda arrays: nnx.merge(graph, build_state(arrays))
+    names = [_name_of(path[:-1] if nnx is not None and _is_value(path) else path) for path, _ in flat]
     statics = [None if hasattr(leaf, "shape") else leaf for _, leaf in flat]
 
     def build(arrays: Mapping[str, Any]) -> Any:

@@ -181,11 +181,21 @@ class Matcher:
 
     def _all(self, tree: Any) -> Mapping[str, Any]:
         leaves = self._named(trees.Walk(tree, self._wanted).leaves)
-        if is_module(tree) and any(name not in leaves for name in self.names):
+        if all(name in leaves for name in self.names) and not self._unknown(leaves):
+            return leaves
+        if is_module(tree):
             adapters = {name: leaves[first] for name, first in adapter_names(tree).items() if first in leaves}
             if all(name in adapters for name in self.names):
                 return adapters  # of a PEFT model, for a layout of its adapters' state_dict
-        return leaves
+        return self._named(self._without_further_names(tree))
+
+    def _without_further_names(self, tree: Any) -> dict[str, Any]:
+        """Return the arrays of a tree by name; one that has several names only by those that the layout has, if any."""
+        walk = trees.Walk(tree, self._wanted, whole=True)
+        short = set(map(_short, self._known))
+        known = {name for name in walk.leaves if _short(name) in short}
+        held = {walk.aliases.get(name, name) for name in known}
+        return {n: array for n, array in walk.leaves.items() if n in known or walk.aliases.get(n, n) not in held}
 
     @reads("[layout] tree")
     def require_equal_copies(self, tree: Any, arrays: Sequence[Array]) -> None:

@@ -15,10 +15,15 @@ _PARTS = frozenset({"_parameters", "_buffers", "_modules"})
 _DICTS = frozenset({dict, OrderedDict})
 
 
+def has_attribute(value: object, name: str) -> bool:
+    """Return whether an object has this attribute; no, if it has one of any name, such as Rngs of flax."""
+    return hasattr(value, name) and (hasattr(type(value), name) or not hasattr(value, "no name of an attribute"))
+
+
 def is_module(tree: object) -> bool:
     """Return whether the tree is a torch module. A method of modules identifies them, so that torch stays optional."""
     try:
-        return hasattr(tree, "named_parameters")
+        return has_attribute(tree, "named_parameters")
     except Exception as error:  # a property of the object raises; reading the tree reports the error
         raise_if_from_signal(error)
         return False

@@ -140,7 +140,7 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
     if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in walk.collections):
         return "local"
     is_float = type_of(name, array) in FLOATS
-    declared = walk.declared.get(name)
+    declared = walk.declared.get(name, False if type(array).__name__ == "Parameter" else None)
     if declared is False:
         trains = is_float or (is_torch(array) and array.requires_grad)
         return "trained" if trains else "constant"

@@ -7,7 +7,15 @@ from typing import Any, Literal
 from afflux.arrays.fields import Role
 from afflux.arrays.interop import label, memory_of
 from afflux.arrays.libraries import children, is_keras, is_static, keras_variables, variable_of_flax
-from afflux.arrays.modules import adapter_names, further, is_extra_state, is_module, is_read_by_state_dict, members
+from afflux.arrays.modules import (
+    adapter_names,
+    further,
+    has_attribute,
+    is_extra_state,
+    is_module,
+    is_read_by_state_dict,
+    members,
+)
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
@@ -41,7 +49,7 @@ class Walk:
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
         self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
         self.synonyms: dict[str, str] = {}  # names that only trees which are passed later use, and those of the arrays
-        self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory
+        self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory, and of variables
         self.node = self._visit(tree, ())
 
     @property
@@ -62,8 +70,8 @@ class Walk:
         if (variable := variable_of_flax(tree)) is not None:
             if variable[1] is not None:
                 self.kinds[".".join(path)] = variable[1]
-            return self._leaf(variable[0], path)
-        if hasattr(tree, "shape"):
+            return self._leaf(variable[0], path, id(tree))
+        if has_attribute(tree, "shape"):
             return self._leaf(tree, path)
         if isinstance(tree, Mapping):
             return self._branch("dict", tree.items(), path)
@@ -107,14 +115,15 @@ class Walk:
             self.declared[".".join((*path, name))] = name in buffers
         return self._branch("dict", arrays.items(), path)
 
-    def _leaf(self, array: Any, path: tuple[str, ...]) -> str | None:
+    def _leaf(self, array: Any, path: tuple[str, ...], identity: int | None = None) -> str | None:
+        """Add an array; `identity` is that of the variable that holds it."""
         name = ".".join(path)
         if self._wanted is not None and name not in self._wanted:
             return None
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
-        if self._whole and name not in self.aliases and (memory := memory_of(array)) is not None:
+        if self._whole and name not in self.aliases and (memory := identity or memory_of(array)) is not None:
             first = self._first.setdefault(memory, name)
             if first is not name:
                 self.aliases[name] = first

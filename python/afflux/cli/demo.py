@@ -19,7 +19,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
-    from afflux.sim.results.run_progress import RunProgress
+    from afflux.sim.results.run_history import RunProgress
     from afflux.sim.results.run_result import RunResult
 
 #: Each server_lr is the best of four or five on a validation part with a seed that the demo does not use: docs/demo.md.
@@ -133,11 +133,11 @@ def demo(
 def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder, summary_table
 
     screen = Console()
     screen.print(run_folder.describe_setting(config, results), highlight=False)
-    screen.print(terminal_output.table_by_rule(results, config))
+    screen.print(summary_table.table_by_rule(results, config))
     for name in ("curves.png", "report.html"):
         screen.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 

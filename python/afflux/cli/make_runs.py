@@ -15,7 +15,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
-    from afflux.sim.results.run_progress import JobProgress
+    from afflux.sim.results.run_history import JobProgress
     from afflux.sim.results.simulation_results import SimulationResults
 
 
@@ -74,7 +74,7 @@ def tune_rules(
             out,
             lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
             command(specs, axes, seeds, config),
-            jobs,
+            processes=jobs,
             workers=workers,
         )
     echo(page.markdown)
@@ -128,11 +128,11 @@ def print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, terminal_output
+    from afflux.sim.results import run_folder, summary_table
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
     screen.print(run_folder.describe_setting(results.config, results), highlight=False)
-    screen.print(terminal_output.results_table(results, results.config))
+    screen.print(summary_table.results_table(results, results.config))
     screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from afflux.sim.errors import EXTRA, require
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
+    from afflux.sim.papers.tables import Table
 
 AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, our accuracy beside the paper's.
 
@@ -73,15 +74,10 @@ def afl_table2(
     """Run Table 2 (see AFL_HELP)."""
     with report_errors():
         require(*EXTRA)
-        from afflux.sim.papers import afl_table2
+        from afflux.sim.papers import tables
 
-        _publish(
-            out,
-            partial(afl_table2.reproduce, workers, steps, parse_seeds(seeds), data_dir),
-            {"command": "afl-table2", "workers": workers, "steps": steps, "seeds": parse_seeds(seeds)},
-            jobs,
-            at_most,
-        )
+        table = tables.afl_table2(workers, steps, data_dir)
+        _reproduce(table, {"command": "afl-table2", "workers": workers, "steps": steps}, seeds, out, jobs, at_most)
 
 
 @app.command("rules", help=RULES_HELP)
@@ -96,15 +92,10 @@ def rules_under_delays(
     """Run all presets (see RULES_HELP)."""
     with report_errors():
         require(*EXTRA)
-        from afflux.sim.papers import rules_under_delays
+        from afflux.sim.papers import tables
 
-        _publish(
-            out,
-            partial(rules_under_delays.reproduce, data, parse_seeds(seeds), data_dir),
-            {"command": "rules", "data": data, "seeds": parse_seeds(seeds)},
-            jobs,
-            at_most,
-        )
+        table = tables.rules_under_delays(data, data_dir)
+        _reproduce(table, {"command": "rules", "data": data}, seeds, out, jobs, at_most)
 
 
 @app.command("mf-ca2fl", help=MF_CA2FL_HELP)
@@ -119,15 +110,10 @@ def mf_ca2fl_in_few_bits(
     """Run all codecs (see MF_CA2FL_HELP)."""
     with report_errors():
         require(*EXTRA)
-        from afflux.sim.papers import mf_ca2fl
+        from afflux.sim.papers import tables
 
-        _publish(
-            out,
-            partial(mf_ca2fl.reproduce, data, parse_seeds(seeds), data_dir),
-            {"command": "mf-ca2fl", "data": data, "seeds": parse_seeds(seeds)},
-            jobs,
-            at_most,
-        )
+        table = tables.mf_ca2fl(data, data_dir)
+        _reproduce(table, {"command": "mf-ca2fl", "data": data}, seeds, out, jobs, at_most)
 
 
 def codecs(
@@ -146,15 +132,19 @@ def codecs(
         _publish(out, lambda measure: codec_errors.make_page(updates or [], seed), command)
 
 
+def _reproduce(
+    table: "Table", command: dict[str, Any], seeds: str, out: Path | None, processes: int | None, at_most: int | None
+) -> None:
+    numbers = parse_seeds(seeds)
+    work = partial(table.reproduce, numbers)
+    _publish(out, work, command | {"seeds": numbers}, processes=processes, at_most=at_most)
+
+
 def _publish(
-    out: Path | None,
-    make: "Callable[[Measure], Page]",
-    command: Mapping[str, Any],
-    processes: int | None = None,
-    at_most: int | None = None,
+    out: Path | None, make: "Callable[[Measure], Page]", command: Mapping[str, Any], **options: int | None
 ) -> None:
     from afflux.sim.papers.publishing import publish
 
-    page, folder = publish(out, make, command, processes, at_most)
+    page, folder = publish(out, make, command, **options)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

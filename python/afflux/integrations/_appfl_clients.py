@@ -18,7 +18,6 @@ from afflux.rules.rule import ClientId
 class Client:
     """The known facts about a client."""
 
-    id: ClientId
     size: Any = None  #: its number of examples; None: unknown
     last: Last | None = None  #: facts about its last model; None: it sent none, or it has requested a model since then
     joined: bool = False  #: whether one of its models has joined
@@ -34,15 +33,15 @@ class KnownClients:
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._most = run, 2 * run.concurrency
         self._resumed = run.server.joins > 0  # clients may send models that they trained in an earlier run
-        self._known: dict[str, Client] = {}  # by the key of the assignment, newest last
+        self._known: dict[ClientId, Client] = {}  # by id, newest last
         #: The version that was sent without an id, and the time until which it counts. None: more than one version.
         self._first: tuple[Pulled | None, float] = (None, 0.0)
-        self._seen: set[str] = set()  # keys of clients that had an assignment, while `_first` may count
+        self._seen: set[ClientId] = set()  # clients that had an assignment, while `_first` may count
 
     @property
     def ids(self) -> list[ClientId]:
         """The ids of the clients."""
-        return [each.id for each in self._known.values()]
+        return [*self._known]
 
     def of(self, client: ClientId) -> Client:
         """Return the facts about this client.
@@ -50,26 +49,25 @@ class KnownClients:
         If there are too many clients, the oldest one is removed, preferably one without an assignment or without a
         joined model.
         """
-        key, known = ascii(client), self._known
-        if key not in known and len(known) >= self._most:
+        known = self._known
+        if client not in known and len(known) >= self._most:
             self._run.expire()
-            useless = (name for name, own in known.items() if not own.joined or self._run.address_of(name) is None)
+            useless = (name for name, own in known.items() if not own.joined or name not in self._run.assignments)
             forgotten = next(useless, next(iter(known)))
             self._run.cancel(forgotten)
             del known[forgotten]
-        new = key not in known
-        known[key] = found = known.pop(key, None) or Client(client)
-        if new:
+        if client not in known:
+            known[client] = Client()
             self._run.clients.are(self.ids)
-        return found
+        known[client] = known.pop(client)  # the newest
+        return known[client]
 
     def assign(self, client: ClientId) -> Pulled:
         """Record that the client trains from the newest version."""
-        key = ascii(client)
-        self._run.cancel(key)
+        self._run.cancel(client)
         task = self._run.assign(client)
-        self._run.sent(key, task)
-        self._seen.add(key)
+        self._run.sent(client, task)
+        self._seen.add(client)
         if len(self._seen) >= self._run.concurrency:  # all clients that may train have had an assignment
             self._first, self._seen = (None, inf), set()
         return task.pulled
@@ -83,10 +81,10 @@ class KnownClients:
 
     def claim_first(self, client: ClientId, trainings: int) -> None:
         """Assign the version that was sent without an id to a client that sends its first model."""
-        key, (pulled, until) = ascii(client), self._first
-        new = not self._resumed and key not in self._seen and trainings <= 1
+        pulled, until = self._first
+        new = not self._resumed and client not in self._seen and trainings <= 1
         if monotonic() >= until:
             self._first = (None, 0.0)  # the version is no longer held
         elif pulled is not None and new:
-            self._seen.add(key)
-            self._run.sent(key, self._run.assign(client), pulled=pulled)
+            self._seen.add(client)
+            self._run.sent(client, self._run.assign(client), pulled=pulled)

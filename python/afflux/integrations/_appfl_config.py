@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from afflux.integrations._server import keeps_clients
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, count_of, one_of, optional
@@ -32,11 +33,6 @@ class Aggregation:
     equal_weights: bool  #: whether all clients have equal weights, for any number of examples
     model_configs: Any
 
-    @property
-    def fact_names(self) -> tuple[str, ...]:
-        """The names of the facts that the rule needs, or the server lists."""
-        return (*self.rule.needs.facts, *self.settings.server_options.get("facts", ()))
-
 
 def aggregation_of(config: Any) -> Aggregation:
     """Read a configuration.
@@ -59,8 +55,7 @@ def aggregation_of(config: Any) -> Aggregation:
     if given.get("dialect") != "appfl":  # the dialect "appfl" has an option of this name
         given.pop("client_weights_mode", None)
     rule = rule_of("appfl", given.pop("rule", "fedbuff"), given, num_clients)
-    cached = rule.calibrate.cached or rule.needs.passes
-    if cached and num_clients is None and settings.server_options.get("num_clients") is None:
+    if keeps_clients(rule) and num_clients is None and settings.server_options.get("num_clients") is None:
         raise AffluxError(f"[appfl] num_clients is missing: {rule.name} keeps something for each client")
     if rule.kind == "gradient" and settings.client_lr is None:
         raise AffluxError(f"[appfl] client_lr is missing: {rule.name} takes gradients, and APPFL's clients send models")
@@ -81,13 +76,10 @@ def model_of(config: Any) -> Any:
             "[appfl] there is no model: APPFL passes none to an aggregator that aggregator_path names. Give "
             "model_configs in aggregator_kwargs, as in client_configs"
         )
-    options = config.get("model_kwargs") or {}
+    make = create_instance_from_file if "model_name" in config else run_function_from_file
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.get("seed", 42))  # as APPFL's ServerAgent does
-        if "model_name" in config:
-            model = create_instance_from_file(config["model_path"], config["model_name"], **options)
-        else:
-            model = run_function_from_file(config["model_path"], None, **options)
+        model = make(config["model_path"], config.get("model_name"), **config.get("model_kwargs") or {})
     if model is None:
         raise AffluxError(f"[appfl] model_configs: {config['model_path']} gives no model")
     return model
@@ -98,8 +90,7 @@ def _plain(config: Any) -> dict[str, Any]:
     from omegaconf import DictConfig, OmegaConf
 
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
-    if plain is None:
-        return {}
+    plain = {} if plain is None else plain
     if not isinstance(plain, Mapping) or not all(isinstance(name, str) for name in plain):
         raise AffluxError(f"[appfl] aggregator_configs is {brief(config)}, must be a mapping from names")
     return dict(plain)

@@ -1,17 +1,13 @@
 """The replies of APPFL's clients: a dict of arrays, and a dict of the trainer's report. Both are untrusted."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from afflux.integrations._appfl_config import Aggregation
-from afflux.integrations._core import Trained
-from afflux.integrations._reading import finite_number, fraction_of
+from afflux.integrations._reading import finite_number
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_int, plain_id, zero_dim
 from afflux.rules.rule import ClientId
-
-#: The name of a client's weight among its metrics.
-WEIGHT = ""
 
 
 class Last(NamedTuple):
@@ -25,10 +21,9 @@ class Last(NamedTuple):
 
 def id_of(client_id: object) -> ClientId | None:
     """Return the client's id for the server; None if it is no valid id."""
-    try:
+    with suppress(AffluxError):
         return plain_id(client_id)
-    except AffluxError:
-        return None
+    return None
 
 
 def last_of(model: Any, report: Mapping[str, Any]) -> Last:
@@ -38,47 +33,13 @@ def last_of(model: Any, report: Mapping[str, Any]) -> Last:
 
 
 def _mark_of(model: Any, report: Mapping[str, Any]) -> int | None:
-    try:
+    with suppress(Exception):  # this may be no model
         arrays = [*model.values()]
         flat = [array.reshape(-1) for array in (arrays[0], arrays[len(arrays) // 2], arrays[-1])]
         some = [tuple(each[:: max(1, len(each) // 8)].tolist()) for each in flat]
         said = [(name, value) for name, value in report.items() if isinstance(value, int | float | str)]
         return hash((*some, *said))
-    except Exception:  # this is no model
-        return None
-
-
-def trained_of(
-    model: Any, report: Mapping[str, Any], size: Any, chosen: Aggregation, unsaved: Collection[str]
-) -> Trained:
-    """Return a client's model, with the known facts about it.
-
-    Args:
-        model: arrays by name.
-        report: the report of the trainer.
-        size: the client's number of examples; None: unknown.
-        chosen: the configuration, which determines the facts that count.
-        unsaved: names of arrays that the server's model does not have.
-
-    Raises:
-        ValueError: the model is not a dict.
-    """
-    if not isinstance(model, Mapping):
-        raise ValueError(f"the model is a {type(model).__name__}, must be a dict of arrays")
-    arrays = {name: array for name, array in model.items() if name not in unsaved} if unsaved else model
-    if chosen.equal_weights:  # but clients without examples have not trained
-        count = 1 if size is None or fraction_of(size) is not None else as_int(size)
-        size = size if count is None else min(count, 1)
-    found = {name: number for name in chosen.metrics if (number := number_of(report.get(name))) is not None}
-    steps = as_int(report.get("current_local_steps"))
-    return Trained(
-        arrays,
-        size,
-        number_of(report.get(chosen.loss_key)),
-        local_steps=None if steps is None or steps < 1 else steps,
-        metrics={WEIGHT: fraction_of(size) or as_int(size) or 1, **found},
-        facts={name: number_of(report.get(name)) for name in chosen.fact_names},
-    )
+    return None
 
 
 def number_of(value: object) -> float | None:

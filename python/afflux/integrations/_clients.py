@@ -6,7 +6,9 @@ server, for example for cached rows. Id and address are equal unless the adapter
 
 import random
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from logging import getLogger
+from math import inf
 from typing import Any, NamedTuple
 
 from afflux import Server
@@ -46,7 +48,9 @@ class Clients:
         key: the id of the client at an address; None: the address itself.
 
     Attributes:
+        are_kept: whether the rule keeps state for each client.
         known: the clients in the server's state: those with a row, and those that have entered in this pass.
+        there: the addresses of the connected clients, without those that are left out.
         warn: logs a warning: a message and its arguments.
         select: chooses among the idle clients; None: at random.
     """
@@ -57,30 +61,31 @@ class Clients:
         self.warn: Callable[..., object] = getLogger("afflux").warning
         self.select: Select | None = None
         self._none_selected = False
-        self._there: list[ClientId] = []  # addresses, without those that are left out
+        self.there: list[ClientId] = []
         self._left_out: dict[ClientId, str] = {}  # reason by address, of connected clients that get no task
         self._excluded_since: float | None = None  # the time since which all connected clients are left out
         self._looks = 0  # number of calls of `are`
-        self._seen: dict[ClientId, int] = {}  # by address: the first look that has it
         self._chosen: dict[ClientId, int] = {}  # by address: the look before its last task
-        self._replied: dict[ClientId, int] = {}  # by address: the look before the last task that it has replied to
+        #: by address: the look before the last task that it has replied to, or the look that found it
+        self._active: dict[ClientId, int] = {}
         self._ids: dict[ClientId, ClientId] = {}  # by address, of clients whose id is known
         self._failures: dict[ClientId, _Failures] = {}  # by address
-        rule = server.rule
-        self._most = server.options.num_clients if keeps_clients(rule) else None
-        self._rule = rule.name
-        self.known: set[ClientId] = set() if self._most is None else known_clients(server)
+        self.are_kept = keeps_clients(server.rule)
+        self._most = (server.options.num_clients if self.are_kept else None) or inf
+        self._rule = server.rule.name
+        self.known: set[ClientId] = set()
+        if self.are_kept:
+            rows, passes = server.rows, server._aggregator.admission.state.passes
+            self.known.update(() if rows is None else rows.client_ids)
+            self.known.update(() if passes is None else passes.order[: passes.entered])
 
     # Ids
 
     def id_of(self, address: ClientId) -> ClientId:
         """Return the id of the client at this address."""
-        found = self._ids.get(address)
-        if found is None:
-            if self._key is None or isinstance(self._key, str):
-                return address
-            found = self._ids[address] = plain_id(self._key(address), "client_key")
-        return found
+        if callable(self._key) and address not in self._ids:
+            self._ids[address] = plain_id(self._key(address), "client_key")
+        return self._ids.get(address, address)
 
     def identify(self, address: ClientId, client: object) -> ClientId:
         """Return the id of the client at this address, whose reply contains the id `client`.
@@ -96,7 +101,7 @@ class Clients:
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
         if self._is_full() and name not in self.known:
             reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
-            if address in self._there:
+            if address in self.there:
                 self._leave_out([address], reason)
             raise AffluxError(f"[clients] {reason}")
         if self._key is None:
@@ -104,17 +109,15 @@ class Clients:
         before = self._ids.get(address)
         if before is not None and before != name:
             raise AffluxError(f"[client_key] the client has said that it is {brief(before)}, and now {brief(name)}")
-        appeared = self._seen.get(address, 0)
-        for other in self._namesakes(address, name):
-            if self._seen[other] >= appeared or self._replied.get(other, 0) >= appeared:
-                raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
+        if any(self._active[other] >= self._active.get(address, 0) for other in self._namesakes(address, name)):
+            raise AffluxError(f"[client_key] another client that is there is {brief(name)}")
         return name
 
     def _namesakes(self, address: ClientId, name: ClientId) -> list[ClientId]:
         """Return the other addresses that have this id; none for an address that has had the id before."""
         if address in self._ids:
             return []
-        return [other for other in self._there if other != address and self._ids.get(other) == name]
+        return [other for other in self.there if other != address and self._ids.get(other) == name]
 
     def require_known(self) -> None:
         """Check that a resumed server knows at least one of the connected clients.
@@ -122,12 +125,12 @@ class Clients:
         Raises:
             AffluxError: it knows none, so its state of each client would never be used again.
         """
-        said = isinstance(self._key, str) and not all(address in self._ids for address in self._there)
-        if self._there and self.known and not said and self.known.isdisjoint(map(self.id_of, self._there)):
+        said = isinstance(self._key, str) and not all(address in self._ids for address in self.there)
+        if self.there and self.known and not said and self.known.isdisjoint(map(self.id_of, self.there)):
             raise AffluxError(
                 f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
-                f"{brief(min(self.known, key=str))}, and none of the {len(self._there)} clients that are there is one "
-                f"of them: {brief(self.id_of(self._there[0]))}. A store that was "
+                f"{brief(min(self.known, key=str))}, and none of the {len(self.there)} clients that are there is one "
+                f"of them: {brief(self.id_of(self.there[0]))}. A store that was "
                 "begun with such ids cannot be resumed: begin with a new one, and with client_key= from its first start"
             )
 
@@ -152,67 +155,47 @@ class Clients:
                 "give the same client_key, or begin with a new store"
             )
 
-    @property
-    def are_kept(self) -> bool:
-        """Whether the rule keeps state for each client."""
-        return self._most is not None
-
     # Choice
-
-    @property
-    def there(self) -> int:
-        """The number of connected clients, without those that are left out."""
-        return len(self._there)
 
     def are(self, addresses: Iterable[ClientId]) -> None:
         """Set the addresses of the connected clients. One without an id is left out, with a warning."""
-        present = list(addresses)
-        tables: tuple[dict[ClientId, Any], ...] = (
-            self._failures,
-            self._ids,
-            self._left_out,
-            self._seen,
-            self._chosen,
-            self._replied,
-        )
-        for table in filter(None, tables):
-            for address in table.keys() - set(present):
+        present = dict.fromkeys(addresses, self._looks + 1)
+        tables: list[dict[ClientId, Any]] = [self._failures, self._ids, self._left_out, self._active, self._chosen]
+        for table in tables:
+            for address in table.keys() - present.keys():
                 del table[address]
         if self._key is not None:
             self._looks += 1
-            self._seen.update({address: self._looks for address in present if address not in self._seen})
-        addresses_by_reason: dict[str, list[ClientId]] = {}
-        for address in present if callable(self._key) else ():
-            if address not in self._ids:
-                try:
-                    self.id_of(address)
-                    self._left_out.pop(address, None)
-                except Exception as error:
-                    reason = f"client_key has no id for it: {error!r}"
-                    addresses_by_reason.setdefault(reason, []).append(address)
-        self._there = present
-        for reason, excluded in addresses_by_reason.items():
+            self._active = present | self._active
+        nameless: dict[str, list[ClientId]] = {}
+        for address in [address for address in present if address not in self._ids] if callable(self._key) else ():
+            try:
+                self.id_of(address)
+                self._left_out.pop(address, None)
+            except Exception as error:
+                nameless.setdefault(f"client_key has no id for it: {error!r}", []).append(address)
+        for reason, excluded in nameless.items():
             self._leave_out(excluded, reason)
-        self._there = [address for address in present if address not in self._left_out]
+        self.there = [address for address in present if address not in self._left_out]
 
     def _leave_out(self, addresses: list[ClientId], reason: str) -> None:
         """Give the clients at these addresses no task as long as they are connected, and warn once."""
         new = [address for address in addresses if address not in self._left_out]
         if new:
             self._left_out.update(dict.fromkeys(new, reason))
-            self._there = [address for address in self._there if address not in self._left_out]
+            self.there = [address for address in self.there if address not in self._left_out]
             names = ", ".join(map(str, new[:_MOST_NAMED]))
             others = f" and {len(new) - _MOST_NAMED} others" if len(new) > _MOST_NAMED else ""
             self.warn("No task goes to client %s%s: %s", names, others, reason)
 
     def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
         """Draw the addresses of at most `count` clients that are not busy and do not rest."""
-        idle = [address for address in self._there if address not in busy]
-        if self._failures:
-            idle = [address for address in idle if not self._rests(address, now)]
+        idle = [address for address in self.there if address not in busy]
+        if failures := self._failures:
+            idle = [address for address in idle if address not in failures or now >= failures[address].until]
         if self.select is not None:
             count, most = len(idle), count
-        if self._most is not None:
+        if self.are_kept:
             idle = self._with_room(self._random.sample(idle, len(idle)), count, busy)
         else:
             idle = self._random.sample(idle, min(count, len(idle)))
@@ -226,39 +209,32 @@ class Clients:
         """Return the choice of the user's function."""
         choice = list(select(list(idle), count))
         if len(choice) > count or len(set(choice)) < len(choice) or not set(choice) <= set(idle):
-            raise AffluxError(
-                f"[choose] the choice is {brief(choice)}, must be at most {count} of {brief(idle)}, each once"
-            )
+            most = f"at most {count} of {brief(idle)}, each once"
+            raise AffluxError(f"[choose] the choice is {brief(choice)}, must be {most}")
         if waits and not choice and not self._none_selected:
             self.warn("None of %d idle clients is chosen, and none trains: the run waits", len(idle))
         self._none_selected = waits and not choice
         return choice
 
-    def _rests(self, address: ClientId, now: float) -> bool:
-        failed = self._failures.get(address)
-        return failed is not None and now < failed.until
-
     def _with_room(self, idle: list[ClientId], count: int, busy: Collection[ClientId]) -> list[ClientId]:
         """Return the first of these addresses that the rule allows."""
-        assert self._most is not None
         taken = self.known | {self.id_of(address) for address in busy}
-        kept: list[ClientId] = []
+        chosen: list[ClientId] = []
         excluded: list[ClientId] = []
         for address in idle:
             client = self.id_of(address)
             unknown = isinstance(self._key, str) and address not in self._ids
             if not unknown and self._is_full() and client not in self.known:
                 excluded.append(address)
-            elif len(kept) < count and (unknown or client in taken or len(taken) < self._most):
-                kept.append(address)
+            elif len(chosen) < count and (unknown or client in taken or len(taken) < self._most):
+                chosen.append(address)
                 taken.add(client)
-        if excluded:
-            reason = f"{self._rule} keeps something for each client, and has room for num_clients={self._most}"
-            self._leave_out(excluded, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
-        return kept
+        reason = f"{self._rule} keeps something for each client, and has room for num_clients={self._most}"
+        self._leave_out(excluded, f"{reason}. {_HOW_TO_NAME}" if self._key is None else reason)
+        return chosen
 
     def _is_full(self) -> bool:
-        return self._most is not None and len(self.known) >= self._most
+        return len(self.known) >= self._most
 
     # Failures
 
@@ -270,16 +246,16 @@ class Clients:
                 self._leave_out([other], f"{brief(client)} has connected again, as {address}")
                 del self._ids[other]
             self._ids[address] = client
-            self._replied[address] = self._chosen.get(address, 0)
-        if joined and self._most is not None:
+            self._active[address] = self._chosen.get(address, self._active.get(address, 0))
+        if joined and self.are_kept:
             self.known.add(client)
 
-    def failed(self, address: ClientId, reason: str, took: float, now: float) -> None:
-        """Record that a client has failed, or has not replied, after `took` seconds."""
-        before = self._failures.get(address)
-        count = 1 if before is None else before.times + 1
-        rest = max(self._settings.retry_after, took) * 2 ** min(count - 1, _MOST_DOUBLINGS)
-        self._failures[address] = _Failures(count, now + rest, shortened(reason))
+    def failed(self, address: ClientId, reason: str, start: float, now: float) -> None:
+        """Log that a client, whose task was sent at `start`, has failed or has not replied."""
+        text, count = shortened(reason), self._failures[address].times + 1 if address in self._failures else 1
+        rest = max(self._settings.retry_after, now - start) * 2 ** min(count - 1, _MOST_DOUBLINGS)
+        self._failures[address] = _Failures(count, now + rest, text)
+        self.warn("Client %s: %s", address, text)
 
     def require_some_of_use(self, now: float | None = None, *, most: int | None = None) -> None:
         """Check that not all clients fail, and at the time `now` that some of them may train.
@@ -291,37 +267,31 @@ class Clients:
         Raises:
             RuntimeError: all connected clients have failed so many times in a row, or have been left out for a minute.
         """
-        if now is not None:
-            self._require_some_in(now)
-        if len(self._failures) < len(self._there) or not self._there:
+        if self.there or not self._left_out:
+            self._excluded_since = None
+        elif now is not None:
+            since = self._excluded_since = now if self._excluded_since is None else self._excluded_since
+            if now - since >= _MOST_EXCLUDED:
+                (address, reason), count = next(iter(self._left_out.items())), len(self._left_out)
+                example = f"for example {address}: {reason}"
+                raise RuntimeError(f"none of the {count} clients that are there may train, {example}")
+        if len(self._failures) < len(self.there):
             return
-        failures = [self._failures[address] for address in self._there if address in self._failures]
+        failures = [self._failures[address] for address in self.there if address in self._failures]
         most = most or self._settings.max_failures
-        if len(failures) == len(self._there) and all(failed.times >= most for failed in failures):
+        if failures and len(failures) == len(self.there) and all(failed.times >= most for failed in failures):
             last = max(failures, key=lambda failed: failed.until)
             raise RuntimeError(
-                f"none of {len(self._there)} clients is of use: each has failed {most} times in a row or more, for "
+                f"none of {len(self.there)} clients is of use: each has failed {most} times in a row or more, for "
                 f"example: {last.reason}"
-            )
-
-    def _require_some_in(self, now: float) -> None:
-        if self._there or not self._left_out:
-            self._excluded_since = None
-        elif self._excluded_since is None:
-            self._excluded_since = now
-        elif now - self._excluded_since >= _MOST_EXCLUDED:
-            address, reason = next(iter(self._left_out.items()))
-            raise RuntimeError(
-                f"none of the {len(self._left_out)} clients that are there may train, for example {address}: {reason}"
             )
 
 
 def has_id(key: ClientKey | None, address: ClientId) -> bool:
     """Return whether a function `key` has an id for this address; True if replies contain the ids."""
-    try:
+    with suppress(Exception):
         return not callable(key) or plain_id(key(address), "client_key") is not None
-    except Exception:
-        return False
+    return False
 
 
 def shortened(reason: str) -> str:
@@ -330,10 +300,3 @@ def shortened(reason: str) -> str:
     if len(reason) <= _FIRST_LINE + _END:
         return reason
     return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"
-
-
-def known_clients(server: Server) -> set[ClientId]:
-    """Return the ids of the clients in a server's state."""
-    rows, passes = server.rows, server._aggregator.admission.state.passes
-    found: set[ClientId] = set() if rows is None else set(rows.client_ids)
-    return found if passes is None else found | set(passes.order[: passes.entered])

@@ -9,7 +9,7 @@ Adapters with a loop use _loop.py. An adapter whose framework calls it uses `Tra
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
@@ -31,6 +31,8 @@ from afflux.ops.validation import MOST_COUNT, as_int, brief
 from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
 Arrays = Mapping[str, Any]
+#: Identifies the reply to an assignment: the id of a message or a task; a client's id, if messages have none.
+Key = int | str
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
 #: The statuses of replies that are part of a step, and of replies that are not.
@@ -61,6 +63,13 @@ class Assignment:
     start: float  #: its start, by the run's clock
     pulled: Pulled | None = None  #: an older version than the task's, from which the client trains instead
 
+    @property
+    def base(self) -> Pulled | None:
+        """The version that the client trains from; None if it is no longer held."""
+        with suppress(AffluxError):
+            return self.pulled or self.task.pulled
+        return None
+
 
 class TrainingRun:
     """A server, the clients that train for it, and the replies since its last step.
@@ -70,16 +79,16 @@ class TrainingRun:
         arrays: the initial model: arrays by name, or a torch module; see `open_server`.
         settings: the settings of the run.
         num_clients: number of clients at the start; the default of the concurrency and of the server's num_clients.
-        timeout: the default of the settings' timeout.
         key: the source of the clients' ids, if they are not the addresses.
-        clock: returns seconds; the virtual time, if the framework has one.
 
     Attributes:
         server: the server to which replies are pushed.
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
         slowest: the longest duration of a reply, in seconds.
-        clock: the clock of the run.
+        clock: returns the seconds of the run's clock; an adapter may replace it by a virtual time.
+        assignments: the open assignments, by the key of the reply.
+        fact_names: the names of the facts that pushes may have.
         report: the report of the last step of this run.
 
     Raises:
@@ -87,21 +96,13 @@ class TrainingRun:
             is damaged; `arrays` are not arrays by name. No store stays open then.
     """
 
+    clock: Callable[[], float] = staticmethod(monotonic)
+
     def __init__(
-        self,
-        rule: Rule,
-        arrays: Any,
-        settings: RunSettings,
-        *,
-        num_clients: int,
-        timeout: float = 3600.0,
-        key: ClientKey | None = None,
-        clock: Callable[[], float] = monotonic,
+        self, rule: Rule, arrays: Any, settings: RunSettings, *, num_clients: int, key: ClientKey | None = None
     ) -> None:
         self.settings = settings
-        self.concurrency = settings.concurrency or max(1, num_clients)
-        self.timeout = settings.timeout or timeout
-        self._needs_rate = rule.kind == "gradient"
+        self.concurrency, self.timeout = settings.concurrency or max(1, num_clients), settings.timeout or 3600.0
         self._needs_examples = weighs_by_examples(rule)
         require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
@@ -109,12 +110,10 @@ class TrainingRun:
             self.versions = VersionArrays(arrays, self.server)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         fact_names = self.server.options.fact_names(rule)
-        self._fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
+        self.fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
-        self.clock = clock
-        self._lease = self.timeout if clock is monotonic else None  # the server's own clock is not virtual
-        self._assigned: dict[str, Assignment] = {}
+        self.assignments: dict[Any, Assignment] = {}
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
@@ -130,34 +129,20 @@ class TrainingRun:
     @property
     def busy(self) -> set[ClientId]:
         """The addresses of the clients that train."""
-        return {assigned.address for assigned in self._assigned.values()}
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the replies to open assignments."""
-        return list(self._assigned)
-
-    def address_of(self, key: str) -> ClientId | None:
-        """Return the address of the assignment with this key; None if it is not open."""
-        assigned = self._assigned.get(key)
-        return None if assigned is None else assigned.address
-
-    def version_of(self, key: str) -> Pulled | None:
-        """Return the version that a client trains from; None if its assignment or the version no longer exists."""
-        assigned = self._assigned.get(key)
-        return None if assigned is None else _base_of(assigned)
+        return {assigned.address for assigned in self.assignments.values()}
 
     def choose(self) -> list[ClientId]:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
-        free = self.concurrency - len(self._assigned)
+        free = self.concurrency - len(self.assignments)
         enough = free >= min(self.settings.dispatch_size, self.concurrency)
         return self.clients.choose(free, self.busy, self.clock()) if enough else []
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
-        return self.server.checkout(self.clients.id_of(address), lease=self._lease)
+        lease = self.timeout if self.clock is monotonic else None  # the server's own clock is not virtual
+        return self.server.checkout(self.clients.id_of(address), lease=lease)
 
-    def sent(self, key: str | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
+    def sent(self, key: Key | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """Record that a task was sent.
 
         Args:
@@ -172,16 +157,17 @@ class TrainingRun:
             task.cancel()
             self.drop(where, "nothing can be sent to it")
         else:
-            self._assigned[key] = Assignment(task, where, self.clock(), pulled=pulled)
+            self.assignments[key] = Assignment(task, where, self.clock(), pulled=pulled)
 
     def drop(self, address: ClientId, reason: str) -> None:
         """Record that a client without an assignment has failed."""
         self.lost["failed"] += 1
-        self.clients.failed(address, reason, 0.0, self.clock())
+        now = self.clock()
+        self.clients.failed(address, reason, now, now)
 
     # Replies
 
-    def receive(self, key: str, read: Callable[[], Trained]) -> Receipt | None:
+    def receive(self, key: Key, read: Callable[[], Trained]) -> Receipt | None:
         """Push a client's model.
 
         Args:
@@ -191,34 +177,30 @@ class TrainingRun:
         Returns:
             The receipt; None if the key has no open assignment, as for the second of two replies.
         """
-        assigned = self._assigned.pop(key, None) if isinstance(key, str) else None
+        assigned = self.assignments.pop(key, None) if isinstance(key, int | str) else None
         if assigned is None:
             self.lost["unknown"] += 1
             return None
         self.note_duration(assigned.start)
-        task, base = assigned.task, _base_of(assigned)
-        metrics, readable = None, False
+        task, base, trained = assigned.task, assigned.base, None
         try:
             trained = read()
-            said = self._arguments(assigned, base, trained)
-            metrics, readable = trained.metrics, True
+            arguments = self._arguments(assigned, base, trained)
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
-            said = {"task": task, "model": Unreadable(error.with_traceback(None))}
-        receipt = self.server.push(**said)
+            arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
+        receipt = self.server.push(**arguments)
         self._note(receipt.report, base)
-        if "task" not in said:
-            task.cancel()
-        client = said.get("client", task.client)
-        if receipt.status == "expired" and readable and base is None:
-            pass  # the client is slow: no failure, like a reply that is dropped
-        elif receipt.status in NO_USE:
-            self._failed(assigned, receipt.reason or receipt.status)
-        else:
-            joined = receipt.status in JOINED
+        task.cancel()  # if the push was not of this task
+        client, joined = arguments.get("client", task.client), receipt.status in JOINED
+        if receipt.status not in NO_USE:
             self.clients.succeeded(assigned.address, client, joined=joined)
-            if joined:
-                self._keep(receipt, client, metrics)
+        elif receipt.status != "expired" or trained is None or base is not None:  # else the client is only slow
+            self._failed(assigned, f"its reply is {receipt.status}. {receipt.reason}".strip())
+        if receipt.status == "replaced":
+            self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
+        if joined and receipt.join is not None and trained is not None and trained.metrics is not None:
+            self._metrics[receipt.join] = client, trained.metrics
         return receipt
 
     def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
@@ -233,36 +215,29 @@ class TrainingRun:
             if self._needs_examples and not self._takes_fractions:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
-        said: dict[str, Any] = {
-            "num_examples": count,
-            "loss": finite_number(trained.loss),
-            **self._rate_of(trained),
-        }
-        if trained.facts is not None and self._fact_names:
-            values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
-            facts |= {name: value for name, value in values.items() if value is not None}
-        if facts or self._fact_names:
+        said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
+        reported = trained.facts or {}
+        facts |= {name: value for name in self.fact_names if (value := finite_number(reported.get(name))) is not None}
+        if facts or self.fact_names:
             said["facts"] = facts
-        arrays, buffers = own_dict(trained.arrays), None
-        if trained.delta and base is None:
-            said["task"] = task  # "expired": the version that the client trained from is no longer known
-            task.cancel()
-        elif assigned.pulled is None and client == task.client:
+        arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None
+        if lacks_base:
+            task.cancel()  # the reply becomes "expired"
+        if lacks_base or (assigned.pulled is None and client == task.client):
             said["task"] = task
         else:  # the task was opened before the client was known
             said.update(client=client, version=task.version if base is None else base)
         if trained.delta and base is not None:
             buffers = self._buffers_of(base, arrays)
         self.versions.check(arrays, buffers)
-        said["update" if trained.delta else "model"] = arrays
-        return said if buffers is None else {**said, "buffers": buffers}
+        return {**said, "update" if trained.delta else "model": arrays, "buffers": buffers}
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
         """Return the arguments that convert an update to a gradient, for rules that take gradients.
 
         For others, only the number of steps that the client has reported.
         """
-        if not self._needs_rate:
+        if self.server.rule.kind != "gradient":
             reported = as_int(trained.local_steps)
             return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
@@ -270,12 +245,6 @@ class TrainingRun:
         if rate is None or steps is None:
             raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
         return {"client_lr": rate, "local_steps": steps}
-
-    def _keep(self, receipt: Receipt, client: ClientId, metrics: Metrics | None) -> None:
-        if receipt.status == "replaced":
-            self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
-        if receipt.join is not None and metrics is not None:
-            self._metrics[receipt.join] = client, metrics
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
         """Return the client's values of the model's buffers, from its differences."""
@@ -288,7 +257,7 @@ class TrainingRun:
                 raise ValueError(f"{field.name} is a constant, and the reply changes it")
         return None if base.buffers is None else layout._added_buffers(base.buffers, delta)
 
-    def fail(self, key: str, reason: str = "error") -> None:
+    def fail(self, key: Key, reason: str = "error") -> None:
         """Record that the client has failed, or will never reply."""
         assigned = self.cancel(key)
         if assigned is not None:
@@ -314,31 +283,29 @@ class TrainingRun:
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
             self.clients.warn(text, report.version)
 
-    def expire(self) -> list[str]:
-        """End the assignments that exceed the timeout; return their keys."""
+    def expire(self) -> bool:
+        """End the assignments that exceed the timeout; return whether there are any."""
         now = self.clock()
-        overdue = [key for key, assigned in self._assigned.items() if now - assigned.start >= self.timeout]
-        for key in overdue:
-            assigned = self.cancel(key)
-            if assigned is not None:
-                self.lost["overdue"] += 1
-                self._failed(assigned, f"no reply within {self.timeout:g} s")
-        return overdue
+        overdue = {key: each for key, each in self.assignments.items() if now - each.start >= self.timeout}
+        for key, assigned in overdue.items():
+            self.cancel(key)
+            self.lost["overdue"] += 1
+            self._failed(assigned, f"no reply within {self.timeout:g} s")
+        return bool(overdue)
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
-        now = self.clock()
-        self.clients.failed(assigned.address, reason, now - assigned.start, now)
+        self.clients.failed(assigned.address, reason, assigned.start, self.clock())
 
-    def cancel(self, key: str) -> Assignment | None:
+    def cancel(self, key: Key) -> Assignment | None:
         """End an assignment, if it is open; return it."""
-        assigned = self._assigned.pop(key, None)
+        assigned = self.assignments.pop(key, None)
         if assigned is not None:
             assigned.task.cancel()
         return assigned
 
     def end(self) -> None:
         """End all assignments."""
-        for key in self.keys:
+        for key in [*self.assignments]:
             self.cancel(key)
 
     def take_metrics(self) -> list[Metrics]:
@@ -422,11 +389,3 @@ class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     adapter: str = ""  #: its name; empty: unknown
     client_key: str | None = None  #: description of the source of the clients' ids; None: unknown
     own: dict[str, Any] = {}  #: the adapter's own notes
-
-
-def _base_of(assigned: Assignment) -> Pulled | None:
-    """Return the version from which a reply was trained; None if it is no longer held."""
-    try:
-        return assigned.pulled or assigned.task.pulled
-    except AffluxError:
-        return None

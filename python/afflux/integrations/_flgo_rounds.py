@@ -1,6 +1,7 @@
 """Rounds of an FLGo server whose steps an `afflux.Server` makes: one round for each step, stored and resumed."""
 
 import json
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -89,8 +90,7 @@ class StoredRounds(AsyncServer):
 
 def _is_kept(value: object) -> bool:
     """Return whether a logger's variable is a list or a dict that JSON can represent."""
-    try:
+    with suppress(TypeError, ValueError):
         json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(value, list | dict)
+        return isinstance(value, list | dict)
+    return False

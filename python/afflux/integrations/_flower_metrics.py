@@ -14,6 +14,8 @@ from afflux.integrations._reading import bounded, finite_number
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 
+#: A function from replies to their mean, a MetricRecord.
+Mean = Callable[[list[Any]], Mapping[str, Any] | None]
 #: The most characters, bytes and other values in the ConfigRecords of one reply that are kept.
 _MOST_CONFIG = 10_000
 
@@ -62,13 +64,7 @@ def content_of(metrics: Metrics) -> RecordDict:
 
 
 def mean_of(
-    what: str,
-    replies: list[Any],
-    contents: Iterable[RecordDict],
-    weight: str,
-    mean: Callable[[list[Any]], Mapping[str, Any] | None],
-    *,
-    needs_weight: bool = True,
+    what: str, replies: list[Any], contents: Iterable[RecordDict], weight: str, mean: Mean, *, needs_weight: bool = True
 ) -> MetricRecord | None:
     """Return the mean over the largest group of replies of the same form.
 
@@ -102,23 +98,19 @@ def mean_of(
 
 def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str) -> tuple[list[Any], float | None]:
     """Return the replies of the most frequent form, and the sum of their weights; None if they have none."""
-    alike: dict[Any, list[Any]] = defaultdict(list)
-    totals: dict[Any, float] = defaultdict(float)
+    groups: dict[Any, list[tuple[Any, float]]] = defaultdict(list)
     for reply, content in zip(replies, contents, strict=True):
         records = [(key, record) for key, record in content.items() if isinstance(record, MetricRecord)]
         if len(records) == 1:
             ((key, record),) = records
             number = finite_number(record.get(weight))
             form = frozenset((name, len(value) if isinstance(value, list) else None) for name, value in record.items())
-            group = number is not None and number >= 0, key, form
-            alike[group].append(reply)
-            totals[group] += number or 0.0
-    # Of two equally frequent forms, the one with fewer numbers.
-    ranks = {group: (group[0], len(alike[group]), -sum(length or 1 for _, length in group[2])) for group in alike}
-    if not ranks:
+            groups[number is not None and number >= 0, key, form].append((reply, number or 0.0))
+    if not groups:
         return [], None
-    best = max(ranks, key=ranks.__getitem__)
-    return alike[best], totals[best] if best[0] else None
+    # Of two equally frequent forms, the one with fewer numbers.
+    best = max(groups, key=lambda group: (group[0], len(groups[group]), -sum(length or 1 for _, length in group[2])))
+    return [reply for reply, _ in groups[best]], sum(number for _, number in groups[best]) if best[0] else None
 
 
 def _size_of(value: Any) -> int:

@@ -73,10 +73,10 @@ class FlowerTransport(Transport):
     def __post_init__(self) -> None:
         #: The arrays of a version.
         self.arrays = OncePerVersion(lambda version: record_of(self.training.versions.of(version)))
-        choose = self.strategy.choose
-        if choose is not None:
-            server = self.training.server
-            self.training.clients.select = lambda nodes, count: choose(nodes, count, server.version + 1)
+        #: Whether FedAvg's own method aggregates evaluations.
+        self.is_default = type(self.strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
+        if (choose := self.strategy.choose) is not None:
+            self.training.clients.select = lambda nodes, count: choose(nodes, count, self.training.server.version + 1)
 
     # Messages
 
@@ -87,26 +87,25 @@ class FlowerTransport(Transport):
     def send(self, address: ClientId, task: Task) -> str | None:
         """Push a message; return its id, or None."""
         strategy, step = self.strategy, task.version + 1
-        config = self.train_config
+        config, of_node = self.train_config, strategy.node_config
         if callable(config):
             config = _checked(config(step), f"train_config for step {step}")
-        if strategy.node_config is not None:
-            extra = _checked(strategy.node_config(address, step), f"node_config for node {address} and step {step}")
-            config = {**config, **extra}
+        if of_node is not None:
+            config = {**config, **_checked(of_node(address, step), f"node_config for node {address} and step {step}")}
         config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout + _TTL_MARGIN
         message = Message(content, address, MessageType.TRAIN, group_id=str(step), ttl=ttl)
         return next(iter(self.grid.push_messages([message])), None) or None  # none or "" for a node that has left
 
-    def replies(self, keys: list[str]) -> Iterable[Reply]:
+    def replies(self, keys: list[str]) -> list[tuple[str, Reply]]:
         """Return the replies of nodes that train; store those of nodes that evaluate."""
-        found = []
+        found: list[tuple[str, Reply]] = []
         for key, message, error in self._pulled([*keys, *self.asked]):
             if key in self.asked:
                 self._take_evaluation(self.asked.pop(key), message, error)
             else:
-                found.append(Reply(key, partial(self._trained, message), error))
+                found.append((key, error or partial(self._trained, message)))
         self._end_evaluations(self.training.timeout)
         return found
 
@@ -131,25 +130,17 @@ class FlowerTransport(Transport):
 
     def _trained(self, message: Message) -> Trained:
         strategy, records = self.strategy, list(message.content.values())  # the properties by kind take 10 us each
-        arrays = [record for record in records if isinstance(record, ArrayRecord)]
-        metrics = [record for record in records if isinstance(record, MetricRecord)]
+        arrays, metrics = ([each for each in records if isinstance(each, kind)] for kind in (ArrayRecord, MetricRecord))
         if len(arrays) != 1 or len(metrics) > 1:
-            raise ValueError(
-                f"the reply holds {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords: must be one of each"
-            )
+            counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
+            raise ValueError(f"the reply holds {counts}: must be one of each")
         said = metrics[0] if metrics else {}
         key = strategy.client_key if isinstance(strategy.client_key, str) else None
         named = (each[key] for each in records if isinstance(each, MetricRecord | ConfigRecord) and key in each)
-        return Trained(
-            model_of(arrays[0]),
-            said.get(strategy.weighted_by_key),
-            said.get(strategy.loss_key),
-            said.get("client-lr"),
-            said.get("local-steps"),
-            metrics=ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None,
-            client=next(named, None),
-            facts=said,
-        )
+        keys = (strategy.weighted_by_key, strategy.loss_key, "client-lr", "local-steps")
+        count, loss, rate, steps = (said.get(name) for name in keys)
+        own = ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None
+        return Trained(model_of(arrays[0]), count, loss, rate, steps, own, next(named, None), said)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Aggregate the metrics."""
@@ -168,9 +159,8 @@ class FlowerTransport(Transport):
         arrays = self.arrays(self.training.server.pull())
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, arrays)
         if not (metrics is None or isinstance(metrics, MetricRecord)):
-            raise AffluxError(
-                f"[start] the result of evaluate_fn for step {step} is {brief(metrics)}, must be a MetricRecord or None"
-            )
+            what = f"evaluate_fn for step {step} is {brief(metrics)}"
+            raise AffluxError(f"[start] the result of {what}, must be a MetricRecord or None")
         if metrics is not None:
             log(INFO, "Global evaluation of step %d: %s", step, metrics)
             self.strategy.result.evaluate_metrics_serverapp[step] = metrics
@@ -184,14 +174,9 @@ class FlowerTransport(Transport):
             for key in filter(None, keys):
                 self.asked[key] = _Asked(step, node_of.get(key), now)
                 self.evaluated.setdefault(step, [])
-            if step in self.evaluated and self._aggregates_own():
+            is_own = not self.is_default or self.strategy.evaluate_metrics_aggr_fn is not aggregate_metricrecords
+            if step in self.evaluated and is_own:  # functions of the user may read the arrays
                 self.evaluated_arrays[step] = arrays
-
-    def _aggregates_own(self) -> bool:
-        """Return whether functions of the user aggregate evaluations."""
-        strategy = self.strategy
-        is_default = type(strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
-        return not is_default or strategy.evaluate_metrics_aggr_fn is not aggregate_metricrecords
 
     def _evaluations_of(self, step: int, arrays: ArrayRecord) -> list[Message] | str:
         """Return messages to the free nodes that `configure_evaluate` chooses; or the reason why no node evaluates."""
@@ -223,10 +208,9 @@ class FlowerTransport(Transport):
     def _end_evaluations(self, seconds: float) -> None:
         """End the evaluations that have waited longer than `seconds`, and the steps without open evaluations."""
         now = self.training.clock()
-        for key, (step, node, start) in [*self.asked.items()]:
-            if now - start >= seconds:
-                del self.asked[key]
-                log(WARNING, "No evaluation of step %d by node %s within %.1f s", step, node, now - start)
+        for key in [key for key, asked in self.asked.items() if now - asked.start >= seconds]:
+            step, node, start = self.asked.pop(key)
+            log(WARNING, "No evaluation of step %d by node %s within %.1f s", step, node, now - start)
         for step in sorted(self.evaluated.keys() - {asked.step for asked in self.asked.values()}):
             self._end_evaluation(step)
 
@@ -234,8 +218,7 @@ class FlowerTransport(Transport):
         strategy, what, replies = self.strategy, f"Evaluation of step {step}", self.evaluated.pop(step)
         contents, aggregate = (each.content for each in replies), partial(strategy.aggregate_evaluate, step)
         strategy.evaluated_arrays = self.evaluated_arrays.pop(step, None)
-        needs_weight = type(strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
-        mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate, needs_weight=needs_weight)
+        mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate, needs_weight=self.is_default)
         strategy.evaluated_arrays = None
         if mean is not None:
             history = strategy.result.evaluate_metrics_clientapp
@@ -293,5 +276,4 @@ def roles_of(config: Any) -> dict[str, Any]:
     texts = config if isinstance(config, list) else [config]
     if not all(isinstance(text, str) and "=" in text for text in texts):
         raise AffluxError(f'[AsyncStrategy] roles is {brief(config)}, must be a list such as ["bn.*=local"]')
-    pairs = (text.rpartition("=") for text in texts)
-    return {pattern: role for pattern, _, role in pairs}
+    return dict(text.rpartition("=")[::2] for text in texts)

@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from logging import Logger, getLogger
 from time import sleep
 from typing import Any, Self
 
 from afflux import Task
-from afflux.integrations._clients import shortened
-from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
+from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
 
@@ -19,13 +17,9 @@ _CLIENTS_EVERY = 2.0
 _GONE_EVERY = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply to a task."""
-
-    key: str  #: the result of `Transport.send`
-    read: Callable[[], Trained]  #: an exception that it raises counts as a failure of the client
-    error: str | None = None  #: the client has failed, or will never reply; `read` is not called
+#: A reply to a task: a function that reads it, whose exception counts as a failure of the client; or the reason why the
+#: client has failed, or will never reply.
+Reply = Callable[[], Trained] | str
 
 
 class Transport(ABC):
@@ -47,8 +41,8 @@ class Transport(ABC):
         """Send `task.pulled`; return the key of the reply, or None if the client cannot be reached."""
 
     @abstractmethod
-    def replies(self, keys: list[str]) -> Iterable[Reply]:
-        """Return the replies with these keys that have arrived, without waiting."""
+    def replies(self, keys: list[str]) -> list[tuple[str, Reply]]:
+        """Return the replies with these keys that have arrived, each with its key, without waiting."""
 
     def wait(self, seconds: float) -> None:
         """Wait until a reply may have arrived, for at most `seconds`."""
@@ -134,18 +128,17 @@ class Loop:
         self._log_end(last)
 
     def _log_end(self, last: int) -> None:
-        logger, server, first = self.transport.logger, self.training.server, self._first
+        log, step, first = self.transport.logger.info, self.training.server.version, self._first
         counts = {name: count for name, count in self.training.counts.items() if count}
-        if server.version == first:
-            logger.info("No step was needed: the store holds step %d of %d: %s", first, last, counts)
+        if step == first:
+            log("No step was needed: the store holds step %d of %d: %s", first, last, counts)
         elif not first:
-            logger.info("Made %d steps: %s", server.version, counts)
+            log("Made %d steps: %s", step, counts)
         else:
-            made = server.version - first
-            logger.info("Made %d steps, after %d of earlier runs; of all runs: %s", made, first, counts)
+            log("Made %d steps, after %d of earlier runs; of all runs: %s", step - first, first, counts)
 
     def _warn_too_few(self) -> None:
-        server, there = self.training.server, self.training.clients.there
+        server, there = self.training.server, len(self.training.clients.there)
         if server.options.duplicates != "both" and there < server.rule.buffer_size:
             self.transport.logger.warning(
                 "A buffer of %s takes each client once, and M = %d: no step before as many clients are there as that, "
@@ -158,10 +151,9 @@ class Loop:
         training, clients = self.training, self.training.clients
         now = training.clock()
         if now - self._looked > _CLIENTS_EVERY:
-            addresses = list(self.transport.clients())
+            addresses, self._looked = list(self.transport.clients()), now
             clients.are(addresses)
             clients.require_some_of_use(now)
-            self._looked = now
             self._note_gone(len(addresses))
         for address in training.choose():
             task = training.assign(address)
@@ -171,8 +163,6 @@ class Loop:
                 task.cancel()
                 raise
             training.sent(key, task, address)
-            if key is None:
-                self._warn_failed(address, "nothing can be sent to it")
 
     def _note_gone(self, there: int) -> None:
         """Log that no client is connected, at once and then each minute, and that some are again."""
@@ -186,35 +176,23 @@ class Loop:
 
     def take_replies(self, last: int) -> None:
         """Receive the replies that have arrived, and handle the steps that they make, up to `last`."""
-        came, server = False, self.training.server
-        for reply in self.transport.replies(self.training.keys):
-            came = True
-            if server.version < last:
-                self._take(reply)
+        training = self.training
+        replies = self.transport.replies([*training.assignments])
+        for key, reply in replies:
+            if training.server.version < last:
+                if isinstance(reply, str):
+                    training.fail(key, reply)
+                else:
+                    training.receive(key, reply)
+                training.clients.require_some_of_use()
                 self._note_step(last)
-        for key in self.training.expire():
-            self.transport.logger.warning("No reply to %s within %g s", key, self.training.timeout)
-            self.training.clients.require_some_of_use()
-        if not came:
-            self.training.poll()
+        training.expire()
+        training.clients.require_some_of_use()
+        if not replies:
+            training.poll()
         self._note_step(last)  # also a step that `flush_after` has made
-        if not came:
-            self.transport.wait(self.training.settings.poll_interval)
-
-    def _take(self, reply: Reply) -> None:
-        address = self.training.address_of(reply.key)
-        if reply.error is not None:
-            self.training.fail(reply.key, reply.error)
-            self._warn_failed(address, reply.error)
-            return
-        receipt = self.training.receive(reply.key, reply.read)
-        if receipt is not None and receipt.status in NO_USE:
-            self._warn_failed(address, f"its reply is {receipt.status}. {receipt.reason}")
-
-    def _warn_failed(self, address: ClientId | None, why: str) -> None:
-        if address is not None:
-            self.transport.logger.warning("Client %s: %s", address, shortened(why))
-            self.training.clients.require_some_of_use()
+        if not replies:
+            self.transport.wait(training.settings.poll_interval)
 
     def _note_step(self, last: int) -> None:
         """Log, evaluate and store the newest version, once, independent of what caused its step."""
@@ -222,12 +200,10 @@ class Loop:
         if step == before:
             return
         self._noted = step
-        said, report = self.transport.step_done(step, self.training.take_metrics()), self.training.report
-        if report is None or report.version != step:  # `flush_after` made the step beside a call
-            self.transport.logger.info("[STEP %d] %s", step, said)
-        else:
-            mean, largest = report.staleness.mean(), report.staleness.max()
-            self.transport.logger.info("[STEP %d] %s staleness: mean %.1f, largest %d", step, said, mean, largest)
+        text, report = str(self.transport.step_done(step, self.training.take_metrics())), self.training.report
+        if report is not None and report.version == step:  # else `flush_after` made the step beside a call
+            text += f" staleness: mean {report.staleness.mean():.1f}, largest {report.staleness.max()}"
+        self.transport.logger.info("[STEP %d] %s", step, text)
         if is_due(settings.evaluate_every, before, step) or step >= last:
             self.transport.evaluate(step)
         if is_due(settings.checkpoint_every, before, step):

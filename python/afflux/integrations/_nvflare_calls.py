@@ -67,37 +67,34 @@ class CollabTransport(Transport):
 
     def send(self, address: ClientId, task: Task) -> str | None:
         """Call the client's function, without waiting."""
-        key = task.id
-        group = ProxyList([self._sites[address]])(
-            blocking=False, timeout=self._training.timeout, process_resp_cb=self._take, key=key
-        )
+        site, timeout = ProxyList([self._sites[address]]), self._training.timeout
         try:
-            function = getattr(group, self._app.call)
-            self._open[key] = function(self._model_of(task.pulled), task.version, **self._app.call_args)
+            call = getattr(
+                site(blocking=False, timeout=timeout, process_resp_cb=self._take, key=task.id), self._app.call
+            )
+            self._open[task.id] = call(self._model_of(task.pulled), task.version, **self._app.call_args)
         except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
             self.logger.warning("Client %s cannot be called: %s", address, error)
             return None
-        return key
+        return task.id
 
     def _take(self, call: Any, result: Any, key: str) -> None:
         """Store the result of a client; NVFlare calls this method in its own thread."""
         self._came.append((key, result))
         self._something_came.set()
 
-    def replies(self, keys: list[str]) -> Iterable[Reply]:
+    def replies(self, keys: list[str]) -> list[tuple[str, Reply]]:
         """Return the results of clients, and the calls that failed."""
         if collab.is_aborted:
             raise RunAborted("the job was aborted")
         self._something_came.clear()
-        found = []
+        found: list[tuple[str, Reply]] = []
         while self._came:
             key, result = self._came.popleft()
             self._open.pop(key, None)
-            found.append(Reply(key, partial(self._read, result)))
-        for key, results in [*self._open.items()]:
-            if results.failures:  # NVFlare calls no function for these
-                del self._open[key]
-                found.append(Reply(key, partial(self._read, None), str(next(iter(results.failures.values())))))
+            found.append((key, partial(self._read, result)))
+        for key in [key for key, results in self._open.items() if results.failures]:  # NVFlare calls no function
+            found.append((key, str(next(iter(self._open.pop(key).failures.values())))))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -114,16 +111,10 @@ class CollabTransport(Transport):
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
         if kind is not None and kind != app.params_type:
             raise ValueError(f"the FLModel is {kind}, params_type says {app.params_type}")
-        return Trained(
-            _in_memory(params),
-            found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND)),
-            found.get(app.loss_key),
-            found.get("client_lr"),
-            found.get("local_steps"),
-            _numbers(found) or None,
-            facts=found,
-            delta=app.params_type == "DIFF",
-        )
+        count = found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND))
+        loss, rate, steps = (found.get(name) for name in (app.loss_key, "client_lr", "local_steps"))
+        metrics, delta = _numbers(found) or None, app.params_type == "DIFF"
+        return Trained(_in_memory(params), count, loss, rate, steps, metrics, facts=found, delta=delta)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Send the means of the clients' metrics."""
@@ -138,8 +129,7 @@ class CollabTransport(Transport):
         result = self._app.evaluate(step, model)
         if not (result is None or isinstance(result, Mapping)):
             raise AffluxError(f"[AsyncServer] evaluate returned {brief(result)}, must be numbers by name, or None")
-        metrics = _numbers(result or {})
-        if metrics:
+        if metrics := _numbers(result or {}):
             self.logger.info("Evaluation of version %d: %s", step, metrics)
             self._app.publish_metrics("evaluate", step, metrics)
 
@@ -164,7 +154,5 @@ def _in_memory(params: Model) -> Model:
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Return the metrics that trackers accept: a limited number of finite numbers."""
-    found = bounded(metrics).items()
-    return {
-        name: number for name, value in found if name.isprintable() and (number := finite_number(value)) is not None
-    }
+    numbers = {name: finite_number(value) for name, value in bounded(metrics).items() if name.isprintable()}
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -4,6 +4,7 @@ Also reads the numbers that clients report.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -31,18 +32,15 @@ def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, 
 
     The metric `weight` is always kept.
     """
-    kept = {weight: metrics[weight]} if weight is not None and weight in metrics else {}
-    found: dict[str, Any] = {}
-    room = _MOST_NUMBERS
+    record = {weight: metrics[weight]} if weight is not None and weight in metrics else {}
+    most_names, room = _MOST_NAMES + len(record), _MOST_NUMBERS
     for name, value in metrics.items():
-        if name in kept:
-            continue
         numbers = value if isinstance(value, list) else [value]
-        fits = isinstance(name, str) and len(name) <= _MOST_CHARACTERS and len(numbers) <= room
-        if fits and len(found) < _MOST_NAMES and all(as_float(number) is not None for number in numbers):
-            found[name] = value
+        fits = isinstance(name, str) and len(name) <= _MOST_CHARACTERS and len(numbers) <= room and name not in record
+        if fits and len(record) < most_names and all(as_float(number) is not None for number in numbers):
+            record[name] = value
             room -= len(numbers)
-    return {**kept, **found}
+    return record
 
 
 def finite_number(value: object) -> float | None:
@@ -83,16 +81,11 @@ class Unreadable(Mapping[str, Any]):
         # This is an AffluxError, because the layout passes it on unchanged. It is never a MemoryError or an OSError,
         # because `push` treats these as errors of the server.
         kind = type(error).__name__
-        try:
+        self._reason = f"{kind}, which cannot be printed"
+        with suppress(Exception):
             self._reason = str(error) if isinstance(error, ValueError) else f"{kind}: {error}"
-        except Exception:
-            self._reason = f"{kind}, which cannot be printed"
 
-    def __getitem__(self, name: str) -> NoReturn:
+    def _refuse(self, name: str = "") -> NoReturn:
         raise AffluxError(self._reason)
 
-    def __iter__(self) -> NoReturn:
-        raise AffluxError(self._reason)
-
-    def __len__(self) -> NoReturn:
-        raise AffluxError(self._reason)
+    __getitem__ = __iter__ = __len__ = _refuse

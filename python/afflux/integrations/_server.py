@@ -38,17 +38,14 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     if store is not None and holds_server(settings):
         server = Server.open(store, rule, num_threads=count, push_threads=count)
         try:
-            own = Layout.of(arrays, roles=settings.roles)
-            _require_model(server, own, f"[{rule.name}] {store} holds a server of another model")
+            _require_model(server, Layout.of(arrays, roles=settings.roles), store)
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
             server.close(checkpoint=False)
             raise
         if concurrency > (server.options.max_versions or MOST_BASES):
-            _log.warning(
-                "The store was made for fewer than %d clients at the same time: some replies will be expired",
-                concurrency,
-            )
+            text = "The store was made for fewer than %d clients at the same time: some replies will be expired"
+            _log.warning(text, concurrency)
         return server
     options: Options = {"faults": "record", **settings.server_options}
     if weighs_by_examples(rule):
@@ -61,15 +58,16 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     return Server(rule, arrays, layout=layout, store=store, num_threads=count, push_threads=count, **options)
 
 
-def _require_model(server: Server, layout: Layout, message: str) -> None:
-    """Check that the server has the arrays of this layout, in any order and roles; the error begins with `message`."""
+def _require_model(server: Server, layout: Layout, store: object) -> None:
+    """Check that the server of a store has the arrays of this layout, in any order and roles."""
     before, now = ({} if each is None else _arrays_of(each) for each in (server.layout, layout))
     own = {name for each in (server.layout, layout) if each for name in (*(f.name for f in each.locals), *each.tied)}
     names = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in own]
     if names or server.layout is None:
         first = names[0] if names else next(iter(now))
-        pair = (each.get(first, "no array of this name") for each in (before, now))
-        raise AffluxError("{}: {} is {} there, and {} in initial arrays".format(message, brief(first), *pair))
+        there, here = (each.get(first, "no array of this name") for each in (before, now))
+        message = f"[{server.rule.name}] {store} holds a server of another model"
+        raise AffluxError(f"{message}: {brief(first)} is {there} there, and {here} in initial arrays")
 
 
 def _arrays_of(layout: Layout) -> dict[str, str]:
@@ -90,14 +88,11 @@ def keeps_clients(rule: Rule) -> bool:
 
 def weighs_by_examples(rule: Rule) -> bool:
     """Return whether the rule declares that its weights depend on num_examples."""
-    weigh = rule.weigh
-    if rule.needs.examples:
-        return True
-    if isinstance(weigh, OnArrival):
-        facts = tuple([(name, 1.0) for name in rule.needs.facts])
-        one, two = (raw_weight(rule, 0, count, 1.0, facts) for count in (1, 2))
-        return one != two
-    return bool(getattr(weigh, "by_examples", False))
+    if rule.needs.examples or not isinstance(rule.weigh, OnArrival):
+        return rule.needs.examples or bool(getattr(rule.weigh, "by_examples", False))
+    facts = tuple([(name, 1.0) for name in rule.needs.facts])
+    one, two = (raw_weight(rule, 0, count, 1.0, facts) for count in (1, 2))
+    return one != two
 
 
 def are_zero(server: Server, report: Report, base: Pulled | None) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from os import PathLike
@@ -80,9 +81,8 @@ class RunSettings:
         check_fields(self, count, "checkpoint_every", "dispatch_size", "evaluate_every", "max_failures", op="settings")
         check_fields(self, optional(count), "concurrency", "local_steps", op="settings")
         if self.concurrency is not None and self.dispatch_size > self.concurrency:
-            raise AffluxError(
-                f"[settings] dispatch_size is {self.dispatch_size}, must be at most concurrency, {self.concurrency}"
-            )
+            most = f"must be at most concurrency, {self.concurrency}"
+            raise AffluxError(f"[settings] dispatch_size is {self.dispatch_size}, {most}")
         check_fields(self, optional(positive), "timeout", "client_lr", op="settings")
         check_fields(self, not_negative, "poll_interval", "retry_after", op="settings")
         check_fields(self, integer(0), "seed", op="settings")
@@ -90,19 +90,15 @@ class RunSettings:
         check_fields(self, optional(path_of), "store", op="settings")
         check_fields(self, instance(dict, "a dict of fields of ServerOptions"), "server_options", op="settings")
         check_fields(self, optional(instance(dict, "a dict of roles by patterns of names")), "roles", op="settings")
-        try:
-            options_of("settings", None, self.server_options)
-        except AffluxError as error:
-            raise AffluxError(f"[settings] server_options: {error}") from None
+        options_of("settings.server_options", None, self.server_options)
         refuse_options(self.server_options.get("faults", "record"), self.server_options.get("inplace", False))
 
     @classmethod
     def split(cls, given: Mapping[str, Any], without: Collection[str] = ()) -> tuple[Self, dict[str, Any]]:
         """Divide keyword arguments into settings, except those in `without`, and other arguments."""
-        names = {each.name for each in fields(cls)}.difference(without)
-        return cls(**{name: value for name, value in given.items() if name in names}), {
-            name: value for name, value in given.items() if name not in names
-        }
+        others = dict(given)
+        names = ({each.name for each in fields(cls)} & others.keys()).difference(without)
+        return cls(**{name: others.pop(name) for name in names}), others
 
 
 def is_due(every: int, before: int, step: int) -> bool:
@@ -131,8 +127,9 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
     """Make the rule of a framework's configuration.
 
     Args:
-        framework: a key of `FRAMEWORK_NAMES`.
-        rule: a rule, the name of a rule, or the result of `Rule.to_config`.
+        framework: a key of `FRAMEWORK_NAMES`, or the name of a caller without names of its own.
+        rule: a rule, the name of a rule, its text `name:option=value:...`, its options with its "name", or the result
+            of `Rule.to_config`.
         options: the options of the rule with this name, by afflux's names or the framework's. If both use a name, such
             as alpha in "fedasync" and in APPFL, the name is afflux's.
         num_clients: for options that are shares of all clients, and for the framework's dialect.
@@ -140,15 +137,20 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
     Raises:
         AffluxError: `rule` is not a rule; an option is unknown, has a wrong type or value, or is given twice.
     """
+    if isinstance(rule, Mapping) and "name" in rule and "part" not in rule:
+        options = {**rule, **options}
+        rule = options.pop("name")
     if not isinstance(rule, str):
         if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):
-            raise AffluxError(
-                f"[{framework}] rule is {brief(rule)}, must be a Rule, its name and options, or a Rule.to_config()"
-            )
+            words = "must be a Rule, its name and options, or a Rule.to_config()"
+            raise AffluxError(f"[{framework}] rule is {brief(rule)}, {words}")
         if options:
             raise AffluxError(f"[{framework}] {brief([*options])}: a rule that is given whole has its options inside")
         return rule if isinstance(rule, Rule) else from_config(rule)
-    given, own = dict(options), signature(RULES[rule]).parameters if rule in RULES else {}
+    rule, *assignments = rule.split(":")
+    texts = dict(assignment.partition("=")[::2] for assignment in assignments)
+    given = {**options, **{option: _value_of(text) for option, text in texts.items()}}
+    own = signature(RULES[rule]).parameters if rule in RULES else {}
     if num_clients is not None and ("buffer_ratio" in given or given.get("dialect") == "appfl"):
         given.setdefault("num_clients", num_clients)
     if "dialect" in own and given.get("dialect") == framework:
@@ -158,22 +160,8 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
     return make(rule, **in_our_names(framework, given), **kept)
 
 
-def rule_of_text(framework: str, rule: object) -> Rule:
-    """Return a rule, or make it from its `Rule.to_config` or from its text `name:option=value:...`.
-
-    Raises:
-        AffluxError: `rule` is none of these; an option is unknown or has a wrong type or value.
-    """
-    if not isinstance(rule, str):
-        return rule_of(framework, rule, {})
-    name, *assignments = rule.split(":")
-    options = dict(assignment.partition("=")[::2] for assignment in assignments)
-    return rule_of(framework, name, {option: _value_of(text) for option, text in options.items()})
-
-
 def _value_of(text: str) -> Any:
     """Return the number or the boolean of a text, or the text itself."""
-    try:
+    with suppress(ValueError):
         return json.loads(text)
-    except ValueError:
-        return text
+    return text

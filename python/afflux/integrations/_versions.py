@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from afflux import Pulled, Server
 from afflux.arrays import trees
-from afflux.arrays.fields import from_words
 from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
@@ -35,23 +34,13 @@ class VersionArrays:
     def __init__(self, arrays: Any, server: Server) -> None:
         layout = server.layout
         assert layout is not None  # the server was made with arrays by name
-        leaves = layout.arrays(arrays)
         self._layout, self._constants = layout, server._adapter.constants
         # The layout of a store may have another order.
         self._names = [*arrays] if isinstance(arrays, Mapping) else trees.names(layout.nesting)
-        self._likes = {name: Like.of(name, array) for name, array in leaves.items()}
-        self._places = [
-            (
-                field.name,
-                self._likes[field.name],
-                slice(field.start, field.stop),
-                field.shape,
-                field.role != "trained",
-                _limits(self._likes[field.name].dtype),
-            )
-            for field in (*layout.fields, *layout.buffers)
-        ]
-        self._limited = [place for place in self._places if place[-1] is not None]
+        self._likes = {name: Like.of(name, array) for name, array in layout.arrays(arrays).items()}
+        fields = {field.name: field for field in (*layout.fields, *layout.buffers)}
+        limits = {name: _limits(self._likes[name].dtype) for name in fields}
+        self._limits = {name: (fields[name], pair) for name, pair in limits.items() if pair is not None}
         if any(like.library == "torch" for like in self._likes.values()):
             _silence_torch()
 
@@ -68,21 +57,17 @@ class VersionArrays:
         return self._made_of(on_host(version.params, copy=True), buffers, writable=True)
 
     def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None, *, writable: bool) -> dict[str, Any]:
-        sources: tuple[Any, Any] = (params, buffers)
-        made = {}
-        for name, like, place, shape, is_buffer, limits in self._places:
-            values = sources[is_buffer][place]
-            # A step may exceed the range of float16, and an older store may hold integers beyond their range.
-            values = values if limits is None else values.clip(*limits)
-            made[name] = like.made_of(name, values.reshape(shape))
-        if buffers is not None:
-            for field in self._layout.copied:
-                made[field.name] = self._likes[field.name].made_of(field.name, from_words(field, buffers))
-        made.update(self._constants.items(writable=writable))
-        made.update((alias.name, made[str(alias.of)]) for alias in self._layout.aliases if alias.of in made)
-        return {name: made[name] for name in self._names if name in made}
+        arrays = {}
+        for field, values in self._layout._pieces_of(params, buffers):
+            if field.name in self._limits:
+                # A step may exceed the range of float16, and an older store may hold integers beyond their range.
+                values = values.reshape(-1).clip(*self._limits[field.name][1]).reshape(field.shape)
+            arrays[field.name] = self._likes[field.name].made_of(field.name, values)
+        arrays.update(self._constants.items(writable=writable))
+        arrays.update((alias.name, arrays[str(alias.of)]) for alias in self._layout.aliases if alias.of in arrays)
+        return {name: arrays[name] for name in self._names if name in arrays}
 
-    def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
+    def check(self, arrays: Mapping[str, Any], buffers: npt.NDArray[np.float64] | None) -> None:
         """Check that a reply's values fit the dtypes of the model.
 
         Args:
@@ -92,15 +77,15 @@ class VersionArrays:
         Raises:
             AffluxError: an array of float16 or of integers cannot hold the new values.
         """
-        for name, like, place, _, is_buffer, limits in self._limited if isinstance(arrays, Mapping) else ():
-            if limits is None or name not in arrays:
+        for name, (field, (low, high)) in self._limits.items():
+            if name not in arrays:
                 continue
-            values = arrays[name] if buffers is None or not is_buffer else buffers[place]
-            if getattr(values, "dtype", None) == like.dtype:
-                continue
-            found = np.asarray(on_host(values))
-            if found.size and (found.min() < limits[0] or found.max() > limits[1]):
-                raise AffluxError(f"[model] {name} is {like.dtype}, which cannot hold values up to {abs(found).max()}")
+            values = arrays[name] if buffers is None or field.role == "trained" else buffers[field.start : field.stop]
+            dtype = self._likes[name].dtype
+            if getattr(values, "dtype", None) != dtype:
+                host = np.asarray(on_host(values))
+                if host.size and (host.min() < low or host.max() > high):
+                    raise AffluxError(f"[model] {name} is {dtype}, which cannot hold values up to {abs(host).max()}")
 
 
 class OncePerVersion(Generic[T]):
@@ -119,12 +104,8 @@ class OncePerVersion(Generic[T]):
 def _limits(dtype: Any) -> tuple[float, float] | None:
     """Return the least and the largest float64 of an array of float16 or of integers; None for other dtypes."""
     kind = str(dtype).removeprefix("torch.")
-    if kind == "bool":
-        return 0.0, 1.0
-    if kind == "float16":
-        return -65504.0, 65504.0
     if not kind.startswith(("int", "uint")):
-        return None
+        return {"bool": (0.0, 1.0), "float16": (-65504.0, 65504.0)}.get(kind)
     low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     return float(low), float(high) if int(float(high)) == high else float(np.nextafter(float(high), 0.0))
 

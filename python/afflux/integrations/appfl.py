@@ -2,8 +2,9 @@
 are. See docs/appfl.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from threading import RLock
 from typing import Any, Literal
@@ -11,15 +12,14 @@ from typing import Any, Literal
 from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_clients import KnownClients
 from afflux.integrations._appfl_config import aggregation_of, model_of
-from afflux.integrations._appfl_replies import WEIGHT, id_of, last_of, trained_of
-from afflux.integrations._core import JOINED, NO_USE, TrainingRun
+from afflux.integrations._appfl_replies import id_of, last_of, number_of
+from afflux.integrations._core import JOINED, NO_USE, Trained, TrainingRun
 from afflux.integrations._frameworks import missing, warn_of_version
-from afflux.integrations._reading import means_of
+from afflux.integrations._reading import fraction_of, means_of
 from afflux.integrations._settings import is_due
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
-from afflux.server.server import Server
+from afflux.ops.validation import as_int, brief
 
 try:
     import torch
@@ -36,6 +36,8 @@ warn_of_version("appfl", "1.12", appfl_version)
 _copy_on_write = getattr(torch, "_lazy_clone", torch.clone)
 #: Seconds. APPFL has no timeouts, and a simulated client may wait for a long time while others train.
 _TIMEOUT = 86400.0
+#: The name of a client's weight among its metrics.
+_WEIGHT = ""
 #: The number of newest steps whose metrics are kept.
 _STEPS_KEPT = 1000
 #: The notes of a checkpoint: metrics by step.
@@ -56,6 +58,7 @@ class AffluxAggregator(BaseAggregator):
         logger: APPFL's logger; None: nothing is logged.
 
     Attributes:
+        server: the `afflux.Server`: params, counts, faults, log, ...
         run: the server, and the clients that train for it.
         metrics: by step, the means of the metrics that its clients report; of the newest 1000 steps.
 
@@ -69,9 +72,9 @@ class AffluxAggregator(BaseAggregator):
         model = model_of(chosen.model_configs) if model is None else model
         if not isinstance(model, torch.nn.Module):
             raise AffluxError(f"[appfl] model is {brief(model)}, must be a torch module")
-        self.run = TrainingRun(
-            chosen.rule, model, chosen.settings, num_clients=chosen.num_clients or 64, timeout=_TIMEOUT
-        )
+        settings = replace(chosen.settings, timeout=chosen.settings.timeout or _TIMEOUT)
+        self.run = TrainingRun(chosen.rule, model, settings, num_clients=chosen.num_clients or 64)
+        self.server = self.run.server
         self.metrics = self.run.resume(_Notes, adapter="appfl").get("metrics", {})
         self.run.clients.warn = lambda text, *values: self._log(text % values)
         self._lock = RLock()
@@ -79,12 +82,7 @@ class AffluxAggregator(BaseAggregator):
         self._clients = KnownClients(self.run)
         # Arrays that are not in a module's state_dict, but that APPFL's trainers send.
         self._unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
-        self._arrays_of = OncePerVersion(self._cloned)
-
-    @property
-    def server(self) -> Server:
-        """The `afflux.Server`: params, counts, faults, log, ..."""
-        return self.run.server
+        self._arrays_of = OncePerVersion(lambda pulled: _copies(self.run.versions.of(pulled), torch.clone))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,11 +103,9 @@ class AffluxAggregator(BaseAggregator):
         """
         with self._lock:
             client = id_of(client_id)
-            if client is None:
-                pulled = self.server.pull()
-            else:
+            if client is not None:
                 self._clients.of(client).last = None
-                pulled = self._clients.assign(client)
+            pulled = self.server.pull() if client is None else self._clients.assign(client)
             # Under same_init_model, one call serves all clients, with the id of the last one.
             alone = kwargs.get("serial_run") or kwargs.get("globus_compute_run")
             if kwargs.get("init_model", True) and (client_id is None or not alone):
@@ -135,22 +131,20 @@ class AffluxAggregator(BaseAggregator):
             client = id_of(client_id)
             if client is None:
                 return self._of_no_use(client_id, "its id is no int in 64 bits and no str", self.server.pull())
-            key, known = ascii(client), self._clients.of(client)
-            own, base = last_of(local_model, kwargs), self.run.version_of(key)
+            known, own = self._clients.of(client), last_of(local_model, kwargs)
+            assigned = self.run.assignments.get(client)
+            base = None if assigned is None else assigned.base
             if known.last is not None and base is not None and own.mark is not None and own.mark == known.last.mark:
                 return self._of_no_use(client, "the model has come before", base)
             if known.last is not None and own.round < known.last.round:
-                self.run.cancel(key)  # it has restarted; its model is from the version sent without an id
+                self.run.cancel(client)  # it has restarted; its model is from the version sent without an id
             self._clients.claim_first(client, own.round)
-            read = partial(trained_of, local_model, kwargs, known.size, self._chosen, self._unsaved)
-            receipt = self.run.receive(key, read)
+            receipt = self.run.receive(client, partial(self._trained, local_model, kwargs, known.size))
             if receipt is None:
                 self._log(f"the model of client {brief(client)} is of no version that it was sent in this run")
             else:
-                known.last = own
-                known.joined |= receipt.status in JOINED
+                known.last, known.joined = own, known.joined or receipt.status in JOINED
                 if receipt.status in NO_USE:
-                    self._log(f"the model of client {brief(client)} is {receipt.status}: {receipt.reason}")
                     self._require_some_of_use(receipt.reason)
             self._note_step()
             # In virtual time, get_parameters determines the version that a client trains from.
@@ -180,12 +174,34 @@ class AffluxAggregator(BaseAggregator):
                 raise RuntimeError(f"none of {len(ids)} clients may train: {reason}")
             clients.require_some_of_use(most=None if self.server.joins else 1)
 
+    def _trained(self, model: Any, report: Mapping[str, Any], size: Any) -> Trained:
+        """Return a client's model, with the known facts about it.
+
+        Args:
+            model: arrays by name.
+            report: the report of the trainer.
+            size: the client's number of examples; None: unknown.
+
+        Raises:
+            ValueError: the model is not a dict.
+        """
+        if not isinstance(model, Mapping):
+            raise ValueError(f"the model is a {type(model).__name__}, must be a dict of arrays")
+        if self._chosen.equal_weights:  # but clients without examples have not trained
+            count = 1 if size is None or fraction_of(size) is not None else as_int(size)
+            size = size if count is None else min(count, 1)
+        if self._unsaved:
+            model = {name: array for name, array in model.items() if name not in self._unsaved}
+        numbers = {name: number_of(report.get(name)) for name in self._chosen.metrics}
+        metrics = {name: number for name, number in numbers.items() if number is not None}
+        metrics[_WEIGHT] = fraction_of(size) or as_int(size) or 1
+        loss, steps = number_of(report.get(self._chosen.loss_key)), as_int(report.get("current_local_steps"))
+        facts = {name: number_of(report.get(name)) for name in self.run.fact_names}
+        return Trained(model, size, loss, None, steps if steps and steps > 0 else None, metrics, facts=facts)
+
     def _copy_of(self, pulled: Pulled) -> dict[str, Any]:
         """Return a writable version for a client. Clients of one version share its memory until one writes to it."""
-        return {name: _copied(array, _copy_on_write) for name, array in self._arrays_of(pulled).items()}
-
-    def _cloned(self, pulled: Pulled) -> dict[str, torch.Tensor]:
-        return {name: _copied(array, torch.clone) for name, array in self.run.versions.of(pulled).items()}
+        return _copies(self._arrays_of(pulled), _copy_on_write)
 
     def _of_no_use(self, client: object, why: str, pulled: Pulled) -> dict[str, Any]:
         self.run.lost["unknown"] += 1
@@ -199,7 +215,7 @@ class AffluxAggregator(BaseAggregator):
             return
         self._noted = step
         self.run.expire()
-        self.metrics[step] = means_of(self.run.take_metrics(), WEIGHT)
+        self.metrics[step] = means_of(self.run.take_metrics(), _WEIGHT)
         if len(self.metrics) > _STEPS_KEPT:
             del self.metrics[min(self.metrics)]
         self._log(f"step {step}: {self.metrics[step]}")
@@ -211,6 +227,6 @@ class AffluxAggregator(BaseAggregator):
             self._logger.info(f"afflux: {text}")
 
 
-def _copied(value: Any, copy: Callable[[Any], Any]) -> Any:
-    """Return a copy of a tensor; a module's extra state may be another object."""
-    return copy(value) if isinstance(value, torch.Tensor) else deepcopy(value)
+def _copies(arrays: Mapping[str, Any], copy: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return copies of tensors; a module's extra state may be another object."""
+    return {name: (copy if isinstance(value, torch.Tensor) else deepcopy)(value) for name, value in arrays.items()}

@@ -8,17 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from os import PathLike
 from typing import Any
 
-from afflux.aggregation.options import Options
-from afflux.arrays.fields import Role
 from afflux.integrations._core import NO_USE, Trained, TrainingRun
-from afflux.integrations._flgo_config import refuse_flgo_options, rule_of_option
 from afflux.integrations._frameworks import missing, warn_of_version
-from afflux.integrations._settings import RunSettings
+from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
 
 try:
@@ -32,18 +27,12 @@ __all__ = ["AffluxServer", "algorithm"]
 
 #: The key of a package, beside FLGo's own `__cid` and `__t`, with the id of the task that it answers.
 TASK = "__afflux_task"
+#: The settings of `algorithm`. FLGo has options of its own for the others.
+_SETTINGS = {"store", "timeout", "max_failures", "num_threads", "roles", "server_options"}
 
 
 def algorithm(
-    rule: Rule | Mapping[str, Any] | None = None,
-    *,
-    client: type[Any] = BasicClient,
-    store: "str | PathLike[str] | None" = None,
-    timeout: float | None = None,
-    max_failures: int = 5,
-    num_threads: int | None = None,
-    roles: dict[str, Role] | None = None,
-    server_options: Options | None = None,
+    rule: Rule | Mapping[str, Any] | None = None, *, client: type[Any] = BasicClient, **settings: Any
 ) -> type[Any]:
     """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
 
@@ -52,32 +41,30 @@ def algorithm(
             with FLGo's names `buffer_ratio` and `eta` in addition to afflux's, or the result of `Rule.to_config`.
             None: the configuration in FLGo's option "rule".
         client: the class of the clients; they reply with their models, {"model": ...}, as BasicClient does.
-        store: a folder for the server's state. If it holds a server, `run` continues from it.
-        timeout: virtual time after which another client trains instead of one that has not replied; None: FLGo's
-            tolerance for latency.
-        max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after which a
-            client counts as failed. `run` raises an error when all clients that may be drawn have failed.
-        num_threads: threads of a step; None: all CPUs that this process may use.
-        roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
-        server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
+        settings: settings that all adapters share; None is the default of each:
+
+            - store: a folder for the server's state. If it holds a server, `run` continues from it.
+            - timeout: virtual time after which another client trains instead of one that has not replied; by default
+              FLGo's tolerance for latency.
+            - max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after
+              which a client counts as failed, by default 5. `run` raises an error when all clients that may be drawn
+              have failed.
+            - num_threads: threads of a step; by default all CPUs that this process may use.
+            - roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
+            - server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:
         A class with the attributes Server and Client.
 
     Raises:
         AffluxError: a setting has a wrong type or value.
+        TypeError: a setting has another name.
     """
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
-    options: Options = {} if server_options is None else server_options
-    settings = RunSettings(
-        store=store,
-        timeout=timeout,
-        max_failures=max_failures,
-        num_threads=num_threads,
-        roles=roles,
-        server_options=options,
-    )
-    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
+    for name in settings.keys() - _SETTINGS:
+        raise TypeError(f"algorithm() got an unexpected keyword argument {name!r}")
+    run_settings = RunSettings(**{name: value for name, value in settings.items() if value is not None})
+    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": run_settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
 
@@ -95,19 +82,20 @@ class AffluxServer(StoredRounds):
 
     def initialize(self) -> None:
         """Open the server. FLGo calls this method when model, clients and simulator exist."""
-        refuse_flgo_options(self.option)
+        _refuse_options(self.option)
         given = self.option.get("rule") if self.given_rule is None else self.given_rule
-        rule = rule_of_option(given, self.num_clients)
+        rule = rule_of("flgo", given, {}, self.num_clients)
+        if rule.buffer_size > self.num_clients:
+            raise AffluxError(
+                f"[flgo] buffer_size is {rule.buffer_size} of {self.num_clients} clients, and would never be reached: "
+                "FLGo draws no client whose model is in the buffer"
+            )
         self.algo_para = {"rule": rule.name, "M": rule.buffer_size}  # names the file of the results
         most = self.num_clients if "full" in self.sample_option else self.clients_per_round
-        self.training = TrainingRun(
-            rule,
-            self.model,
-            replace(self.settings, concurrency=most),
-            num_clients=self.num_clients,
-            timeout=float(self.get_tolerance_for_latency()),
-            clock=lambda: self.gv.clock.current_time,
-        )
+        timeout = self.settings.timeout or float(self.get_tolerance_for_latency())
+        settings = replace(self.settings, concurrency=most, timeout=timeout)
+        self.training = TrainingRun(rule, self.model, settings, num_clients=self.num_clients)
+        self.training.clock = lambda: self.gv.clock.current_time
         self.server, self.lost = self.training.server, self.training.lost
         self.training.clients.warn = self.gv.logger.warning
         self._resumed = self.training.resume(Notes, adapter="flgo")
@@ -163,8 +151,8 @@ class AffluxServer(StoredRounds):
         if TASK not in package:
             return reply
         client = self.clients[target_id]
-        facts = {"num_examples": client.datavol, "client_lr": client.learning_rate}
-        facts["local_steps"] = client._working_amount  # the simulator's, of this time
+        steps = client._working_amount  # the simulator's, of this time
+        facts = {"num_examples": client.datavol, "client_lr": client.learning_rate, "local_steps": steps}
         return {**facts, **reply, TASK: package[TASK]}
 
     def unpack(self, packages_received_from_clients: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -175,10 +163,8 @@ class AffluxServer(StoredRounds):
 
     def package_handler(self, received_packages: dict[str, list[Any]]) -> bool:
         """Push packages; return whether `run` logs a round. Each step is a round, also if several are made at once."""
-        packages = [
-            dict(zip(received_packages, values, strict=True))
-            for values in zip(*received_packages.values(), strict=True)
-        ]
+        names, columns = list(received_packages), received_packages.values()
+        packages = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         for place, package in enumerate(packages, 1):
             if not self._take(package):
                 continue
@@ -196,9 +182,6 @@ class AffluxServer(StoredRounds):
         before, output = self.server.version, self.gv.logger.output
         receipt = self.training.receive(str(package.get(TASK)), partial(_trained, package))
         if receipt is not None and receipt.status in NO_USE:
-            self.gv.logger.info(
-                f"The package of client {brief(package['__cid'])} is {receipt.status}: {receipt.reason}"
-            )
             self._require_some_of_use()
         if receipt is not None and receipt.report is not None:
             for report in (receipt.report, *receipt.more):
@@ -206,6 +189,17 @@ class AffluxServer(StoredRounds):
                     output[f"step_{name}"].append(value)
             output["counts"] = self.training.counts
         return self.server.version > before
+
+
+def _refuse_options(option: Mapping[str, Any]) -> None:
+    """Raise AffluxError for options of FLGo that have no meaning for the adapter."""
+    for name in ("save_checkpoint", "load_checkpoint"):
+        if option.get(name):
+            raise AffluxError(f"[flgo] {name} keeps the model alone: give algorithm(rule, store=...) instead")
+    if option.get("algo_para"):
+        raise AffluxError("[flgo] algo_para holds numbers by their place: give the options of the rule by name")
+    if option["num_parallels"] > 1 and option.get("parallel_type") != "t":
+        raise AffluxError("[flgo] clients may train in threads only: give parallel_type='t' with num_parallels")
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:

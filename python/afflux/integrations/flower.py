@@ -16,7 +16,7 @@ from afflux.integrations._core import TrainingRun
 from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._server import holds_server, keeps_clients
-from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of_text
+from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, count_of, positive
 from afflux.rules.rule import ClientId, Rule
@@ -99,7 +99,7 @@ class AsyncStrategy(FedAvg):
         choose: Choose | None = None,
         **options: Any,
     ) -> None:
-        self.rule = rule_of_text("AsyncStrategy", rule)
+        self.rule = rule_of("AsyncStrategy", rule, {})
         for name, instead in _OF_ROUNDS.items():
             if getattr(type(self), name) is not getattr(AsyncStrategy, name):
                 raise AffluxError(f"[AsyncStrategy] {type(self).__name__}.{name} would never be called: {instead}")
@@ -123,8 +123,8 @@ class AsyncStrategy(FedAvg):
     def summary(self) -> None:
         """Log the rule, and the settings that have an effect."""
         log(INFO, "\t├──> Rule: %s, M = %d", self.rule.name, self.rule.buffer_size)
-        nodes = (self.settings.concurrency or "all", self.min_available_nodes)
-        log(INFO, "\t├──> Nodes that train: %s, of at least %d", *nodes)
+        nodes = self.settings.concurrency or "all"
+        log(INFO, "\t├──> Nodes that train: %s, of at least %d", nodes, self.min_available_nodes)
         evaluated = (self.settings.evaluate_every, self.fraction_evaluate, self.min_evaluate_nodes)
         log(INFO, "\t├──> Evaluation by nodes: every %d steps, by %.2f of them, at least %d", *evaluated)
         keys = (self.weighted_by_key, self.arrayrecord_key, self.configrecord_key)
@@ -175,10 +175,10 @@ class AsyncStrategy(FedAvg):
         self.summary()
         arrays, key = _arrays_of(initial_arrays), cast(ClientKey | None, self.client_key)
         there = self._wait_for_nodes(grid, key)
-        settings = self.settings
+        settings = replace(self.settings, timeout=self.settings.timeout or timeout)
         if settings.roles is None and isinstance(train_config, ConfigRecord) and "roles" in train_config:
             settings = replace(settings, roles=roles_of(train_config["roles"]))
-        training = TrainingRun(self.rule, arrays, settings, num_clients=there, timeout=timeout, key=key)
+        training = TrainingRun(self.rule, arrays, settings, num_clients=there, key=key)
         self.server, self.lost, self.result = training.server, training.lost, Result()
         configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
         transport = FlowerTransport(self, grid, training, *configs, evaluate_fn, last=num_rounds)
@@ -214,9 +214,8 @@ def _arrays_of(initial: object) -> dict[str, Any]:
     if isinstance(initial, ArrayRecord):
         return model_of(initial)
     if not isinstance(initial, Mapping):
-        raise AffluxError(
-            f"[start] initial_arrays is {brief(initial)}, must be an ArrayRecord, or arrays by name: model.state_dict()"
-        )
+        words = "must be an ArrayRecord, or arrays by name: model.state_dict()"
+        raise AffluxError(f"[start] initial_arrays is {brief(initial)}, {words}")
     return {name: _on_host(array) for name, array in initial.items()}
 
 

@@ -12,7 +12,7 @@ from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, count_of, instance, integer, one_of
+from afflux.ops.validation import brief, check_fields, count_of, instance, integer, one_of
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
@@ -80,17 +80,16 @@ class AsyncServer(FLComponent):
     ) -> None:
         super().__init__()
         # NVFlare reads these attributes by the names of the arguments, and writes them into the job's configuration.
-        given = rule.to_config() if isinstance(rule, Rule) else rule
-        self.rule = given if isinstance(given, str) else _plain("rule", given)
-        self.rule_options = _plain("rule_options", rule_options)
-        self.call_args = _plain("call_args", call_args)
+        self.rule = (
+            rule if isinstance(rule, str) else _plain("rule", rule.to_config() if isinstance(rule, Rule) else rule)
+        )
+        self.rule_options, self.call_args = _plain("rule_options", rule_options), _plain("call_args", call_args)
         self.settings = _plain("settings", settings)
-        self.num_rounds = count_of(1)("AsyncServer", "num_rounds", num_rounds)
-        text = instance(str, "a str")
-        self.call = text("AsyncServer", "call", call)
-        self.weight_key = text("AsyncServer", "weight_key", weight_key)
-        self.loss_key = text("AsyncServer", "loss_key", loss_key)
-        self.params_type = one_of("FULL", "DIFF")("AsyncServer", "params_type", params_type)
+        self.num_rounds, self.call, self.params_type = num_rounds, call, params_type
+        self.weight_key, self.loss_key = weight_key, loss_key
+        check_fields(self, count_of(1), "num_rounds", op="AsyncServer")
+        check_fields(self, instance(str, "a str"), "call", "weight_key", "loss_key", op="AsyncServer")
+        check_fields(self, one_of("FULL", "DIFF"), "params_type", op="AsyncServer")
         self.server: Server | None = None
         self.lost: dict[str, int] = {}
         self.configured()  # so that errors are raised where the job is made
@@ -118,8 +117,8 @@ class AsyncServer(FLComponent):
         settings, others = RunSettings.split(self.settings)
         if others:
             raise AffluxError(f"[AsyncServer] settings has {brief(min(others))}, which is no setting")
-        own_folder = "the server runs in a folder of its own, which the simulator deletes when a job starts"
-        require_absolute_store("AsyncServer", settings, own_folder)
+        why = "the server runs in a folder of its own, which the simulator deletes when a job starts"
+        require_absolute_store("AsyncServer", settings, why)
         if history is not None:
             most = integer(1)("AsyncServer", "max_model_history", history) - 1
             if "max_staleness" in settings.server_options:
@@ -160,8 +159,7 @@ class AsyncServer(FLComponent):
             self.logger.warning(
                 "Collab does not pass models and results through task filters. These have no effect: %s. Apply them in "
                 "%s() of the client (docs/nvflare.md)",
-                ", ".join(names),
-                self.call,
+                *(", ".join(names), self.call),
             )
         return job.add_component(ctx.comp_id, self, ctx)
 
@@ -183,7 +181,6 @@ class AsyncServer(FLComponent):
 def _plain(name: str, value: Any) -> dict[str, Any]:
     """Return an argument in the form of the job's configuration."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps({} if value is None else dict(value)))
+        return dict(json.loads(json.dumps({} if value is None else dict(value))))
     except (TypeError, ValueError) as error:
         raise AffluxError(f"[AsyncServer] {name} is {brief(value)}, must be a dict as JSON has it: {error}") from None
-    return found

@@ -25,6 +25,7 @@ from afflux.arrays.interop import (
     on_gpu,
     on_host,
     readable_copy,
+    require_memory,
     with_names,
 )
 from afflux.arrays.layout import Layout, Tree
@@ -72,7 +73,8 @@ class InputAdapter:
             layout = layout or Layout._of(params, most=most)
             layout._require_parameters("[Server] params")
             log_unknown_statistics([field.name for field in layout.buffers])
-            constants, rebuild = layout._constants_of(params), None if layout.partial else rebuilder(params)
+            constants = layout._constants_of(params)
+            rebuild = None if layout.partial else rebuilder(params, layout.tied)
             intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
@@ -210,8 +212,11 @@ class InputAdapter:
         try:
             if is_masked(buffers):
                 raise AffluxError("it is a masked array: give its filled() values")
-            tree = is_tree(buffers)
-            values = layout.flatten_buffers(buffers) if tree else np.asarray(on_host(buffers), np.float64)
+            if is_tree(buffers):
+                values = layout.flatten_buffers(buffers)
+            else:
+                require_memory("it", buffers)
+                values = np.asarray(on_host(buffers), np.float64)
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise_if_from_signal(error)
@@ -224,7 +229,8 @@ class InputAdapter:
         if index is not None:
             kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
             raise AffluxError(f"{what} has {kind} at index {index}{within(layout.buffers, index)}")
-        check_copied(what, layout.copied, flat)
+        if layout.copied:
+            check_copied(what, layout.copied, flat)
         return flat
 
     def place(self, index: int) -> str:
@@ -261,7 +267,7 @@ class InputAdapter:
             )
         }
         arrays |= self.constants.items(writable=True)
-        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(arrays)
+        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(self.layout._with_aliases(arrays))
 
     def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
         like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
@@ -286,6 +292,7 @@ def length(what: str, array: ops.Array) -> int:
     shape = getattr(array, "shape", None)
     if shape is None:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
+    require_memory(what, array)
     if len(shape) != 1:
         raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
     size = int(shape[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
-    from afflux.sim.papers.tuning import tune
+    from afflux.sim.papers.grid import tune
     from afflux.sim.results.audit_log import read_audit_log
     from afflux.sim.results.read_results import read_results
     from afflux.sim.runs.library import Simulation, replay, resume
@@ -39,7 +39,7 @@ __all__ = [
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
-    "papers.tuning": ("tune",),
+    "papers.grid": ("tune",),
     "results.audit_log": ("read_audit_log",),
     "results.read_results": ("read_results",),
     "runs.library": ("Simulation", "replay", "resume"),

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, known_names
+from afflux.ops.validation import brief, known_names, raise_if_from_signal
 
 #: Modules that the simulator imports, and the packages of the extra `sim` that hold them.
 EXTRA = {
@@ -13,6 +13,8 @@ EXTRA = {
     "sklearn": "scikit-learn",
     "matplotlib": "matplotlib",
     "rich": "rich",
+    "pandas": "pandas",
+    "jinja2": "Jinja2",
 }
 
 
@@ -48,7 +50,12 @@ def note_on_errors(note: str) -> Iterator[None]:
 
 def text_with_notes(error: BaseException) -> str:
     """Return the message of an error and its notes, in one line if they have no line breaks."""
-    return ", ".join([str(error), *getattr(error, "__notes__", ())])
+    try:
+        message = str(error)
+    except Exception as cause:  # of a user's class
+        raise_if_from_signal(cause)
+        message = "its message cannot be made"
+    return ", ".join([message, *getattr(error, "__notes__", ())])
 
 
 def require(*modules: str) -> None:

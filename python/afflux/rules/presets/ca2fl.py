@@ -44,7 +44,7 @@ def mf_ca2fl(
 
     v uses the full u_i and the decoded rows; with `quantize_direction` it uses Q(u_i), as in equation G.2. The paper
     does not name Q. Probably Q has one scale for the whole vector ("affine-vector"). One scale for each 128 elements
-    ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/choosing-bits.md. State on the
+    ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the
     server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
     """
     if as_text(codec) not in CODECS:

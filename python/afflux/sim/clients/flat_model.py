@@ -201,6 +201,9 @@ def _check_arrays(module: torch.nn.Module) -> None:
             raise ConfigError(f"{name} is not initialised: run one forward first, in a function that makes the model")
         if tensor.device.type != "cpu":
             raise ConfigError(f"buffer {name} is on {tensor.device.type}, must be on the CPU")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"{tensor.layout}"
+            raise ConfigError(f"buffer {name} is {kind}, must be dense: if it is constant, make it a plain attribute")
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
             tensor.data = tensor.contiguous()  # made by expand: its elements share memory, and could not be written
 
@@ -210,6 +213,6 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     layout = flat.layout
     tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
     fields = (*layout.fields, *layout.buffers, *layout.copied)
-    arrays = {field.name: tensors[field.name].detach().numpy().copy() for field in fields}
+    arrays = {field.name: tensors[field.name].detach().clone() for field in fields}
     copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
     return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)

@@ -1,8 +1,10 @@
 """The state of a torch module by name: its parts, their arrays and plain attributes, as they were at the start."""
 
+from collections import deque
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 
 from afflux.sim.errors import ConfigError
@@ -85,11 +87,29 @@ class _Names:
         self._content.update(zip(self._names, self._values, strict=True))
 
 
+class _Items:
+    """A list, deque or set that a module holds, and its content at the start."""
+
+    __slots__ = ("_content", "_values")
+
+    def __init__(self, content: Any) -> None:
+        self._content, self._values = content, list(content)
+
+    def differ(self) -> bool:
+        """As `_Names.differ`; the order of a set matters, which is that of the start if nothing has changed."""
+        return len(self._content) != len(self._values) or not all(map(is_, self._content, self._values))
+
+    def restore(self) -> None:
+        self._content.clear()
+        (self._content.update if isinstance(self._content, set) else self._content.extend)(self._values)
+
+
 class ModuleState:
     """The submodules, arrays and plain attributes of a module, by name.
 
-    `restore` sets the names back, so that only values of arrays pass from one training to the next. It does not undo
-    what is changed in place in the values: in an array, or in a list or dict.
+    `restore` sets back every name, the content of lists, dicts and sets, and the elements of arrays that are neither
+    parameters nor buffers, so that only values of these pass from one training to the next. It does not follow objects
+    of other classes.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -97,17 +117,16 @@ class ModuleState:
         self._module = module
         self.parameters: dict[str, NamedTensor] = {}  #: by their first dotted names
         self.buffers: dict[str, NamedTensor] = {}
-        self._dicts: list[_Names] = []
+        self._contents: list[_Names | _Items] = []
+        self._empty: list[Any] = []  # lists, dicts and sets without content
+        self._plain: list[tuple[NamedTensor | np.ndarray, Any]] = []  # other arrays, and their first elements
         self._parameter_dicts: list[_Names] = []  # those in which parameters are found
         self._scripted: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         seen: dict[int, NamedTensor] = {}
         for prefix, part in module.named_modules():
             scripted = isinstance(part, torch.jit.ScriptModule)  # its members are not in dicts
             if not scripted:
-                own = part.__dict__
-                parameters, buffers, modules = (_Names(own[name]) for name in ("_parameters", "_buffers", "_modules"))
-                self._dicts += [_Names(own), parameters, buffers, modules]
-                self._parameter_dicts += [parameters, modules]
+                self._parameter_dicts += [_Names(part.__dict__[name]) for name in ("_parameters", "_modules")]
             for tensors, members in (
                 (self.parameters, part.named_parameters(recurse=False, remove_duplicate=False)),
                 (self.buffers, part.named_buffers(recurse=False, remove_duplicate=False)),
@@ -119,6 +138,32 @@ class ModuleState:
                     seen[id(tensor)].places.append((part, name))
                     if scripted:
                         self._scripted.append((part, name, tensor))
+        self._follow(module, set(seen))
+
+    def _follow(self, value: Any, seen: set[int]) -> None:
+        """Record what can be changed in place in `value`: a module, list, dict, set, tuple or array.
+
+        `seen` are the ids of the objects that are recorded already.
+        """
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if _is_writable(value):
+                self._plain.append((NamedTensor("", value), value.detach().clone()))
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                self._plain.append((value, value.copy()))
+        elif isinstance(value, torch.nn.Module):
+            if not isinstance(value, torch.jit.ScriptModule):
+                self._follow(value.__dict__, seen)
+        elif isinstance(value, dict | list | deque | set | tuple):
+            if not isinstance(value, tuple) and not value:
+                self._empty.append(value)
+            elif not isinstance(value, tuple):
+                self._contents.append(_Names(value) if isinstance(value, dict) else _Items(value))
+            for each in value.values() if isinstance(value, dict) else value:
+                self._follow(each, seen)
 
     def replaced_parameter(self) -> str | None:
         """Return the name of a parameter that has come, gone or been replaced since the start; None: there is none."""
@@ -132,10 +177,28 @@ class ModuleState:
         return next(iter([*names, *(name for name in now if name not in self.parameters)]), None)
 
     def restore(self) -> None:
-        """Set every name back to the object that it had at the start."""
-        for names in self._dicts:
-            if names.differ():
-                names.restore()
+        """Set every name back to the object that it had at the start, and what the objects hold."""
+        if any(self._empty):
+            for content in self._empty:
+                content.clear()
+        for content in self._contents:
+            if content.differ():
+                content.restore()
+        for array, first in self._plain:
+            if isinstance(array, NamedTensor):
+                array.restored().copy_(first)
+            else:
+                array[...] = first
         for module, name, tensor in self._scripted:
             if getattr(module, name) is not tensor:
                 setattr(module, name, tensor)
+
+
+def _is_writable(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor has elements of its own, into which others can be copied."""
+    return (
+        not torch.nn.parameter.is_lazy(tensor)
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_inference())
+        and all(stride or size <= 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    )

@@ -270,7 +270,7 @@ class Trainer:
             ConfigError: the evaluation function returns something else.
         """
         self._model.load(params, buffers)
-        with note_on_errors("while the model was evaluated"), self._model.evaluated() as module:
+        with note_on_errors("while the model was evaluated, without gradients"), self._model.evaluated() as module:
             found = self._evaluate(module)
             self._model.check_frozen()
         try:

@@ -1,75 +1,67 @@
 """Tasks of GLUE (RTE, MRPC, SST-2) from TSV files. The test part is dev.tsv, because GLUE's test labels are secret."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from afflux.sim.data.folder import Layout, read_first
-from afflux.sim.data.formats.errors import bad_file
-from afflux.sim.data.formats.labelled_sentences import Columns, read_sentences
-from afflux.sim.errors import known
+from afflux.sim.data.files import Layout, bad_file, read_first
+from afflux.sim.data.formats import read_table
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The examples of the training or the test part."""
 
-    sentences: tuple[tuple[str, ...], ...]
+    sentences: list[tuple[str, ...]]
     """One or two sentences of each example."""
     labels: np.ndarray
     """(n,) int64, from 0."""
 
 
-@dataclass(frozen=True)
-class SentenceSet:
-    """A classification task of sentences or pairs of sentences."""
-
-    name: str
-    train: Part
-    test: Part
-    num_classes: int
-
-
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The folder of a task, and its columns."""
 
     folder: str
-    columns: Columns
+    columns: tuple[str, ...]
+    """Those of the sentences, then that of the label."""
+    labels: tuple[str, ...]
+    """The texts of the labels; the first is class 0."""
 
 
 TASKS: Mapping[str, Source] = {
-    "rte": Source("RTE", Columns(("sentence1", "sentence2"), "label", ("entailment", "not_entailment"))),
-    "mrpc": Source("MRPC", Columns(("#1 String", "#2 String"), "Quality", ("0", "1"))),
-    "sst2": Source("SST-2", Columns(("sentence",), "label", ("0", "1"))),
+    "rte": Source("RTE", ("sentence1", "sentence2", "label"), ("entailment", "not_entailment")),
+    "mrpc": Source("MRPC", ("#1 String", "#2 String", "Quality"), ("0", "1")),
+    "sst2": Source("SST-2", ("sentence", "label"), ("0", "1")),
 }
 
 
-@lru_cache(maxsize=2)
-def read_glue(name: str, data_dir: Path) -> SentenceSet:
+def read_glue(name: str, data_dir: Path) -> tuple[Part, Part]:
     """Read a task of GLUE from RTE/, MRPC/ or SST-2/ (or the same below glue/ or GLUE/): train.tsv and dev.tsv.
 
+    Args:
+        name: one of `TASKS`.
+        data_dir: the user's folder.
+
+    Returns:
+        The training and the test part.
+
     Raises:
-        ConfigError: an unknown name, no folder, or a file is missing or damaged.
+        ConfigError: no folder, or a file is missing or damaged.
     """
-    known("data", name, TASKS)
     source = TASKS[name]
-
-    def read(paths: list[Path]) -> SentenceSet:
-        train, test = (_part(path, source.columns) for path in paths)
-        return SentenceSet(name, train, test, len(source.columns.labels))
-
     folders = (source.folder, f"glue/{source.folder}", f"GLUE/{source.folder}", name, f"glue/{name}")
-    return read_first(name, data_dir, [Layout(folders, ("train.tsv", "dev.tsv"), read)])
+    layout = Layout(folders, ("train.tsv", "dev.tsv"), lambda paths: (_part(paths[0], source), _part(paths[1], source)))
+    return read_first(name, data_dir, [layout])
 
 
-def _part(path: Path, columns: Columns) -> Part:
-    examples = list(read_sentences(path, columns))
-    if not examples:
+def _part(path: Path, source: Source) -> Part:
+    sentences, labels = [], []
+    for number, (*texts, label) in read_table(path, source.columns):
+        if label not in source.labels:
+            raise bad_file(path, f"has the label {label!r} in line {number}", " or ".join(source.labels))
+        sentences.append(tuple(texts))
+        labels.append(source.labels.index(label))
+    if not labels:
         raise bad_file(path, "has no example", "a line for each example")
-    labels = np.array([label for _, label in examples], np.int64)
-    labels.flags.writeable = False
-    return Part(tuple(sentences for sentences, _ in examples), labels)
+    return Part(sentences, np.array(labels, np.int64))

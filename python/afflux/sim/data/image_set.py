@@ -1,11 +1,22 @@
-"""A data set of images with labels, as read, and its scaled form for training."""
+"""Images with labels, as read, and scaled for training; the data sets of images, and the layouts of their files."""
 
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.data.formats.errors import bad_file
+from afflux.sim.data.cifar_pickle import read_batch
+from afflux.sim.data.files import Layout, bad_file, readable
+from afflux.sim.data.formats import LeafFile, leaf_folders, read_idx, read_leaf, read_npz, read_records
+from afflux.sim.errors import ConfigError, require
+
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+SPLIT_SEED = 20240
+"""The split is part of the data set, not of a run: every seed is tested on the same images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +36,24 @@ class ImageSet:
     train_owner: np.ndarray | None = None
     """(n,) int64, index into `owners`."""
     test_owner: np.ndarray | None = None
+    files: Callable[[], list[np.ndarray]] | None = None
+    """Returns the arrays of the files, of which the setting `data` logs the digest; None: the digest is of this object.
+
+    A function, which `content_digest` of this object skips.
+    """
+
+    def __post_init__(self) -> None:
+        """Make the arrays contiguous and read-only."""
+        for field in (*PARTS, "train_owner", "test_owner"):
+            if getattr(self, field) is not None:
+                values = np.ascontiguousarray(getattr(self, field))
+                values.flags.writeable = False
+                object.__setattr__(self, field, values)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(channels, height, width) of one image."""
-        channels, height, width = self.x_train.shape[1:]
-        return channels, height, width
+        return self.x_train.shape[1:]
 
     def scaled(self) -> tuple[np.ndarray, np.ndarray]:
         """Return both parts as new float32 arrays with mean 0 and variance 1 in each channel of the training part."""
@@ -69,63 +92,205 @@ def channel_moments(values: np.ndarray) -> tuple[float, float]:
     return mean, float(np.sqrt(np.dot(counts, (np.arange(256) - mean) ** 2) / counts.sum()))
 
 
-def checked_images(path: Path, images: np.ndarray, side: int, channels: int) -> np.ndarray:
-    """Return uint8 images as (n, channels, side, side), from that shape or with the channels last or left out.
-
-    Args:
-        path: the file, for errors.
-        images: as read.
-        side: height and width that the images must have.
-        channels: 1 or 3.
-
-    Raises:
-        ConfigError: another dtype or shape, or no image.
-    """
-    first, last = (channels, side, side), (side, side, channels)
-    if images.dtype == np.uint8 and len(images.shape) > 1 and len(images):
-        if images.shape[1:] == first:
-            return images
-        if images.shape[1:] == last:
-            return images.transpose(0, 3, 1, 2)
-        if channels == 1 and images.shape[1:] == (side, side):
-            return images[:, None]
-    shapes = f"(n, {side}, {side})" if channels == 1 else f"(n, {side}, {side}, {channels})"
-    raise bad_file(path, f"has images of dtype {images.dtype} and shape {images.shape}", f"uint8 of shape {shapes}")
+def stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return (train, test) indices with `test_share` of every class in the test part."""
+    rng = np.random.Generator(np.random.PCG64(SPLIT_SEED))
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        test[members[: round(test_share * len(members))]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def checked_labels(path: Path, labels: np.ndarray, count: int, num_classes: int) -> np.ndarray:
-    """Return labels as int64 of shape (count,), from that shape or (count, 1).
+def read_digits() -> ImageSet:
+    """Return scikit-learn's 1797 handwritten digits of 8x8 pixels; one third is the test part."""
+    images, labels = digits_of_scikit_learn()
+    x = images.reshape(-1, 1, 8, 8).astype(np.uint8)
+    train, test = stratified_split(labels, 1 / 3)
+    return ImageSet("digits", x[train], labels[train], x[test], labels[test], 10, files=lambda: [images, labels])
 
-    Args:
-        path: the file, for errors.
-        labels: as read.
-        count: number of images.
-        num_classes: labels are whole numbers from 0 to num_classes - 1.
+
+def digits_of_scikit_learn() -> tuple[np.ndarray, np.ndarray]:
+    """Return the arrays of sklearn.datasets.load_digits(return_X_y=True): (1797, 64) float64 and (1797,) int64.
+
+    The file is read without an import of scikit-learn, which takes longer than many simulations.
 
     Raises:
-        ConfigError: another dtype, shape or range.
+        MissingExtraError: scikit-learn is not installed.
+        ConfigError: this version of scikit-learn has no such file, or it cannot be read.
     """
-    expected = f"{count} whole numbers from 0 to {num_classes - 1}"
-    if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
-        raise bad_file(path, f"has labels of dtype {labels.dtype} and shape {labels.shape}", expected)
-    flat = labels.reshape(count)
-    if count and not 0 <= int(flat.min()) <= int(flat.max()) < num_classes:
-        raise bad_file(path, f"has labels from {flat.min()} to {flat.max()}", expected)
-    return flat.astype(np.int64)
+    require("sklearn")
+    spec = find_spec("sklearn")
+    path = Path(str(spec and spec.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        table = np.loadtxt(path, delimiter=",")
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"cannot read the digits of scikit-learn, {path}: {error}") from None
+    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
-def make_image_set(
-    name: str,
-    train: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    num_classes: int,
-    owners: tuple[str, ...] = (),
-    train_owner: np.ndarray | None = None,
-    test_owner: np.ndarray | None = None,
-) -> ImageSet:
-    """Return the data set of two checked parts (images, labels), with arrays made contiguous and read-only."""
-    x_train, y_train, x_test, y_test = (np.ascontiguousarray(array) for array in (*train, *test))
-    for array in (x_train, y_train, x_test, y_test, train_owner, test_owner):
-        if array is not None:
-            array.flags.writeable = False
-    return ImageSet(name, x_train, y_train, x_test, y_test, num_classes, owners, train_owner, test_owner)
+@dataclass(frozen=True)
+class Images:
+    """The images of a data set: square, with labels from 0 to num_classes - 1."""
+
+    name: str
+    num_classes: int
+    side: int = 28
+    channels: int = 1
+
+    def checked(self, path: Path, images: np.ndarray) -> np.ndarray:
+        """Return uint8 images as (n, channels, side, side), from that shape or with the channels last or left out.
+
+        Raises:
+            ConfigError: another dtype or shape, or no image; the error names `path`.
+        """
+        side, channels = self.side, self.channels
+        if images.dtype == np.uint8 and images.ndim > 1 and len(images):
+            planes = images[:, None] if channels == 1 and images.ndim == 3 else images
+            if planes.shape[1:] == (channels, side, side):
+                return planes
+            if planes.shape[1:] == (side, side, channels):
+                return planes.transpose(0, 3, 1, 2)
+        shapes = f"(n, {side}, {side})" if channels == 1 else f"(n, {side}, {side}, {channels})"
+        raise bad_file(path, f"has images of dtype {images.dtype} and shape {images.shape}", f"uint8 of shape {shapes}")
+
+    def checked_labels(self, path: Path, labels: np.ndarray, count: int) -> np.ndarray:
+        """Return `count` labels as int64 of shape (count,), from that shape or (count, 1).
+
+        Raises:
+            ConfigError: another dtype, shape or range; the error names `path`.
+        """
+        expected = f"{count} whole numbers from 0 to {self.num_classes - 1}"
+        if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
+            raise bad_file(path, f"has labels of dtype {labels.dtype} and shape {labels.shape}", expected)
+        flat = labels.reshape(count)
+        if count and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_classes:
+            raise bad_file(path, f"has labels from {flat.min()} to {flat.max()}", expected)
+        return flat.astype(np.int64)
+
+    def part(self, files: Sequence[Path], images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return checked images and labels, which came from the first and the last of `files`."""
+        images = self.checked(files[0], images)
+        return images, self.checked_labels(files[-1], labels, len(images))
+
+    def of_arrays(self, files: Sequence[Path], arrays: list[np.ndarray]) -> ImageSet:
+        """Return the data set of the arrays `PARTS`, which came from one file or from four."""
+        train = self.part(files[:2], *arrays[:2])
+        # Only mnist was a data set of the setting `data` when its logs were given this digest.
+        read = (lambda: arrays) if self.name == "mnist" else None
+        return ImageSet(self.name, *train, *self.part(files[-2:], *arrays[2:]), self.num_classes, files=read)
+
+    def archive(self, *files: str) -> Layout[ImageSet]:
+        """Return the layout of an archive of NumPy's, which may have one of several names."""
+
+        def read(paths: list[Path]) -> ImageSet:
+            return self.of_arrays(paths, read_npz(paths[0], PARTS))
+
+        return Layout((".", self.name), ("|".join(files or (f"{self.name}.npz",)),), read)
+
+    def idx(
+        self, folders: tuple[str, ...], train: str, test: str, columns: bool = False, first_label: int = 0
+    ) -> Layout[ImageSet]:
+        """Return the layout of the four IDX files in which MNIST and its successors are published.
+
+        Args:
+            folders: of the files.
+            train: begin of the names of the training part.
+            test: begin of the names of the test part.
+            columns: whether the files hold the columns of an image one after the other; it is returned upright.
+            first_label: the least label of the files, which is returned as 0.
+        """
+        plain = [f"{part}-{kind}" for part in (train, test) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+        # Some copies write a dot before idx.
+        names = [(name, name.replace("-idx", ".idx")) for name in plain]
+        files = tuple("|".join(f"{name}{suffix}" for name in pair for suffix in ("", ".gz")) for pair in names)
+
+        def read(paths: list[Path]) -> ImageSet:
+            arrays = [read_idx(path, dimensions) for path, dimensions in zip(paths, (3, 1, 3, 1), strict=True)]
+            if columns:
+                arrays[::2] = [images.transpose(0, 2, 1) for images in arrays[::2]]
+            if first_label:
+                for place in (1, 3):
+                    if (arrays[place] < first_label).any():
+                        raise bad_file(paths[place], "has the label 0", f"labels from {first_label}")
+                    arrays[place] = arrays[place] - np.uint8(first_label)
+            return self.of_arrays(paths, arrays)
+
+        return Layout(folders, files, read)
+
+    def batches(
+        self, folders: tuple[str, ...], suffix: str, read: Callable[[Path], Sequence[np.ndarray]]
+    ) -> Layout[ImageSet]:
+        """Return a layout of CIFAR's batches; `read` returns the images and labels of a file."""
+        names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+        if self.name == "cifar100":
+            names = ["train", "test"]
+
+        def read_all(paths: list[Path]) -> ImageSet:
+            images, labels = zip(*(self.part([path], *read(path)) for path in paths), strict=True)
+            train = np.concatenate(images[:-1]), np.concatenate(labels[:-1])
+            return ImageSet(self.name, *train, images[-1], labels[-1], self.num_classes)
+
+        return Layout(folders, tuple(f"{name}{suffix}" for name in names), read_all)
+
+
+def _read_writers(folders: list[Path]) -> ImageSet:
+    """Read FEMNIST, EMNIST's characters by writer, whose images are divided between both parts, or all in one."""
+    kind, writers = Images("femnist", 62), dict[str, int]()
+    (x_train, y_train, train), (x_test, y_test, test) = (_read_part(kind, folder, writers) for folder in folders)
+    return ImageSet(kind.name, x_train, y_train, x_test, y_test, kind.num_classes, tuple(writers), train, test)
+
+
+def _read_part(kind: Images, folder: Path, writers: dict[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    images, labels, owner = [], [], array("q")
+    expected = f"{kind.side**2} pixels between 0 and 1 in each example"
+    for path, user, examples in read_leaf(folder, LeafFile[list[float], int]):
+        if any(len(pixels) != kind.side**2 for pixels in examples.x):
+            raise bad_file(path, f"has an example of user {user!r} with another number of pixels", expected)
+        x = np.array(examples.x, np.float32).reshape(-1, 1, kind.side, kind.side)
+        if not ((x >= 0) & (x <= 1)).all():
+            raise bad_file(path, f"has pixels of user {user!r} outside 0 to 1", expected)
+        images.append(x)
+        with readable(path, f"labels from 0 to {kind.num_classes - 1}"):
+            labels.append(kind.checked_labels(path, np.array(examples.y, np.int64), len(x)))
+        owner.extend([writers.setdefault(user, len(writers))] * len(x))
+    if not owner:
+        raise bad_file(folder, "has no example", "users with examples")
+    return np.concatenate(images), np.concatenate(labels), np.array(owner, np.int64)
+
+
+def _like_mnist(name: str, folders: tuple[str, ...], *archives: str) -> list[Layout[ImageSet]]:
+    # The IDX files of both have the same names: they are not looked for in the user's own folder.
+    images = Images(name, 10)
+    return [images.archive(*archives), images.idx(folders, "train", "t10k")]
+
+
+def _emnist(split: str, num_classes: int) -> list[Layout[ImageSet]]:
+    images = Images(f"emnist-{split}", num_classes)
+    folders, names = ("emnist", "EMNIST/raw", "gzip", "."), (f"{images.name}-train", f"{images.name}-test")
+    return [images.archive(), images.idx(folders, *names, columns=True, first_label=int(split == "letters"))]
+
+
+_CIFAR10, _CIFAR100 = Images("cifar10", 10, 32, 3), Images("cifar100", 100, 32, 3)
+EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
+"""Classes of each of EMNIST's data sets."""
+
+LAYOUTS: Mapping[str, list[Layout[ImageSet]]] = {
+    "mnist": _like_mnist("mnist", ("mnist", "MNIST/raw")),
+    "fashion-mnist": _like_mnist(
+        "fashion-mnist", ("fashion-mnist", "FashionMNIST/raw"), "fashion-mnist.npz", "fashion_mnist.npz"
+    ),
+    **{f"emnist-{split}": _emnist(split, count) for split, count in EMNIST_CLASSES.items()},
+    "femnist": [Layout(leaf_folders("femnist"), ("train", "test"), _read_writers)],
+    "cifar10": [
+        _CIFAR10.archive(),
+        _CIFAR10.batches(("cifar10", "."), ".npz", partial(read_npz, names=("x", "y"))),
+        _CIFAR10.batches(("cifar-10-batches-bin", "cifar10"), ".bin", partial(read_records, label_bytes=1)),
+        _CIFAR10.batches(("cifar-10-batches-py", "cifar10"), "", partial(read_batch, labels="labels")),
+    ],
+    "cifar100": [
+        _CIFAR100.archive(),
+        _CIFAR100.batches(("cifar-100-binary", "cifar100"), ".bin", partial(read_records, label_bytes=2)),
+        _CIFAR100.batches(("cifar-100-python", "cifar100"), "", partial(read_batch, labels="fine_labels")),
+    ],
+}

@@ -7,8 +7,9 @@ mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,22 +19,11 @@ from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.publishing import Page, markdown_table
+from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)
 SAME = "{}, one vector"
-
-
-class CodecErrors(NamedTuple):
-    """The errors of one codec."""
-
-    codec: str
-    bits: float
-    """Bits per element of a long vector, with scales."""
-    error: dict[str, float]
-    """The module's `error` by the name of the vectors."""
-    mean: dict[str, float]
-    """The module's `mean` by the name of the vectors; "one vector" in the name: all rows are of one vector."""
 
 
 def random_vectors(seed: int) -> dict[str, np.ndarray]:
@@ -96,15 +86,20 @@ def measure_error(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> tup
     return relative / count, float(total @ total) / squares if squares else 0.0
 
 
-def measure_codec(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> CodecErrors:
-    """Measure one codec on vectors (n, d) of all kinds."""
+def measure_codec(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
+    """Measure one codec on vectors (n, d) of all kinds.
+
+    Returns:
+        codec; bits, per element of a long vector, with scales; error and mean, those of the module by the name of the
+        vectors. "one vector" in the name: all rows are of one vector.
+    """
     errors, means = {}, {}
     for name, vectors in kinds.items():
         errors[name], mean_error = measure_error(codec, list(vectors), seed)
         if len(vectors) == ROWS:
             means[name] = mean_error
         means[SAME.format(name)] = measure_error(codec, [vectors[len(vectors) // 2]] * ROWS, seed)[1]
-    return CodecErrors(codec.name, 8 * codec.row_bytes(2**20) / 2**20, errors, means)
+    return {"codec": codec.name, "bits": 8 * codec.row_bytes(2**20) / 2**20, "error": errors, "mean": means}
 
 
 def make_page(updates: Sequence[str] = (), seed: int = 0) -> Page:
@@ -115,32 +110,30 @@ def make_page(updates: Sequence[str] = (), seed: int = 0) -> Page:
         if name in kinds:
             raise ConfigError(f"there are two kinds of vectors named {name}")
         kinds[name] = vectors
-    table = [measure_codec(codec, kinds, seed) for codec in CODECS]
     content = {
         "source": __doc__,
         "afflux": __version__,
         "seed": seed,
         "vectors": {name: list(vectors.shape) for name, vectors in kinds.items()},
-        "codecs": [codec._asdict() for codec in table],
+        "codecs": [measure_codec(codec, kinds, seed) for codec in CODECS],
     }
-    return Page("codecs", page_markdown(content), content, lambda path: _draw(table, list(kinds), path))
+    return Page("codecs", page_markdown(content), content, partial(_draw, content))
 
 
-def page_markdown(content: dict[str, Any]) -> str:
+def page_markdown(content: Mapping[str, Any]) -> str:
     """Return the page's two tables."""
-    table = [CodecErrors(**codec) for codec in content["codecs"]]
+    tables = []
+    for field in ("error", "mean"):
+        names = list(content["codecs"][0][field])
+        cells = [
+            [f"`{x['codec']}`", f"{x['bits']:.3g}", *(two_digits(x[field][name]) for name in names)]
+            for x in content["codecs"]
+        ]
+        tables.append(markdown_table(("codec", "bits per element", *names), cells))
     return (
-        "E|Q(x) - x|^2 / |x|^2:\n\n"
-        + _table(table, "error")
-        + f"\nThe squared error of the mean of {ROWS} rows, times {ROWS}, over that of one row (1: it falls as "
-        f"1/{ROWS}; {ROWS}: it does not fall):\n\n" + _table(table, "mean")
+        f"E|Q(x) - x|^2 / |x|^2:\n\n{tables[0]}\nThe squared error of the mean of {ROWS} rows, times {ROWS}, over that "
+        f"of one row (1: it falls as 1/{ROWS}; {ROWS}: it does not fall):\n\n{tables[1]}"
     )
-
-
-def _table(table: Sequence[CodecErrors], field: str) -> str:
-    names = list(getattr(table[0], field))
-    cells = [[f"`{x.codec}`", f"{x.bits:.3g}", *(two_digits(getattr(x, field)[name]) for name in names)] for x in table]
-    return markdown_table(("codec", "bits per element", *names), cells)
 
 
 def two_digits(value: float) -> str:
@@ -152,21 +145,20 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}"
 
 
-def _draw(table: Sequence[CodecErrors], names: Sequence[str], path: Path) -> None:
+def _draw(content: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: a panel for each kind of vectors, errors over bits, a line for each kind of codec."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import CODEC_MARKERS, style_axes
+    from afflux.sim.results.figures import style_axes
 
+    names, table = list(content["vectors"]), content["codecs"]
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        for kind, (marker, colour) in CODEC_MARKERS.items():
-            some = [x for x in table if (x.codec.rpartition("-")[0] or x.codec) == kind]
-            bits, errors = [x.bits for x in some], [x.error[name] for x in some]
-            axes.loglog(bits, errors, marker=marker, color=colour, label=kind)
+        for kind in CODEC_MARKERS:
+            rows = [x for x in table if (x["codec"].rpartition("-")[0] or x["codec"]) == kind]
+            bits, errors = [x["bits"] for x in rows], [x["error"][name] for x in rows]
+            axes.loglog(bits, errors, **codec_style(kind), label=kind)
         axes.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
         axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
         axes.set_xlabel("bits per element")

@@ -4,13 +4,14 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.results.run_result import Evaluated, Evaluation, RunResult
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.ignored_settings import OF_FUNCTION
@@ -23,30 +24,19 @@ FILE = "finished.jsonl"
 _OF_INPUTS = ("task", "data", "model", "part", "delays", *OF_FUNCTION)
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome(Evaluated):
     """The facts about a run that tables show."""
 
-    rule: str
-    """The rule's label."""
+    rule: str  #: the rule's label
     seed: int
-    evaluations: tuple[Evaluation, ...]
-    """Empty: a client diverged."""
+    evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
     max_staleness: int
 
     @classmethod
     def of(cls, result: RunResult) -> "Outcome":
         """Return the outcome of a finished run."""
         return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness)
-
-    @property
-    def final_accuracy(self) -> float:
-        """Accuracy after the last arrival."""
-        return self.evaluations[-1].accuracy
-
-    @property
-    def best_accuracy(self) -> float:
-        """Largest accuracy of all evaluations."""
-        return max(one.accuracy for one in self.evaluations)
 
     def late_accuracy(self, share: float = 0.25) -> float:
         """Return the mean accuracy of the evaluations in the last `share` of the arrivals, which is less noisy."""
@@ -87,13 +77,13 @@ class FinishedRuns(dict[int, list[RunResult]]):
 
     def __setitem__(self, index: int, results: list[RunResult]) -> None:
         """Write the results of job `index`."""
+        job = self._jobs[index]
+        facts = _identity(job)
+        if self._inputs:
+            facts |= {"inputs": self._inputs[index], "versions": package_versions()}
         with self._path.open("a", encoding="utf-8") as file:
-            job = self._jobs[index]
-            facts = _identity(job)
-            if self._inputs:
-                facts |= {"inputs": self._inputs[index], "versions": package_versions()}
-            for outcome in [Outcome.of(result) for result in results] or [Outcome(job.spec.label, job.seed, (), 0)]:
-                file.write(json.dumps(facts | outcome._asdict()) + "\n")
+            for outcome in map(Outcome.of, results) if results else [Outcome(job.spec.label, job.seed, (), 0)]:
+                file.write(json.dumps(facts | asdict(outcome)) + "\n")
         super().__setitem__(index, results)
 
 
@@ -112,33 +102,25 @@ def load_outcomes(
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        found = {
-            _key(line): (
-                Outcome(
-                    line["rule"],
-                    line["seed"],
-                    tuple(Evaluation(*row) for row in line["evaluations"]),
-                    line["max_staleness"],
-                ),
-                dict(line.get("inputs", {})),
-                dict(line.get("versions", {})),
-            )
-            for line in map(json.loads, lines)
-        }
+        records = {_key(line): line for line in map(json.loads, lines)}
+        places = {index: key for index, job in enumerate(jobs) if (key := _key(_identity(job))) in records}
+        ended = {index: records[key] for index, key in places.items()}
+        outcomes = {}
+        for index, line in ended.items():
+            rows = tuple(starmap(Evaluation, line["evaluations"]))
+            outcomes[index] = Outcome(line["rule"], line["seed"], rows, line["max_staleness"])
+        digests = {index: dict(line.get("inputs", {})) for index, line in ended.items()}
+        versions = dict(chain.from_iterable(dict(line.get("versions", {})).items() for line in ended.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
-    keys = [_key(_identity(job)) for job in jobs]
-    ended = {index: found[key] for index, key in enumerate(keys) if key in found}
     if inputs is not None and ended:
         then, now = defaultdict[str, list[Any]](list), defaultdict[str, list[Any]](list)
-        for index, (_, digests, _) in ended.items():
-            for name in {*digests, *inputs[index]} if digests else ():
-                then[name].append(digests.get(name))
+        for index, recorded in digests.items():
+            for name in {*recorded, *inputs[index]} if recorded else ():
+                then[name].append(recorded.get(name))
                 now[name].append(inputs[index].get(name))
-        versions = {name: text for _, _, one in ended.values() for name, text in one.items()}
-        recorded = all(digests for _, digests, _ in ended.values())
-        refuse_other_inputs(str(path), then, now, versions, recorded)
-    return {index: outcome for index, (outcome, _, _) in ended.items()}
+        refuse_other_inputs(str(path), then, now, versions, all(digests.values()))
+    return outcomes
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -1,20 +1,24 @@
-"""A grid of settings: each rule's best setting on a validation part is run with all seeds on the test part."""
+"""A grid of settings, `tune` and `afflux compare --grid`: each rule's best setting on a validation part is run with all
+seeds on the test part.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table
-from afflux.sim.results.curves import Evaluated
-from afflux.sim.results.run_result import Evaluation, SeedStatistics
+from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table, measure, publish
+from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
+from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
@@ -24,57 +28,54 @@ SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_de
 LATE_SHARE = 0.25
 
 
-class Axis(NamedTuple):
-    """One name of a grid and its values, as text."""
-
-    name: str
-    values: tuple[str, ...]
+#: Values, as text, by name.
+Axes = Mapping[str, tuple[str, ...]]
 
 
-def parse_grid(texts: Sequence[str]) -> list[Axis]:
+def parse_grid(texts: Sequence[str]) -> Axes:
     """Read NAME=VALUE,VALUE,... : a setting, an option of the rules that have it, or RULE.OPTION of one rule.
 
     Raises:
         ConfigError: no values, or a name or value given twice.
     """
-    axes = []
+    axes: dict[str, tuple[str, ...]] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        found = tuple(value.strip() for value in re.split(r",(?![^(]*\))", values))  # not in hinge(10,4)
-        if not equals or not all(found) or len(set(found)) != len(found):
+        name, equals, right = text.partition("=")
+        values = tuple(value.strip() for value in re.split(r",(?![^(]*\))", right))  # not in hinge(10,4)
+        if not equals or not all(values) or len(set(values)) != len(values):
             raise ConfigError(f"grid {text!r} is not NAME=VALUE,VALUE,... with different values")
         rule, dot, option = name.strip().rpartition(".")  # a file of the rule may have a "-" in its name
-        axes.append(Axis(rule + dot + option.replace("-", "_"), found))
-    if len({axis.name for axis in axes}) != len(axes):
-        raise ConfigError("a name of the grid is given twice")
+        name = rule + dot + option.replace("-", "_")
+        if name in axes:
+            raise ConfigError("a name of the grid is given twice")
+        axes[name] = values
     return axes
 
 
 class Point(NamedTuple):
     """One setting of one rule."""
 
-    rule: int  #: index of the rule
+    rule: str  #: label of the rule, without the grid
     spec: RuleSpec
     config: SimConfig
     chosen: Mapping[str, str]  #: the values of the grid
 
 
-def points(specs: Sequence[RuleSpec], axes: Sequence[Axis], config: SimConfig) -> list[Point]:
+def points(specs: Sequence[RuleSpec], axes: Axes, config: SimConfig) -> list[Point]:
     """Return all settings of all rules; a rule without an option of the grid has fewer.
 
     Raises:
         ConfigError: a name that no rule and no setting has, or an impossible value.
     """
-    found, used = [], set[str]()
-    for index, spec in enumerate(specs):
-        own = [(axis, target) for axis in axes if (target := _target(specs, spec, axis)) is not None]
-        used |= {axis.name for axis, _ in own}
-        for values in product(*(axis.values for axis, _ in own)):
-            chosen = {axis.name: value for (axis, _), value in zip(own, values, strict=True)}
-            found.append(_point(index, spec, config, own, chosen))
-    if unused := [axis.name for axis in axes if axis.name not in used]:
+    grid, used = [], set[str]()
+    for spec in specs:
+        targets = _targets(specs, spec, axes)
+        used |= targets.keys()
+        for values in product(*(axes[name] for name in targets)):
+            grid.append(_point(spec, config, targets, dict(zip(targets, values, strict=True))))
+    if unused := [name for name in axes if name not in used]:
         raise ConfigError(f"grid {unused[0]}: {_why_unused(specs, unused[0])}")
-    return found
+    return grid
 
 
 def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
@@ -89,71 +90,64 @@ def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
 
 def _named(specs: Sequence[RuleSpec], rule: str) -> list[RuleSpec]:
     """Return the rules with this name or label; if there are none, those of a file with this function."""
-    if found := [spec for spec in specs if rule in (spec.name, spec.label)]:
-        return found
-    found = [spec for spec in specs if spec.name.rpartition(":")[2] == rule]
-    if len(names := sorted({spec.name for spec in found})) > 1:
+    if named := [spec for spec in specs if rule in (spec.name, spec.label)]:
+        return named
+    named = [spec for spec in specs if spec.name.rpartition(":")[2] == rule]
+    if len(names := sorted({spec.name for spec in named})) > 1:
         raise ConfigError(f"grid: {rule} is one of {', '.join(names)}; write the file too")
-    return found
+    return named
 
 
-def _target(specs: Sequence[RuleSpec], spec: RuleSpec, axis: Axis) -> str | None:
-    """Return the axis's option of this rule, "" for a setting, or None if the axis belongs to other rules."""
-    if axis.name in SETTINGS:
-        return ""
-    rule, dot, option = axis.name.rpartition(".")
-    if dot and spec not in _named(specs, rule):
-        return None
-    return option if option in rule_parameters(spec.name) else None
+def _targets(specs: Sequence[RuleSpec], spec: RuleSpec, axes: Axes) -> dict[str, str]:
+    """Return the option of this rule, or "" for a setting, by the name of the grid; other names are left out."""
+    targets = {}
+    for name in axes:
+        rule, dot, option = name.rpartition(".")
+        if name in SETTINGS:
+            targets[name] = ""
+        elif (not dot or spec in _named(specs, rule)) and option in rule_parameters(spec.name):
+            targets[name] = option
+    return targets
 
 
-def _point(
-    index: int, spec: RuleSpec, config: SimConfig, own: Sequence[tuple[Axis, str]], chosen: Mapping[str, str]
-) -> Point:
+def _point(spec: RuleSpec, config: SimConfig, targets: Mapping[str, str], chosen: Mapping[str, str]) -> Point:
     types = {field.name: field.type for field in fields(SimConfig)}
     settings: dict[str, Any] = {}
     options = dict(spec.options)
-    for axis, option in own:
-        value = chosen[axis.name]
+    for name, option in targets.items():
         if option in options and (option, options[option]) != ("buffer_size", BUFFER_SIZE):
-            raise ConfigError(f"grid {axis.name}: {spec.label} has {option}={format_option(options[option])} already")
+            raise ConfigError(f"grid {name}: {spec.label} has {option}={format_option(options[option])} already")
         try:
             if option:
-                options[option] = option_value(value, rule_parameters(spec.name)[option].annotation)
+                options[option] = option_value(chosen[name], rule_parameters(spec.name)[option].annotation)
             else:
-                settings[axis.name] = option_value(value, types[axis.name])
+                settings[name] = option_value(chosen[name], types[name])
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"grid {axis.name}: {error}") from None
+            raise ConfigError(f"grid {name}: {error}") from None
     added = {name: value for name, value in options.items() if (name, value) not in spec.options}
     label = spec.label + "".join(f":{name}={format_option(value)}" for name, value in sorted(added.items()))
-    made = RuleSpec(spec.name, tuple(sorted(options.items())), label)
-    made.build()
-    return Point(index, made, replace(config, **settings), chosen)
+    tuned = RuleSpec(spec.name, tuple(sorted(options.items())), label)
+    tuned.build()
+    return Point(spec.label, tuned, replace(config, **settings), chosen)
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial(Evaluated):
     """One setting of a rule, and its run on the validation part."""
 
-    rule: str
-    """The rule's label, without the grid."""
-    chosen: Mapping[str, str]
-    """The values of the grid, as text."""
-    label: str
-    """The rule with the options of the grid."""
-    accuracy: float
-    """Mean over the last quarter of the run; nan: a client diverged."""
-    evaluations: tuple[Evaluation, ...]
-    """Empty: a client diverged."""
+    rule: str  #: the rule's label, without the grid
+    chosen: Mapping[str, str]  #: the values of the grid, as text
+    label: str  #: the rule with the options of the grid
+    accuracy: float  #: mean over the last quarter of the run; nan: a client diverged
+    evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
 
 
 class BestTrial(NamedTuple):
     """The best setting of a rule, and its runs on the test part."""
 
     trial: Trial
-    config: SimConfig
-    """All settings of the runs."""
-    runs: tuple[Outcome, ...]
-    """One for each seed; a run in which a client diverged has no evaluations."""
+    config: SimConfig  #: all settings of the runs
+    runs: tuple[Outcome, ...]  #: one for each seed; a run in which a client diverged has no evaluations
 
     @property
     def accuracies(self) -> list[float | None]:
@@ -170,20 +164,70 @@ class BestTrial(NamedTuple):
 class TuningResults:
     """The results of a grid; its text is the page of the command line."""
 
-    names: tuple[str, ...]
-    """Of the grid."""
-    seeds: tuple[int, ...]
-    """Of the runs on the test part; the first is that of the grid."""
+    names: tuple[str, ...]  #: of the grid
+    seeds: tuple[int, ...]  #: of the runs on the test part; the first is that of the grid
     trials: tuple[Trial, ...]
-    best: tuple[BestTrial, ...]
-    """One for each rule."""
+    best: tuple[BestTrial, ...]  #: one for each rule
 
     def __str__(self) -> str:
         return _markdown(self)
 
 
+def tune(
+    simulation: Simulation,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    out: Path | str | None = None,
+    processes: int = 1,
+    workers: int = 1,
+) -> TuningResults:
+    """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
+
+    Each rule is run with all combinations of the grid and the first seed. The best setting has the largest mean
+    accuracy over the last quarter of the run; a setting with which clients diverge is never the best.
+
+    Args:
+        simulation: its rules, seeds, task and settings.
+        grid: values by name: a setting such as client_lr, an option of the rules that have it such as server_lr, or
+            RULE.OPTION. The names of settings are those of `SimConfig`, also if the simulation trains by `sgd(...)`.
+        out: a folder for grid.md, grid.json, grid.png and the finished runs; default: nothing is written. If the folder
+            holds finished runs of the same grid, these are not made again. Another model or other data are an error.
+            A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
+            it needs a new folder.
+        processes: see `Simulation.run`.
+        workers: see `Simulation.run`.
+
+    Returns:
+        All trials with their evaluations, and the best one of each rule; as text, the page of the command line.
+
+    Raises:
+        ConfigError: an impossible grid, clients that diverge with every setting of a rule, a task without a validation
+            part, a simulation with `paired=True`, or an `out` with other things.
+    """
+    if any(job.followers for job in simulation.jobs):
+        raise ConfigError("a grid makes runs of its own: the simulation must not have paired=True")
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"grid {name}: {brief(values)} is no sequence of values, such as [{brief(values)}]")
+    axes = parse_grid([f"{name}={','.join(map(format_option, values))}" for name, values in grid.items()])
+    specs = list({job.spec.label: job.spec for job in simulation.jobs}.values())
+    seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
+    options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task, "progress": False}
+
+    def make(run: Measure) -> Page:
+        return grid_page(run_grid(specs, axes, seeds, simulation.config, run))
+
+    if out is not None:
+        page, _ = publish(Path(out), make, command(specs, axes, seeds, simulation.config), **options)
+    else:
+        with TemporaryDirectory() as folder:
+            page = make(partial(measure, folder=Path(folder), **options))
+    assert isinstance(page.results, TuningResults)
+    return page.results
+
+
 def run_grid(
-    specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig, measure: Measure
+    specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig, measure: Measure
 ) -> TuningResults:
     """Run the grid with the first seed on the validation part, then each rule's best setting with all seeds.
 
@@ -200,17 +244,28 @@ def run_grid(
     if config.part != "test":
         raise ConfigError(f"part is {config.part}, but a grid runs each rule's best setting on the test part")
     grid = points(specs, axes, config)
-    tried = [replace(point.config, part="validation") for point in grid]
-    tuning = measure([Job(p.spec, seeds[0], (), own, True) for p, own in zip(grid, tried, strict=True)])
-    trials = [
-        Trial(specs[point.rule].label, point.chosen, point.spec.label, _score(outcome), outcome.evaluations)
-        for point, outcome in zip(grid, tuning, strict=True)
-    ]
-    best = [_best(index, spec, grid, trials) for index, spec in enumerate(specs)]
-    final = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
-    results = [final[place : place + len(seeds)] for place in range(0, len(final), len(seeds))]
-    found = [BestTrial(trials[at], grid[at].config, tuple(runs)) for at, runs in zip(best, results, strict=True)]
-    return TuningResults(tuple(axis.name for axis in axes), tuple(seeds), tuple(trials), tuple(found))
+    parts = [replace(point.config, part="validation") for point in grid]
+    tuning = measure([Job(point.spec, seeds[0], (), part, True) for point, part in zip(grid, parts, strict=True)])
+    trials = []
+    for point, outcome in zip(grid, tuning, strict=True):
+        accuracy = outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
+        trials.append(Trial(point.rule, point.chosen, point.spec.label, accuracy, outcome.evaluations))
+    best = [_best(spec.label, trials) for spec in specs]
+    tests = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
+    runs = [tuple(tests[place * len(seeds) :][: len(seeds)]) for place in range(len(best))]
+    winners = tuple(BestTrial(trials[at], grid[at].config, own) for at, own in zip(best, runs, strict=True))
+    return TuningResults(tuple(axes), tuple(seeds), tuple(trials), winners)
+
+
+def _best(rule: str, trials: Sequence[Trial]) -> int:
+    """Return the index of the rule's trial with the largest accuracy; of equal ones, the first."""
+    own = [at for at, trial in enumerate(trials) if trial.rule == rule]
+    ended = [at for at in own if not isnan(trials[at].accuracy)]
+    if not ended:
+        diverged = not any(trials[at].evaluations for at in own)
+        what = "the clients diverged with every setting of the grid"
+        raise ConfigError(f"{rule}: {what if diverged else 'no setting of the grid has an accuracy'}")
+    return max(ended, key=lambda at: trials[at].accuracy)
 
 
 def grid_page(results: TuningResults) -> Page:
@@ -232,7 +287,7 @@ def grid_page(results: TuningResults) -> Page:
             for one in results.best
         ],
     }
-    return Page("grid", str(results), content, partial(draw_grid, results))
+    return Page("grid", str(results), content, partial(draw_grid, results), results)
 
 
 def _number(value: float) -> float | None:
@@ -247,17 +302,16 @@ def draw_grid(results: TuningResults, path: Path) -> None:
     for one in results.best:
         own = [trial for trial in results.trials if trial.rule == one.trial.rule and trial.evaluations]
         own.sort(key=lambda trial: -trial.accuracy)
-        panels.append((f"{one.trial.rule}: validation", [(_setting(trial), [trial]) for trial in own]))
+        labels = (", ".join(f"{name}={value}" for name, value in trial.chosen.items()) for trial in own)
+        panels.append(
+            (f"{one.trial.rule}: validation", [(text, [trial]) for text, trial in zip(labels, own, strict=True)])
+        )
     tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
     panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
     draw_accuracies(panels, path)
 
 
-def _setting(trial: Trial) -> str:
-    return ", ".join(f"{name}={value}" for name, value in trial.chosen.items())
-
-
-def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
+def command(specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
     """Return all that the page of a grid depends on, except the folder of the data and the user's files; for `publish`.
 
     Raises:
@@ -265,33 +319,19 @@ def command(specs: Sequence[RuleSpec], axes: Sequence[Axis], seeds: Sequence[int
     """
     points(specs, axes, config)
     settings = config.recorded()
-    own = [(spec.label, [axis for axis in axes if _target(specs, spec, axis) is not None]) for spec in specs]
     settings.pop("data_dir", None)
+    own = [(spec.label, _targets(specs, spec, axes)) for spec in specs]
     return {
         "command": "grid",
         "rules": [{"label": spec.identity, "options": spec.plain_options()} for spec in specs],
         # Lists of lists: a later command may have more rules and values, but no other names for the same rule.
         "grid": {
-            "names": [[label, sorted(axis.name for axis in found)] for label, found in own],
-            "values": [[label, axis.name, value] for label, found in own for axis in found for value in axis.values],
+            "names": [[label, sorted(names)] for label, names in own],
+            "values": [[label, name, value] for label, names in own for name in names for value in axes[name]],
         },
         "seeds": {"tuning": seeds[0], "test": list(seeds)},
         "settings": settings,
     }
-
-
-def _score(outcome: Outcome) -> float:
-    return outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
-
-
-def _best(index: int, spec: RuleSpec, grid: Sequence[Point], trials: Sequence[Trial]) -> int:
-    """Return the index of the rule's trial with the largest accuracy; of equal ones, the first."""
-    ended = [at for at, point in enumerate(grid) if point.rule == index and not isnan(trials[at].accuracy)]
-    if not ended:
-        diverged = all(not trials[at].evaluations for at, point in enumerate(grid) if point.rule == index)
-        what = "the clients diverged with every setting of the grid"
-        raise ConfigError(f"{spec.label}: {what if diverged else 'no setting of the grid has an accuracy'}")
-    return max(ended, key=lambda at: (trials[at].accuracy, -at))
 
 
 def _markdown(results: TuningResults) -> str:

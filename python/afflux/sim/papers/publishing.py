@@ -24,17 +24,16 @@ class Page:
 
     name: str
     markdown: str
-    content: dict[str, Any]
-    """Numbers, texts, lists and dicts, written as JSON."""
-    draw: Callable[[Path], None] | None = None
-    """Writes a figure to the given path."""
+    content: dict[str, Any]  #: numbers, texts, lists and dicts, written as JSON
+    draw: Callable[[Path], None] | None = None  #: writes a figure to the given path
+    results: object = None  #: what the page shows, for callers in Python
 
 
 #: File of a folder with the arguments of the command that has made its page.
 COMMAND = "command.json"
 
+#: Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order.
 Measure = Callable[[Sequence[Job]], list[Outcome]]
-"""Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order."""
 
 
 def measure(
@@ -75,7 +74,7 @@ def measure(
     places = [index for index in range(len(jobs)) if index not in ended][:at_most]
     wanted = [jobs[index] for index in places]
     if wanted:
-        config = job_config(wanted[0])
+        config = wanted[0].config or SimConfig()
         finished = FinishedRuns(folder / FILE, wanted, [inputs[index] for index in places])
         count = processes or default_processes(workers)
         with ExitStack() as screen:
@@ -90,22 +89,8 @@ def measure(
     return [ended[index] for index in range(len(jobs))]
 
 
-def job_config(job: Job) -> SimConfig:
-    """Return the settings of the job; each job of a reproduction has its own."""
-    if job.config is None:
-        raise ConfigError(f"{job.spec.label} has no setting of its own")
-    return job.config
-
-
 def publish(
-    out: Path | None,
-    make: Callable[[Measure], Page],
-    command: Mapping[str, Any],
-    processes: int | None = None,
-    at_most: int | None = None,
-    workers: int = 1,
-    task: Task | None = None,
-    progress: bool = True,
+    out: Path | None, make: Callable[[Measure], Page], command: Mapping[str, Any], **options: Any
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
@@ -116,11 +101,7 @@ def publish(
             new one.
         make: makes the page; called with a `Measure`.
         command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
-        processes: see `measure`.
-        at_most: see `measure`.
-        workers: see `measure`.
-        task: see `measure`.
-        progress: see `measure`.
+        options: of `measure`.
 
     Returns:
         The page and the folder.
@@ -134,8 +115,7 @@ def publish(
     else:
         folder = run_folder.create_run_folder(out)
     try:
-        options: dict[str, Any] = {"processes": processes, "at_most": at_most, "workers": workers}
-        page = make(partial(measure, folder=folder, task=task, progress=progress, **options))
+        page = make(partial(measure, folder=folder, **options))
         # With the page, not before: a command that fails or is interrupted must not stop the next one.
         (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
         (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")

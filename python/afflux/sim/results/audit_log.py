@@ -7,11 +7,11 @@ of an interrupted run does not have. Numbers that are not finite are null.
 import os
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -86,10 +86,7 @@ class Header(_Line, frozen=True, tag="header"):
         """
         config = self.settings(path)
         if task is None and ".py" in config.task:
-            raise ConfigError(
-                f"{path} names the task file {brief(config.task)}: it is code, and is executed only if you name it in "
-                "this command: give --task FILE.py:FUNCTION, with its options, if you trust that file"
-            )
+            raise _code_error(path, "task", config.task)
         if task is not None and _function(task) != _function(config.task):
             raise ConfigError(f"--task is {task}, but the task of {path} is {config.task}")
         return config if task is None else replace(config, task=task)
@@ -123,10 +120,7 @@ class Header(_Line, frozen=True, tag="header"):
             return RuleSpec(typed.name, typed.options, self.label)
         if self.rule not in RULES:
             if ".py" in self.rule:
-                raise ConfigError(
-                    f"{path} names the rule file {brief(self.rule)}: a rule file is code, and is executed only if you "
-                    "name it in this command: give --rule FILE.py:FUNCTION, with its options, if you trust that file"
-                )
+                raise _code_error(path, "rule", self.rule)
             known("rule", self.rule, RULES)
         return RuleSpec(self.rule, parse_rule(made.text).options, self.label)
 
@@ -209,6 +203,13 @@ class AuditLog:
         return read_updates(self.path.parent / self.header.updates, self.header.d)
 
 
+def _code_error(path: Path, what: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{path} names the {what} file {brief(name)}: it is code, and is executed only if you name it in this command: "
+        f"give --{what} FILE.py:FUNCTION, with its options, if you trust that file"
+    )
+
+
 def _function(name: str) -> str:
     """Return the name of a rule or task, or the function and options of a file, which may have moved."""
     return f"file:{name.partition('.py:')[2]}" if ".py:" in name else name
@@ -239,7 +240,7 @@ def encode_json(value: Any, indent: int = 0) -> bytes:
     return msgspec.json.format(_ENCODER.encode(value), indent=indent) + b"\n"
 
 
-class AuditLogWriter:
+class AuditLogWriter(AbstractContextManager["AuditLogWriter"]):
     """A writer of a log. It writes each line at once, so that an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path, header: Header, size: int = 0) -> None:
@@ -280,13 +281,7 @@ class AuditLogWriter:
         """Write the line of a round."""
         self.write(RoundLine(**{name: getattr(report, name) for name in RoundLine.__struct_fields__}))
 
-    def __enter__(self) -> "AuditLogWriter":
-        """Return the writer, for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self._file.close()
 

@@ -1,19 +1,42 @@
-"""Curves over the evaluations of a rule's runs: the mean over seeds with its band, or each seed by itself."""
+"""What curves.png and report.html share: curves over evaluations, bins of staleness, colours and dashes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.run_result import Evaluated
+
+#: Ratio of the rules' numbers of rounds from which the axis of the rounds is logarithmic.
+MANY_TIMES = 3
 
 
-class Evaluated(Protocol):
-    """Anything with the evaluations of a run."""
+class Colour(NamedTuple):
+    """The colour of a series: in pictures, and in a light and in a dark page, where thin lines need more contrast."""
 
-    @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """In the order of the arrivals."""
+    picture: str
+    light: str
+    dark: str
+
+
+#: Okabe and Ito's colours, which colour-blind readers can distinguish, darkest first.
+COLOURS = (
+    Colour("#0072B2", "#0072b2", "#4ba3e3"),
+    Colour("#D55E00", "#d55e00", "#f0803c"),
+    Colour("#009E73", "#009e73", "#2fc79b"),
+    Colour("#CC79A7", "#b8538d", "#e08fbd"),
+    Colour("#E69F00", "#b57d00", "#e9b949"),
+    Colour("#56B4E9", "#2c8fc9", "#8ccaf2"),
+    Colour("#000000", "#1c2024", "#e6e9ec"),
+)
+#: Lengths of lines and gaps of the series: the first ones have the first dashes, further ones repeat the colours.
+DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+
+
+def colour_and_dashes(index: int) -> tuple[int, tuple[int, ...]]:
+    """Return the index of the colour, and the dashes, of a series."""
+    return index % len(COLOURS), DASHES[index // len(COLOURS) % len(DASHES)]
 
 
 class Curve(NamedTuple):
@@ -48,12 +71,16 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
     return Curve([np.mean(x, axis=0)], [mean], mean - std, mean + std)
 
 
-def staleness_bins(largest: int) -> np.ndarray:
-    """Return the edges of the bins 0, 1, 2-3, 4-7, ... that hold 0 to `largest`."""
-    return np.array([0, *(2**power for power in range(int(largest).bit_length() + 1))])
+def staleness_bins(largest: int) -> tuple[np.ndarray, list[str]]:
+    """Return the edges of the bins 0, 1, 2-3, 4-7, ... that hold 0 to `largest`, and their names."""
+    edges = [0, *(2**power for power in range(int(largest).bit_length() + 1))]
+    names = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(edges)]
+    return np.array(edges), names
 
 
-def bin_names(edges: np.ndarray) -> list[str]:
-    """Return the names of the bins: 0, 1, 2-3, ..."""
-    pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    return [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairs]
+def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:
+    """Return the share of the arrivals of all runs in each bin."""
+    arrivals = np.concatenate(staleness)
+    counts, _ = np.histogram(arrivals, bins=edges)
+    shares: np.ndarray = counts / max(len(arrivals), 1)
+    return shares

@@ -5,36 +5,31 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from afflux.sim.results.curves import Curve, Evaluated, bin_names, curve, staleness_bins
-from afflux.sim.results.run_result import RunResult, group_by_rule
+from afflux.sim.results.curves import (
+    COLOURS,
+    MANY_TIMES,
+    Curve,
+    colour_and_dashes,
+    curve,
+    staleness_bins,
+    staleness_shares,
+)
+from afflux.sim.results.run_result import Evaluated, RunResult, group_by_rule
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, darkest first.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MANY_TIMES = 3
 LEGEND_COLUMNS = 4
-#: Marker and colour of each kind of codec.
-CODEC_MARKERS = {
-    "float16": ("x", COLOURS[0]),
-    "bfloat16": ("P", COLOURS[1]),
-    "affine": ("o", COLOURS[2]),
-    "affine-vector": ("s", COLOURS[3]),
-    "rotated": ("^", COLOURS[4]),
-}
 
 
 def draw_comparison(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
     """Write a figure (PNG, PDF, by the name of `path`): lines are means over seeds, bands one standard deviation."""
     figure = Figure(figsize=(13.5, 4.7), layout="constrained")
-    FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
     groups = group_by_rule(results)
-    for (label, runs), colour in zip(groups.items(), _colours(len(groups)), strict=True):
+    for index, (label, runs) in enumerate(groups.items()):
         for axes, across in ((left, "version"), (middle, "virtual_time")):
-            _draw_curve(axes, curve(runs, across, "accuracy"), label, colour)
+            _draw_curve(axes, curve(runs, across, "accuracy"), label, index)
     _accuracy_axes(left, target)
     _accuracy_axes(middle, target)
     middle.set_ylim(left.get_ylim())
@@ -66,13 +61,11 @@ def draw_accuracies(panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Eva
         path: of the file.
     """
     figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         style_axes(axes)
         for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
             named = index < len(COLOURS)
-            colour = COLOURS[index] if named else "#bbbbbb"
-            _draw_curve(axes, curve(runs, "arrivals", "accuracy"), label if named else "", colour)
+            _draw_curve(axes, curve(runs, "arrivals", "accuracy"), label if named else "", index if named else None)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylim(0, 1)
         axes.set_xlabel("arrivals")
@@ -84,16 +77,16 @@ def draw_accuracies(panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Eva
     figure.savefig(path, dpi=120)
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(count)]
-
-
-def _draw_curve(axes: Axes, drawn: Curve, label: str, colour: str) -> None:
+def _draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
+    """Draw a curve in the colour and dashes of a series; None: grey."""
+    place, dashes = colour_and_dashes(index or 0)
+    colour = "#bbbbbb" if index is None else COLOURS[place].picture
     if drawn.low is not None and drawn.high is not None:
         low, high = np.maximum(drawn.low, 0), np.minimum(drawn.high, 1)
         axes.fill_between(drawn.x[0], low, high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        axes.plot(x, y, color=colour, linewidth=1.6, label=label if number == 0 and label else None)
+        name = label if number == 0 and label else None
+        axes.plot(x, y, color=colour, linestyle=(0, dashes) if dashes else "-", linewidth=1.6, label=name)
 
 
 def style_axes(axes: Axes) -> None:
@@ -114,16 +107,13 @@ def _accuracy_axes(axes: Axes, target: float) -> None:
 
 
 def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
-    largest = max(run.max_staleness for runs in groups.values() for run in runs)
     # Staleness spans three orders of magnitude under the large-delay law.
-    edges = staleness_bins(max(1, largest))
-    names = bin_names(edges)
+    edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
     width = 0.8 / len(groups)
-    for index, ((label, runs), colour) in enumerate(zip(groups.items(), _colours(len(groups)), strict=True)):
-        staleness = np.concatenate([run.staleness for run in runs])
-        counts, _ = np.histogram(staleness, bins=edges)
+    for index, (label, runs) in enumerate(groups.items()):
         place = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
-        axes.bar(place, counts / max(len(staleness), 1), width, color=colour, label=label)
+        shares = staleness_shares([run.staleness for run in runs], edges)
+        axes.bar(place, shares, width, color=COLOURS[index % len(COLOURS)].picture, label=label)
     style_axes(axes)
     axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(names)), names)

@@ -1,10 +1,9 @@
 """The run folder: settings, tables and pictures of the results; audit/ beside them."""
 
-import csv
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -13,31 +12,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
-from afflux.sim.results.data_frames import participation_rows, target_rows
-from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, summarise
+from afflux.sim.results.data_frames import data_frame
+from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
 from afflux.sim.workload.inputs import package_versions
 
-FILES = (
-    "config.json",
-    "metrics.csv",
-    "staleness.csv",
-    "participation.csv",
-    "targets.csv",
-    "summary.csv",
-    "summary.json",
-    "curves.png",
-    "report.html",
-)
+#: Files with a table each, see `data_frame`.
+CSV_TABLES = {
+    "metrics.csv": "evaluations",
+    "staleness.csv": "staleness",
+    "participation.csv": "participation",
+    "targets.csv": "targets",
+    "summary.csv": "summary",
+}
+FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
+PACKAGES = ("matplotlib", "pandas", "jinja2")  #: they write the files
+#: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
-"""File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs."""
 _UNFINISHED_TEXT = """\
 The command of this folder has not ended, or it has finished no run. The audit logs end at their last arrival.
 """
@@ -65,7 +61,9 @@ def new_run_folder(
 
     Raises:
         ConfigError: see `create_run_folder`.
+        MissingExtraError: a package that writes the results is not installed.
     """
+    require(*PACKAGES)
     if out is not None and command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)
@@ -209,7 +207,7 @@ def remove_empty_logs(folder: Path) -> bool:
 
 def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
-    require("matplotlib")
+    require(*PACKAGES)
     from afflux.sim.results.figures import draw_comparison
     from afflux.sim.results.report_html import render_report
 
@@ -217,50 +215,39 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     configuration, setting = _configuration(results, config), describe_setting(config, results)
-    _json(folder / "config.json", configuration)
-    _csv(folder / "metrics.csv", ("rule", "seed", *Evaluation._fields), _metrics(results))
-    _csv(folder / "staleness.csv", ("rule", "seed", "staleness", "arrivals"), _staleness(results))
-    _csv(folder / "participation.csv", *participation_rows(results, config.target))
-    _csv(folder / "targets.csv", *target_rows(results, config.target))
-    _summaries(folder, results, config)
+    (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
+    for name, table in CSV_TABLES.items():
+        # Values as they are: whole numbers stay whole in a column with empty cells.
+        frame = data_frame(results, table, config.target, dtype=object)
+        missing = "" if table == "targets" else "nan"
+        frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
+    (folder / "summary.json").write_bytes(encode_json(_summary(results, config), indent=2))
     draw_comparison(results, setting, config.target, folder / "curves.png")
     page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
-def _summaries(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
-    table = summarise(results, config.target)
-    names = list(next(iter(table.values())))
-    _csv(
-        folder / "summary.csv",
-        ("rule", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))),
-        (
-            (label, len(runs), *(x for name in names for x in table[label][name][:2]))
-            for label, runs in group_by_rule(results).items()
-        ),
-    )
-    _json(
-        folder / "summary.json",
-        {
-            "mean_and_std_over_seeds": {
-                label: {name: value._asdict() for name, value in row.items()} for label, row in table.items()
-            },
-            "paired_differences_of_final_accuracy": [row._asdict() for row in paired_differences(results)],
-            "runs": [
-                {
-                    "rule": run.spec.label,
-                    "seed": run.seed,
-                    "clients_with_data": run.num_clients,
-                    **run.summary(config.target),
-                    "participation": run.participation._asdict(),
-                    "decisions": run.decisions,
-                    "rejected": run.totals.rejected,
-                    "params_sha256": run.digest,
-                }
-                for run in results
-            ],
+def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
+    return {
+        "mean_and_std_over_seeds": {
+            label: {name: value._asdict() for name, value in row.items()}
+            for label, row in summarise(results, config.target).items()
         },
-    )
+        "paired_differences_of_final_accuracy": [row._asdict() for row in paired_differences(results)],
+        "runs": [
+            {
+                "rule": run.spec.label,
+                "seed": run.seed,
+                "clients_with_data": run.num_clients,
+                **run.summary(config.target),
+                "participation": run.participation._asdict(),
+                "decisions": run.decisions,
+                "rejected": run.totals.rejected,
+                "params_sha256": run.digest,
+            }
+            for run in results
+        ],
+    }
 
 
 def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
@@ -317,17 +304,6 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
     }
 
 
-def _metrics(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
-    return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
-
-
-def _staleness(results: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
-    for run in results:
-        values, counts = np.unique(run.staleness, return_counts=True)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            yield run.spec.label, run.seed, value, count
-
-
 def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
     """Return the SHA-256 of the results' audit logs, by name."""
     found = {}
@@ -337,14 +313,3 @@ def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
             with path.open("rb") as file:
                 found[path.name] = file_digest(file, "sha256").hexdigest()
     return found
-
-
-def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def _json(path: Path, content: dict[str, Any]) -> None:
-    path.write_bytes(encode_json(content, indent=2))

@@ -1,8 +1,9 @@
-"""The history of a run in progress; a checkpoint stores it, and `RunResult` is made from it."""
+"""The progress of a run, and its history so far, which a checkpoint stores and `RunResult` is made from."""
 
 import re
+from collections.abc import Callable
 from math import inf
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct, field
 
@@ -13,6 +14,27 @@ from afflux.sim.results.run_result import Evaluation, RoundTotals
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+class RunProgress(NamedTuple):
+    """The progress of a run after an arrival."""
+
+    arrivals: int
+    version: int
+    virtual_time: float
+    accuracy: float  #: of the last evaluation
+    mean_staleness: float  #: over the arrivals so far
+    done: float  #: finished share of the run, for the limit that is nearest; 1 at its end; nan without a limit
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self.done >= 1
+
+
+#: Called after each arrival, and once more at the end of a run that ends before its limits; may raise to stop it.
+Progress = Callable[[RunProgress], None]
+JobProgress = Callable[[int, RunProgress], None]  #: called with (index of the job, its progress)
 
 
 class RunHistory(Struct, forbid_unknown_fields=True):

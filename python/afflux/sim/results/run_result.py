@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from afflux.sim.errors import require
 from afflux.sim.results.audit_log import Count
-from afflux.sim.results.participation import Participation, participation
 from afflux.sim.workload.rule_specs import RuleSpec
 
 
@@ -25,62 +25,10 @@ class Evaluation(NamedTuple):
     loss: float
 
 
-class RoundTotals(Struct, forbid_unknown_fields=True):
-    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
+class Evaluated:
+    """A run with evaluations; there may be none, if a client diverged."""
 
-    AGGREGATED_ABOVE: ClassVar[float] = 10.0
-    """WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value."""
-
-    weighted_rounds: Count = 0  #: rounds whose weights are not all 0
-    weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
-    aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
-    skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
-    rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
-    bin_counts: list[Count] = msgspec.field(default_factory=list)
-    """Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits."""
-    bin_weights: list[float] = msgspec.field(default_factory=list)
-    """Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share."""
-
-
-def params_sha256(params: np.ndarray) -> str:
-    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
-    return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class RunResult:
-    """The result of one rule with one seed."""
-
-    spec: RuleSpec
-    seed: int
-    evaluations: tuple[Evaluation, ...]
-    staleness: np.ndarray
-    """Of each arrival, in the order of arrival; int64."""
-    round_staleness: np.ndarray
-    """Largest staleness of each round; int64."""
-    server_seconds: np.ndarray
-    """Seconds of each round, as the server reports them; the only field that is not reproducible."""
-    state_bytes: int
-    num_clients: int
-    """Clients that hold data."""
-    params: np.ndarray
-    leader: str = ""
-    """Label of the rule from whose params the clients trained, if it is not this run's own."""
-    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each arrival, in the order of arrival; int64."""
-    decisions: dict[str, int] = field(default_factory=dict)
-    """Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
-    faulty: the training has failed."""
-    totals: RoundTotals = field(default_factory=RoundTotals)
-    """Sums over rounds: weights by staleness, rejections by reason."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that the run has read."""
-    division: Mapping[str, Any] = field(default_factory=dict)
-    """How the data are divided: the number of clients and, if the simulator divides them, the partition."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """All options of the rule as JSON scalars, defaults included."""
-    parts: Mapping[str, Any] = field(default_factory=dict)
-    """The rule's parts with all their values: `Rule.to_config()`."""
+    evaluations: tuple[Evaluation, ...]  #: in the order of the arrivals
 
     @property
     def final_accuracy(self) -> float:
@@ -91,6 +39,104 @@ class RunResult:
     def best_accuracy(self) -> float:
         """Largest accuracy of all evaluations."""
         return max(evaluation.accuracy for evaluation in self.evaluations)
+
+
+class RoundTotals(Struct, forbid_unknown_fields=True):
+    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
+
+    #: WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value.
+    AGGREGATED_ABOVE: ClassVar[float] = 10.0
+
+    weighted_rounds: Count = 0  #: rounds whose weights are not all 0
+    weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
+    aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
+    skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
+    rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
+    #: Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits.
+    bin_counts: list[Count] = msgspec.field(default_factory=list)
+    #: Sum of M p_i over the arrivals of a bin: a mean of 1 is an equal share.
+    bin_weights: list[float] = msgspec.field(default_factory=list)
+
+
+class Participation(NamedTuple):
+    """Statistics of the number of arrivals per client; clients that hold data and never arrived count as 0."""
+
+    clients: int  #: clients that arrived at least once
+    least: int
+    median: float
+    most: int
+    gini: float  #: 0: all clients arrived equally often; near 1: one client sent nearly all updates
+    busiest_tenth: float  #: share of the arrivals that the busiest tenth of the clients sent, rounded up to whole ones
+
+
+def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
+    """Return how often each client arrived, in ascending order, int64.
+
+    Args:
+        clients: of each arrival, integers.
+        num_clients: clients that hold data; those never seen count as 0.
+    """
+    _, counts = np.unique(clients, return_counts=True)
+    unseen = max(num_clients - len(counts), 0)
+    return np.sort(np.concatenate([np.zeros(unseen, np.int64), counts]))
+
+
+def participation(clients: np.ndarray, num_clients: int) -> Participation:
+    """Return the participation of a run's clients; arguments as in `arrivals_per_client`.
+
+    Papers on client selection print the minimum, median and maximum, beside the number of clients that took part. Their
+    usual single number for unequal participation is the Gini coefficient G = sum_i (2 i - n - 1) c_i / (n sum_i c_i),
+    with the counts c_1 <= ... <= c_n.
+    """
+    counts = arrivals_per_client(clients, num_clients)
+    total, n = int(counts.sum()), len(counts)
+    if total == 0:
+        return Participation(0, 0, 0.0, 0, math.nan, math.nan)
+    ranks = 2 * np.arange(1, n + 1) - n - 1
+    return Participation(
+        clients=int(np.count_nonzero(counts)),
+        least=int(counts[0]),
+        median=float(np.median(counts)),
+        most=int(counts[-1]),
+        gini=int(ranks @ counts) / (n * total),
+        busiest_tenth=int(counts[-math.ceil(n / 10) :].sum()) / total,
+    )
+
+
+def params_sha256(params: np.ndarray) -> str:
+    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
+    return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult(Evaluated):
+    """The result of one rule with one seed."""
+
+    spec: RuleSpec
+    seed: int
+    evaluations: tuple[Evaluation, ...]
+    staleness: np.ndarray  #: of each arrival, in the order of arrival; int64
+    round_staleness: np.ndarray  #: largest staleness of each round; int64
+    #: Seconds of each round, as the server reports them; the only field that is not reproducible.
+    server_seconds: np.ndarray
+    state_bytes: int
+    num_clients: int  #: clients that hold data
+    params: np.ndarray
+    leader: str = ""  #: label of the rule from whose params the clients trained, if it is not this run's own
+    #: Of each arrival, in the order of arrival; int64.
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    #: Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
+    #: faulty: the training has failed.
+    decisions: dict[str, int] = field(default_factory=dict)
+    #: Sums over rounds: weights by staleness, rejections by reason.
+    totals: RoundTotals = field(default_factory=RoundTotals)
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: the settings that the run has read
+    #: How the data are divided: the number of clients and, if the simulator divides them, the partition.
+    division: Mapping[str, Any] = field(default_factory=dict)
+    #: All options of the rule as JSON scalars, defaults included.
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: The rule's parts with all their values: `Rule.to_config()`.
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def max_staleness(self) -> int:
@@ -167,24 +213,43 @@ class RunResult:
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
         hit, participation = self.first_to_reach(target), self.participation
-        return {
-            "final_accuracy": self.final_accuracy,
-            "best_accuracy": self.best_accuracy,
-            "late_accuracy": self.late_accuracy,
-            "stability": self.stability,
+        others = {
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
-            "max_staleness": self.max_staleness,
-            "mean_staleness": self.mean_staleness,
-            "mean_max_staleness": self.mean_max_staleness,
-            "weighted_staleness": self.weighted_staleness,
-            "aggregated_per_round": self.aggregated_per_round,
-            "rejected_arrivals": self.rejected_arrivals,
             "participating_clients": participation.clients,
             "participation_gini": participation.gini,
-            "server_ms": self.server_ms,
-            "state_bytes": self.state_bytes,
         }
+        names = (*(number.name for number in NUMBERS), "server_ms", "state_bytes")
+        return {name: others[name] if name in others else getattr(self, name) for name in names}
+
+
+class Number(NamedTuple):
+    """A number of `RunResult.summary`, and how a table shows it."""
+
+    name: str
+    title: str
+    digits: int
+    scale: float = 1.0
+    brief: bool = True  #: whether the terminal shows it
+
+
+#: The numbers of `RunResult.summary` that tables show as mean and deviation; "{}" stands for the target.
+NUMBERS = (
+    Number("final_accuracy", "final accuracy, %", 1, 100),
+    Number("best_accuracy", "best accuracy, %", 1, 100),
+    Number("late_accuracy", "mean accuracy of the last tenth, %", 1, 100, False),
+    Number("stability", "stability (deviation in the last tenth), %", 2, 100),
+    Number("rounds_to_target", "rounds to {}", 0),
+    Number("time_to_target", "virtual time to {}", 0),
+    Number("max_staleness", "max staleness, rounds", 0),
+    Number("mean_staleness", "mean staleness", 1),
+    Number("mean_max_staleness", "mean max staleness", 1),
+    Number("weighted_staleness", "weighted staleness, τ_ave", 2, 1, False),
+    Number("aggregated_per_round", "aggregated arrivals per round, N_ave", 2, 1, False),
+    Number("rejected_arrivals", "rejected arrivals", 0, 1, False),
+    Number("participating_clients", "clients that took part", 0, 1, False),
+    Number("participation_gini", "Gini coefficient of participation", 2, 1, False),
+)
 
 
 class SeedStatistics(NamedTuple):
@@ -221,18 +286,14 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
         self._runs = dict(runs)
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(name for row in self.values() for name in row))
-        columns = [["", *names]]
-        for label, row in self.items():
-            columns.append(
-                [label, *(_shown(row[name], self._runs.get(label)) if name in row else "-" for name in names)]
-            )
-        widths = [max(map(len, column)) for column in columns]
-        lines = (
-            [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-            for first, *rest in zip(*columns, strict=True)
-        )
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        require("pandas")
+        import pandas
+
+        cells = {
+            label: {name: _shown(value, self._runs.get(label)) for name, value in row.items()}
+            for label, row in self.items()
+        }
+        return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
 
 
 def _shown(value: SeedStatistics, runs: int | None) -> str:

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from afflux.sim.errors import ConfigError, known, require
-from afflux.sim.results.run_result import Evaluation, RunResult, SeedStatistics, group_by_rule, seed_statistics
+from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, seed_statistics
 
 #: The accuracies in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -36,16 +36,12 @@ def usual_targets(results: Sequence[RunResult], target: float) -> list[float]:
 
 def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> list[TargetStatistics]:
     """Return arrivals, rounds and virtual time to each target, rule by rule."""
-
-    def over_seeds(hits: list[Evaluation], name: str) -> SeedStatistics:
-        return seed_statistics([float(getattr(hit, name)) for hit in hits])
-
     rows, targets = [], list(targets)
     for label, runs in group_by_rule(results).items():
         for target in targets:
             hits = [hit for run in runs if (hit := run.first_to_reach(target)) is not None]
-            fields = (over_seeds(hits, name) for name in ("arrivals", "version", "virtual_time"))
-            rows.append(TargetStatistics(label, target, len(runs), *fields))
+            columns = list(zip(*hits, strict=True))[:3] or [(), (), ()]  # arrivals, version, virtual time
+            rows.append(TargetStatistics(label, target, len(runs), *map(seed_statistics, columns)))
     return rows
 
 

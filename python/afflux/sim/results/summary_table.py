@@ -1,21 +1,21 @@
-"""The rows of the table of results, for the terminal and for the page."""
+"""The table of results: its rows, and on the terminal, by rich."""
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
 
 from afflux.ops.units import in_bytes
-from afflux.sim.results.run_result import RunResult, SeedStatistics, group_by_rule, seed_statistics, summarise
-
-
-class Row(NamedTuple):
-    """One number of the summary in the table of results."""
-
-    title: str
-    name: str  #: name in `RunResult.summary`
-    digits: int
-    scale: float = 1.0
-    brief: bool = True  #: whether the terminal shows it
+from afflux.sim.results.run_result import (
+    NUMBERS,
+    RunResult,
+    SeedStatistics,
+    group_by_rule,
+    seed_statistics,
+    summarise,
+)
+from afflux.sim.workload.config import SimConfig
 
 
 def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) -> list[tuple[str, list[str]]]:
@@ -26,29 +26,15 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         target: accuracy of the rows that have one.
         brief: only the rows that the terminal shows.
     """
-    goal = f"{100 * target:g}%"
-    rows = (
-        Row("final accuracy, %", "final_accuracy", 1, 100),
-        Row("best accuracy, %", "best_accuracy", 1, 100),
-        Row("mean accuracy of the last tenth, %", "late_accuracy", 1, 100, False),
-        Row("stability (deviation in the last tenth), %", "stability", 2, 100),
-        Row(f"rounds to {goal}", "rounds_to_target", 0),
-        Row(f"virtual time to {goal}", "time_to_target", 0),
-        Row("max staleness, rounds", "max_staleness", 0),
-        Row("mean staleness", "mean_staleness", 1),
-        Row("mean max staleness", "mean_max_staleness", 1),
-        Row("weighted staleness, τ_ave", "weighted_staleness", 2, 1, False),
-        Row("aggregated arrivals per round, N_ave", "aggregated_per_round", 2, 1, False),
-        Row("rejected arrivals", "rejected_arrivals", 0, 1, False),
-        Row("clients that took part", "participating_clients", 0, 1, False),
-        Row("Gini coefficient of participation", "participation_gini", 2, 1, False),
-    )
     groups, summary = group_by_rule(results), summarise(results, target)
-    shown = [
-        (row.title, [format_number(summary[one][row.name], len(groups[one]), row.digits, row.scale) for one in groups])
-        for row in rows
-        if row.brief or not brief
-    ]
+    shown = []
+    for number in NUMBERS:
+        if number.brief or not brief:
+            cells = [
+                format_number(summary[label][number.name], len(runs), number.digits, number.scale)
+                for label, runs in groups.items()
+            ]
+            shown.append((number.title.format(f"{100 * target:g}%"), cells))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [format_number(value, len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
@@ -75,3 +61,28 @@ def format_number(value: SeedStatistics, runs: int, digits: int, scale: float = 
         text += f" ± {scale * value.std:.{digits}f}"
     # Seeds that did not reach the target are left out of the mean: show how many did.
     return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
+
+
+def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
+    """Return the summary, one column per rule; mean ± standard deviation if there are several seeds."""
+    shown = Table(Column("", style="bold"), *(Column(label, justify="right") for label in group_by_rule(results)))
+    for title, cells in summary_rows(results, config.target, brief=True):
+        shown.add_row(title, *cells)
+    return shown
+
+
+def table_by_rule(results: Sequence[RunResult], config: SimConfig) -> Table:
+    """Return the main numbers of the summary, one row per rule: many rules fit a terminal of 80 columns."""
+    rows = dict(summary_rows(results, config.target, brief=True))
+    goal = f"{100 * config.target:g}%"
+    columns = {
+        "final accuracy, %": "final\naccuracy, %",
+        f"rounds to {goal}": f"rounds\nto {goal}",
+        f"virtual time to {goal}": f"virtual time\nto {goal}",
+        "server state": "server\nstate",
+    }
+    headers = [Column(header, justify="right", no_wrap=True) for header in columns.values()]
+    shown = Table(Column("\nrule", no_wrap=True), *headers, box=SIMPLE_HEAD)
+    for index, label in enumerate(group_by_rule(results)):
+        shown.add_row(label, *(rows[title][index] for title in columns))
+    return shown

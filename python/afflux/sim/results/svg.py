@@ -1,16 +1,16 @@
-"""Charts as SVG elements for a page: lines with bands, and bars. Colours are the page's, by class."""
+"""Charts as SVG elements for the page: lines with bands, and bars. Colours and frames are those of the template."""
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import NamedTuple
 
+from markupsafe import Markup, escape
 from matplotlib.ticker import MaxNLocator
+
+from afflux.sim.results.curves import colour_and_dashes
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 46, 20, 12, 42
-COLOURS = 7  #: number of colours of the page, classes c0 to c6; further series repeat them with other dashes
-DASHES = ("", "6 3", "2 2", "8 3 2 3")
 LINEAR_BELOW = 0.01  #: the share below which a share axis is linear
 
 
@@ -29,6 +29,17 @@ class Axis(NamedTuple):
     title: str
     ticks: list[tuple[float, str]]
     place: Callable[[float], float]
+
+
+class Chart(NamedTuple):
+    """A chart, whose frame the template of the page draws."""
+
+    title: str
+    across: str  #: title of the horizontal axis
+    up: str
+    rows: list[tuple[float, str]]  #: heights and names of the horizontal lines
+    columns: list[tuple[float, str]]  #: places and names below the horizontal axis
+    shapes: Markup  #: lines, bands and bars
 
 
 def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
@@ -65,20 +76,16 @@ def category_axis(title: str, names: Sequence[str]) -> Axis:
     return Axis(title, list(enumerate(names)), lambda value: (value + 0.5) / len(names))
 
 
-def colour(index: int) -> str:
-    """Return the class of a series' colour."""
-    return f"c{index % COLOURS}"
-
-
-def dashes(index: int) -> str:
-    """Return the attribute for the dashes of a series."""
-    dash = DASHES[index // COLOURS % len(DASHES)]
-    return f' stroke-dasharray="{dash}"' if dash else ""
+def style(shape: str, index: int) -> Markup:
+    """Return the class of a shape in the colour of a series, and the dashes of a line."""
+    colour, dashes = colour_and_dashes(index)
+    drawn = f' stroke-dasharray="{" ".join(map(str, dashes))}"' if dashes and shape == "line" else ""
+    return Markup(f'class="{shape} c{colour}"{drawn}')
 
 
 def line_chart(
     title: str, across: Axis, up: Axis, series: Sequence[Series], level: float | None = None, markers: bool = False
-) -> str:
+) -> Chart:
     """Return a chart of lines.
 
     Args:
@@ -97,20 +104,19 @@ def line_chart(
         if one.band:
             upper = [_point(across, up, x, high) for x, _, high in one.band]
             lower = [_point(across, up, x, low) for x, low, _ in reversed(one.band)]
-            parts.append(f'<polygon class="band {colour(one.number)}" points="{" ".join(upper + lower)}"/>')
+            parts.append(f'<polygon {style("band", one.number)} points="{" ".join(upper + lower)}"/>')
     for one in series:
-        inner = f"<title>{escape(one.label)}</title>"
+        line_style, inner = style("line", one.number), f"<title>{escape(one.label)}</title>"
         for line in one.lines:
             points = [_point(across, up, x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)]
-            shape = f'class="line {colour(one.number)}"{dashes(one.number)} points="{" ".join(points)}"'
-            parts.append(f"<polyline {shape}>{inner}</polyline>")
+            parts.append(f'<polyline {line_style} points="{" ".join(points)}">{inner}</polyline>')
             if markers:
                 places = (point.split(",") for point in points)
-                parts += (f'<circle class="dot {colour(one.number)}" cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
+                parts += (f'<circle {style("dot", one.number)} cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
     return _chart(title, across, up, parts)
 
 
-def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> str:
+def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> Chart:
     """Return a chart of bars in groups: `across` is a category axis; series are (label, a height for each category)."""
     count = len(across.ticks)
     width = 0.8 * (WIDTH - LEFT - RIGHT) / count / max(len(series), 1)
@@ -123,31 +129,26 @@ def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Se
             y = _y(up, height)
             shape = f'x="{x:.1f}" y="{y}" width="{max(width - 0.5, 0.5):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
             inner = f"<title>{escape(f'{label}, {across.ticks[k][1]}: {height:.2%}')}</title>"
-            parts.append(f'<rect class="bar {colour(index)}" {shape}>{inner}</rect>')
+            parts.append(f"<rect {style('bar', index)} {shape}>{inner}</rect>")
     return _chart(title, across, up, parts)
 
 
-def interval_bar(mean: float, low: float, high: float, largest: float) -> str:
-    """Return a small picture of an interval around `mean` on a scale from -largest to largest, with a line at 0."""
+class Interval(NamedTuple):
+    """A small picture of an interval around a mean: places from 4 to 136, with 0 at 70."""
+
+    mean: str
+    whisker: tuple[str, str] | None  #: None: an end is not finite
+
+
+def interval(mean: float, low: float, high: float, largest: float) -> Interval:
+    """Return the picture of an interval on a scale from -largest to largest."""
 
     def place(value: float) -> str:
         share = max(-1.0, min(1.0, value / largest)) if largest else 0.0
         return f"{70 + 66 * share:.1f}"
 
-    whisker = ""
-    if math.isfinite(low) and math.isfinite(high):
-        whisker = f'<line class="whisker" x1="{place(low)}" x2="{place(high)}" y1="9" y2="9"/>'
-    return (
-        '<svg class="interval" viewBox="0 0 140 18" width="140" height="18" aria-hidden="true">'
-        f'<line class="zero" x1="70" x2="70" y1="1" y2="17"/>{whisker}'
-        f'<circle class="mean" cx="{place(mean)}" cy="9" r="3.5"/></svg>'
-    )
-
-
-def swatch(index: int) -> str:
-    """Return a short line in the colour and dashes of a series, for a legend."""
-    line = f'<line class="line {colour(index)}"{dashes(index)} x1="1" x2="25" y1="6" y2="6"/>'
-    return f'<svg viewBox="0 0 26 12" width="26" height="12" aria-hidden="true">{line}</svg>'
+    ends = (place(low), place(high)) if math.isfinite(low) and math.isfinite(high) else None
+    return Interval(place(mean), ends)
 
 
 def _x(axis: Axis, value: float) -> float:
@@ -163,25 +164,19 @@ def _point(across: Axis, up: Axis, x: float, y: float) -> str:
     return f"{_x(across, x)},{_y(up, y)}"
 
 
-def _chart(title: str, across: Axis, up: Axis, parts: list[str]) -> str:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    frame = []
-    for value, name in up.ticks:
-        y = _y(up, value)
-        frame.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
-        frame.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
-    last = -math.inf
+def _chart(title: str, across: Axis, up: Axis, shapes: list[str]) -> Chart:
+    columns: list[tuple[float, str]] = []
+    end = -math.inf
     for value, name in across.ticks:
         x = _x(across, value)
-        if x - last >= 6.5 * len(name) + 6:  # names must not overlap
-            frame.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{escape(name)}</text>')
-            last = x
-    frame.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    middle = f'x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle"'
-    frame.append(f'<text class="title" {middle}>{escape(across.title)}</text>')
-    name = f"{title}; across: {across.title}; up: {up.title}"
-    return (
-        f'<figure><figcaption>{escape(title)}<span class="unit">{escape(up.title)}</span></figcaption>'
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f"{''.join(frame)}{''.join(parts)}</svg></figure>"
+        if x - end >= 6.5 * len(name) + 6:  # names must not overlap
+            columns.append((x, name))
+            end = x
+    return Chart(
+        title,
+        across.title,
+        up.title,
+        [(_y(up, value), name) for value, name in up.ticks],
+        columns,
+        Markup("".join(shapes)),
     )

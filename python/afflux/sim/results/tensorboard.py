@@ -1,8 +1,8 @@
 """TensorBoard's event files of a run, by torch: evaluations, and the rounds between two of them."""
 
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 from afflux.aggregation.reports import Report
 from afflux.sim.errors import MissingExtraError
@@ -17,7 +17,7 @@ def require_tensorboard() -> None:
         raise MissingExtraError("event files need the package tensorboard: pip install tensorboard")
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(AbstractContextManager["TensorBoardWriter"]):
     """A writer of the scalars of one run; the step of each scalar is the number of arrivals.
 
     Rounds are written with the next evaluation, as the mean of each number of `Report.metrics` over the rounds since
@@ -57,12 +57,6 @@ class TensorBoardWriter:
         self._sums, self._rounds = {}, 0
         self._writer.flush()
 
-    def __enter__(self) -> "TensorBoardWriter":
-        """Return the writer, for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self._writer.close()

@@ -1,9 +1,9 @@
 """The kept updates of a run: a .npy file of float32 rows, valid after every row."""
 
 import os
+from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from afflux.sim.errors import ConfigError
 from afflux.store.files import opened
 
 
-class UpdatesFile:
+class UpdatesFile(AbstractContextManager["UpdatesFile"]):
     """A .npy file to which rows (d,) are appended.
 
     The header counts a row only after its write, so np.load always works.
@@ -48,13 +48,7 @@ class UpdatesFile:
         )
         return header.getvalue()
 
-    def __enter__(self) -> "UpdatesFile":
-        """Return the file, for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self._file.close()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, ProcessKilledError, require
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_progress import JobProgress, Progress, RunProgress
+from afflux.sim.results.run_history import JobProgress, Progress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked

@@ -24,16 +24,14 @@ from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.clients.training import TrainingResult, ValidationGradient
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import Count
-from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_progress import Progress, RunProgress
+from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import UNLIMITED
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
-from afflux.sim.workload.stream_series import StreamSeries
 
 _LOGGER = logging.getLogger("afflux")
 

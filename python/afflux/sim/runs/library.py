@@ -18,7 +18,7 @@ from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
-from afflux.sim.results.run_progress import JobProgress
+from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard

@@ -12,7 +12,7 @@ from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
-from afflux.sim.results.run_progress import Progress
+from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, feed_servers
 from afflux.sim.runs.run_record import UpdateEvent

@@ -10,7 +10,7 @@ from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_progress import Progress
+from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints

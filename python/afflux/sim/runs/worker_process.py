@@ -14,9 +14,8 @@ from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 from afflux.sim.workload.rule_files import expect_digests
-from afflux.sim.workload.stream_series import StreamSeries
 from afflux.sim.workload.task import Task
 
 
@@ -98,7 +97,7 @@ def _tried(action: Callable[[Any], Any], told: Any) -> Any:
         return action(told)
     except ConfigError as error:
         return "error", True, text_with_notes(error)
-    except Exception as error:
+    except BaseException as error:  # also of sys.exit() in the task's functions: signals raise nothing here
         return "error", False, "a worker failed:\n" + "".join(format_exception(error))
 
 

@@ -9,9 +9,7 @@ from torch.nn.functional import cross_entropy
 
 def class_labels(y: Any) -> Any:
     """Return labels as torch's cross entropy takes them: whole numbers of any dtype, (n,) or (n, 1), as (n,) int64."""
-    if y.dtype == torch.int64 and y.ndim == 1:
-        return y
-    if y.is_floating_point() or y.is_complex():
+    if (y.dtype == torch.int64 and y.ndim == 1) or y.is_floating_point() or y.is_complex():
         return y
     return (y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y).long()
 

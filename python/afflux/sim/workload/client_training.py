@@ -43,61 +43,24 @@ def sgd(
     Returns:
         The training, for `Simulation`.
     """
-    return _training("sgd", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last)
+    settings: dict[str, Any] = {"client_optimizer": "sgd", "client_lr": lr, "local_steps": steps}
+    settings |= {"local_epochs": epochs, "batch_size": batch_size, "weight_decay": weight_decay}
+    settings |= {"steps_law": steps_law, "examples": examples} | ({"drop_last": drop_last} if drop_last else {})
+    return ClientTraining(settings)
 
 
-def fedprox(
-    lr: float = 0.1,
-    *,
-    mu: float = 0.1,
-    steps: int = 3,
-    epochs: int = 0,
-    batch_size: int = 16,
-    weight_decay: float = 0.0,
-    steps_law: str = "constant",
-    examples: str = "data",
-    drop_last: bool = False,
-) -> ClientTraining:
+def fedprox(lr: float = 0.1, *, mu: float = 0.1, **options: Any) -> ClientTraining:
     """Return training by SGD with the proximal term mu |y - x|^2 / 2, x the pulled model (FedProx, FedAsync).
 
-    Arguments as for `sgd`.
+    Other arguments as for `sgd`.
     """
-    return _training("fedprox", lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last, mu=mu)
+    return ClientTraining({**sgd(lr, **options).settings, "client_optimizer": "fedprox", "mu": mu})
 
 
-def scaffold(
-    lr: float = 0.1,
-    *,
-    control_codec: str = "float32",
-    steps: int = 3,
-    epochs: int = 0,
-    batch_size: int = 16,
-    weight_decay: float = 0.0,
-    steps_law: str = "constant",
-    examples: str = "data",
-    drop_last: bool = False,
-) -> ClientTraining:
+def scaffold(lr: float = 0.1, *, control_codec: str = "float32", **options: Any) -> ClientTraining:
     """Return training by SGD with SCAFFOLD's control variates, which the server stores in `control_codec`.
 
-    Arguments as for `sgd`.
+    Other arguments as for `sgd`.
     """
-    shared = (lr, steps, epochs, batch_size, weight_decay, steps_law, examples, drop_last)
-    return _training("scaffold", *shared, control_codec=control_codec)
-
-
-def _training(
-    optimizer: str,
-    lr: float,
-    steps: int,
-    epochs: int,
-    batch_size: int,
-    weight_decay: float,
-    steps_law: str,
-    examples: str,
-    drop_last: bool,
-    **own: Any,
-) -> ClientTraining:
-    shared: dict[str, Any] = {"client_lr": lr, "local_steps": steps, "local_epochs": epochs, "batch_size": batch_size}
-    shared |= {"weight_decay": weight_decay, "steps_law": steps_law, "examples": examples}
-    shared |= {"drop_last": drop_last} if drop_last else {}
-    return ClientTraining({"client_optimizer": optimizer} | shared | own)
+    settings = {"client_optimizer": "scaffold", "control_codec": control_codec}
+    return ClientTraining({**sgd(lr, **options).settings, **settings})

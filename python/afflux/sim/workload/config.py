@@ -3,21 +3,15 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from afflux.ops import codecs
 from afflux.ops.validation import brief
+from afflux.sim.data.registry import DATA_SETS, read_data_set
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.data_sets import DATASETS, DataSet, load_data_set
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK, FAMILIES, delay_law
-from afflux.sim.workload.delays import DELAYS
-from afflux.sim.workload.models import MODELS, build_model
+from afflux.sim.models.registry import MODELS, build_model
+from afflux.sim.workload.delay_names import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-
-if TYPE_CHECKING:
-    from torch import nn
 
 PROTOCOLS = ("events", "rounds")
 #: The task of the settings data, model and partition.
@@ -102,7 +96,7 @@ class SimConfig:
         "is executed and returns an afflux.sim.Task; a setting that is given, but that the task does not take, is an "
         "error.",
     )
-    data: str = _setting("digits", f"Data set: {', '.join(DATASETS)}.")
+    data: str = _setting("digits", f"Data set: {', '.join(DATA_SETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
     model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
     num_clients: int = _setting(100, "All clients, N.")
@@ -128,7 +122,7 @@ class SimConfig:
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
     delays: str = _setting(
         "fadas-large",
-        f"Law of the running times: {', '.join({**DELAYS, **FAMILIES})}, with options as in fadas-large:gamma=0.5 "
+        f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
         "(docs/data.md); task: that of the task, which is the default for a task of your own that has one.",
     )
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
@@ -176,7 +170,7 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a name or a value is invalid."""
-        known("data", self.data, DATASETS)
+        known("data", self.data, DATA_SETS)
         known("model", self.model, MODELS)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
             delay_law(self.delays)
@@ -255,14 +249,7 @@ class SimConfig:
         """The number that the partition takes: alpha, or the classes of a client."""
         return self.classes if self.partition in BY_CLASSES else self.alpha
 
-    def load_data(self) -> DataSet:
-        """Load the data set; raise ConfigError if its file is missing."""
-        return load_data_set(self.data, Path(self.data_dir) if self.data_dir else None)
-
-    def new_model(self, data: DataSet, seed: int) -> "nn.Module":
-        """Build the model for `data` with the initial params of `seed`."""
-        return build_model(self.model, data.shape, data.num_classes, random_stream(seed, StreamPurpose.MODEL))
-
     def num_parameters(self) -> int:
-        """Return d of the model; loads the data set for the shape of its images."""
-        return sum(parameter.numel() for parameter in self.new_model(self.load_data(), 0).parameters())
+        """Return d of the model; reads the data set for the shape of its images."""
+        data = read_data_set(self.data, self.data_dir)
+        return sum(own.numel() for own in build_model(self.model, data.shape, data.num_classes, 0).parameters())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from afflux.sim.data.image_set import stratified_split
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.data_sets import stratified_split
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import Classification, classification, refuse_nonfinite
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
@@ -150,9 +150,8 @@ class _LazyClients(Sequence[Any]):
         return self._count
 
     def __getitem__(self, client: Any) -> Any:
-        if not self._random:
-            return self._make(client)
-        return self._make(client, random_stream(self._seed, StreamPurpose.CLIENT_DATA, client))
+        streams = [random_stream(self._seed, StreamPurpose.CLIENT_DATA, client)] if self._random else []
+        return self._make(client, *streams)
 
 
 def clients_with_data(data: Sequence[Any]) -> Sequence[int]:

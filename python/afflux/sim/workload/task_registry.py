@@ -8,10 +8,9 @@ from typing import Any
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
+from afflux.sim.workload.data_tasks import image_task, paper_task
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
-from afflux.sim.workload.image_task import image_task
 from afflux.sim.workload.lora_task import lora_task
-from afflux.sim.workload.paper_task import paper_task
 from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
 from afflux.sim.workload.rule_specs import option_value, split_assignments
 from afflux.sim.workload.task import Task

@@ -1,10 +1,12 @@
 """CA2FL (Wang, Cao, Wu, Chen and Chen, ICLR 2024): Tables 6 and 7."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, task_of
+from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, sourced, task_of
 
 PAPER = "CA2FL, ICLR 2024"
+APPENDIX = "appendix, experiment settings"
 NETWORK = (
     "The paper names a CNN by Wang and Ji (2022) and does not print it. This is the small network of two that are in "
     "use by these authors, 551,786 parameters; which of the two the paper ran is open: see docs/data.md."
@@ -23,7 +25,7 @@ ROWS = (
 )
 #: The learning rates are the same in all cells of Table 6.
 CLIENT_LR, SERVER_LR = 0.01, 1.0
-_QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/choosing-bits.md"
+_QUANTIZER = "section 5; the quantizer is not named, decided: affine with one scale, docs/codecs.md"
 METHODS = {
     "": Sourced("ca2fl", "Algorithm 1"),
     "-async": Sourced("fedbuff:staleness=constant", "Algorithm 2, with the mean of its proofs"),
@@ -47,59 +49,41 @@ def presets() -> Iterator[Preset]:
         name = f"ca2fl-{model}" + ("" if data == "cifar10" else f"-{data}")
         name += f"-dir{alpha:g}" if (model, data) in seen else ""
         seen.add((model, data))
-        for suffix, rule in METHODS.items():
-            common = _settings(model, data, alpha) | {
-                "client_lr": Sourced(CLIENT_LR, "Table 6"),
-                "refill": Sourced(BUFFER, "Algorithm 2: M new clients when M have finished"),
-                "rounds": Sourced(ROUNDS, "Tables 1 and 2: T = 500"),
-            }
-            yield _preset(name + suffix, model, data, alpha, rule, common, BUFFER, Sourced(SERVER_LR, "Table 6"))
-    for model, suffix, text, rho, source in FEDASYNC:
-        common = _settings(model, "cifar10", 0.3) | {
-            "client_lr": Sourced(CLIENT_LR, source),
-            "client_optimizer": Sourced("fedasync", "appendix: regularization with weight rho"),
-            "mu": Sourced(rho, "Table 7: rho"),
-            "arrivals": Sourced(ROUNDS * BUFFER, f"{DECIDED}: as many arrivals as the methods with a buffer have"),
+        ca2fl = _ca2fl(name, model, data, alpha)
+        settings = {
+            **ca2fl.settings,
+            **sourced("Table 6", client_lr=CLIENT_LR),
+            **sourced("Algorithm 2: M new clients when M have finished", refill=BUFFER),
+            **sourced("Tables 1 and 2: T = 500", rounds=ROUNDS),
         }
-        yield _preset(f"ca2fl-{model}{suffix}", model, "cifar10", 0.3, Sourced(text, "Table 7"), common)
+        for suffix, rule in METHODS.items():
+            yield replace(ca2fl, name=name + suffix, rule=rule, settings=settings)
+    for model, suffix, text, rho, source in FEDASYNC:
+        ca2fl = _ca2fl(f"ca2fl-{model}{suffix}", model, "cifar10", 0.3)
+        settings = {
+            **ca2fl.settings,
+            **sourced(source, client_lr=CLIENT_LR),
+            **sourced("appendix: regularization with weight rho", client_optimizer="fedasync"),
+            **sourced("Table 7: rho", mu=rho),
+            **sourced(f"{DECIDED}: as many arrivals as the methods with a buffer have", arrivals=ROUNDS * BUFFER),
+        }
+        rule = Sourced(text, "Table 7")
+        yield replace(ca2fl, rule=rule, settings=settings, buffer_size=None, server_lr=None)
 
 
-def _settings(model: str, data: str, alpha: float) -> dict[str, Sourced]:
-    network = "ca2fl-cnn" if model == "cnn" else "resnet18-bn"
-    return {
-        "task": Sourced(task_of(data, network), "Table 6" if model == "cnn" else f"Table 6; {NORM}"),
-        "num_clients": Sourced(100, "appendix, experiment settings"),
-        "concurrency": Sourced(20, "appendix, experiment settings: M_c"),
-        "partition": Sourced("dirichlet", "section 6"),
-        "alpha": Sourced(alpha, "Table 6"),
-        "local_epochs": Sourced(2, "appendix, experiment settings"),
-        "batch_size": Sourced(50, "appendix, experiment settings"),
-        "weight_decay": Sourced(1e-4, "appendix, experiment settings"),
-        "delays": Sourced("ca2fl", "appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/data.md)"),
-        "eval_every": Sourced(BUFFER, "Table 1: the round that reaches an accuracy, hence each round"),
+def _ca2fl(name: str, model: str, data: str, alpha: float) -> Preset:
+    """Return the preset of CA2FL without the client's rate and the end of the run."""
+    network, title = ("ca2fl-cnn", "CNN") if model == "cnn" else ("resnet18-bn", "ResNet-18")
+    settings = {
+        **sourced("Table 6" if model == "cnn" else f"Table 6; {NORM}", task=task_of(data, network)),
+        **sourced(APPENDIX, num_clients=100),
+        **sourced(f"{APPENDIX}: M_c", concurrency=20),
+        **sourced("section 6", partition="dirichlet"),
+        **sourced("Table 6", alpha=alpha),
+        **sourced(APPENDIX, local_epochs=2, batch_size=50, weight_decay=1e-4),
+        **sourced("appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/data.md)", delays="ca2fl"),
+        **sourced("Table 1: the round that reaches an accuracy, hence each round", eval_every=BUFFER),
     }
-
-
-def _preset(
-    name: str,
-    model: str,
-    data: str,
-    alpha: float,
-    rule: Sourced,
-    settings: dict[str, Sourced],
-    buffer_size: int | None = None,
-    server_lr: Sourced | None = None,
-) -> Preset:
-    network = "ca2fl-cnn" if model == "cnn" else "resnet18-bn"
-    return Preset(
-        name,
-        PAPER,
-        f"{'CNN' if model == 'cnn' else 'ResNet-18'} on {data}, Dir({alpha:g})",
-        data,
-        network,
-        rule,
-        settings,
-        None if buffer_size is None else Sourced(buffer_size, "appendix, experiment settings: M"),
-        server_lr,
-        NETWORK if model == "cnn" else "",
-    )
+    buffer_size, server_lr = Sourced(BUFFER, f"{APPENDIX}: M"), Sourced(SERVER_LR, "Table 6")
+    about, note = f"{title} on {data}, Dir({alpha:g})", NETWORK if model == "cnn" else ""
+    return Preset(name, PAPER, about, data, network, METHODS[""], settings, buffer_size, server_lr, note)

@@ -14,8 +14,7 @@ class Sourced(NamedTuple):
     """A value and its source."""
 
     value: Any
-    source: str
-    """A table, section or appendix of the paper, the authors' code, or `DECIDED` with the reason."""
+    source: str  #: a table, section or appendix of the paper, the authors' code, or `DECIDED` with the reason
 
 
 @dataclass(frozen=True)
@@ -24,27 +23,22 @@ class Preset:
 
     name: str
     paper: str
-    about: str
-    """The experiment in one line."""
+    about: str  #: the experiment in one line
     data: str
     model: str
-    rule: Sourced
-    """As text, without buffer_size and server_lr."""
+    rule: Sourced  #: as text, without buffer_size and server_lr
+    #: Fields of SimConfig; others have their defaults, except arrivals, which has no limit where rounds is given.
     settings: Mapping[str, Sourced]
-    """Fields of SimConfig; others have their defaults, except arrivals, which has no limit where rounds is given."""
-    buffer_size: Sourced | None = None
-    """None: the rule has no buffer."""
-    server_lr: Sourced | None = None
-    """None: the rule has no such option."""
-    note: str = ""
-    """Questions about this experiment that the paper leaves open."""
+    buffer_size: Sourced | None = None  #: None: the rule has no buffer
+    server_lr: Sourced | None = None  #: None: the rule has no such option
+    note: str = ""  #: questions about this experiment that the paper leaves open
 
     def values(self) -> dict[str, Any]:
         """Return the settings without their sources."""
-        found = {name: given.value for name, given in self.settings.items()}
-        if any(found.get(end) for end in ENDS):
-            found.setdefault("arrivals", UNLIMITED)
-        return found
+        values = {name: setting.value for name, setting in self.settings.items()}
+        if any(values.get(end) for end in ENDS):
+            values.setdefault("arrivals", UNLIMITED)
+        return values
 
     def config(self, **others: Any) -> SimConfig:
         """Return the settings of the simulator; `others` replace those of the preset."""
@@ -54,6 +48,11 @@ class Preset:
         """Return rule, buffer size, server learning rate and settings, with their sources."""
         own = {"rule": self.rule, "buffer_size": self.buffer_size, "server_lr": self.server_lr}
         return {name: value for name, value in own.items() if value is not None} | dict(self.settings)
+
+
+def sourced(source: str, **values: Any) -> dict[str, Sourced]:
+    """Return settings that have the same source."""
+    return {name: Sourced(value, source) for name, value in values.items()}
 
 
 def task_of(data: str, model: str) -> str:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, task_of
+from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, sourced, task_of
 
 PAPER = "WKAFL, IEEE TC 2022"
 CODE = "the authors' script"
+_DELAYS = f"{DECIDED}: then any K of the P clients are first, as in {CODE}; no law in the paper"
+_RULE = f"{CODE}; stage two begins at an iteration there, at a loss without value in the paper"
 
 
 class Experiment(NamedTuple):
@@ -14,8 +16,7 @@ class Experiment(NamedTuple):
 
     data: str
     model: str
-    levels: tuple[tuple[int, int], ...]
-    """(P, K) of Table 2; the first has no number in its name."""
+    levels: tuple[tuple[int, int], ...]  #: (P, K) of Table 2; the first has no number in its name
     rule: str
     server_lr: float
     batch_size: int
@@ -52,22 +53,19 @@ def presets() -> Iterator[Preset]:
     for short, own in EXPERIMENTS.items():
         for place, (clients, arrivals) in enumerate(own.levels):
             settings = {
-                "task": Sourced(task_of(own.data, own.model), "section 6.1.1"),
-                "num_clients": Sourced(clients, "Table 2 and section 6.3.1: P"),
-                "concurrency": Sourced(clients, "section 3: all P clients compute at once"),
-                "refill": Sourced(arrivals, "section 3: K-async"),
-                "partition": Sourced("wkafl", "Algorithm 4"),
-                "classes": Sourced(1, "Tables 2 and 3: L_num, where their accuracies are the same"),
-                "delays": Sourced(
-                    "exponential",
-                    f"{DECIDED}: then any K of the P clients are first, as in {CODE}; no law in the paper",
-                ),
-                "local_steps": Sourced(1, "Algorithm 1: the gradient of one mini-batch"),
-                "batch_size": Sourced(own.batch_size, CODE),
-                "examples": Sourced("batch", "section 6.1.2: m_i is the size of the mini-batch"),
-                "client_lr": Sourced(0.1, f"{DECIDED}: any, as clients send gradients of one step"),
-                "rounds": Sourced(own.rounds, CODE),
-                "eval_every": Sourced(own.test_every * arrivals, f"{CODE}: every {own.test_every} iterations"),
+                **sourced("section 6.1.1", task=task_of(own.data, own.model)),
+                **sourced("Table 2 and section 6.3.1: P", num_clients=clients),
+                **sourced("section 3: all P clients compute at once", concurrency=clients),
+                **sourced("section 3: K-async", refill=arrivals),
+                **sourced("Algorithm 4", partition="wkafl"),
+                **sourced("Tables 2 and 3: L_num, where their accuracies are the same", classes=1),
+                **sourced(_DELAYS, delays="exponential"),
+                **sourced("Algorithm 1: the gradient of one mini-batch", local_steps=1),
+                **sourced(CODE, batch_size=own.batch_size),
+                **sourced("section 6.1.2: m_i is the size of the mini-batch", examples="batch"),
+                **sourced(f"{DECIDED}: any, as clients send gradients of one step", client_lr=0.1),
+                **sourced(CODE, rounds=own.rounds),
+                **sourced(f"{CODE}: every {own.test_every} iterations", eval_every=own.test_every * arrivals),
             }
             yield Preset(
                 f"wkafl-{short}" + (f"-{clients // arrivals}" if place else ""),
@@ -75,9 +73,7 @@ def presets() -> Iterator[Preset]:
                 f"{own.model} on {own.data}, P/K = {clients}/{arrivals}, 1 class a client",
                 own.data,
                 own.model,
-                Sourced(
-                    own.rule, f"{CODE}; stage two begins at an iteration there, at a loss without value in the paper"
-                ),
+                Sourced(own.rule, _RULE),
                 settings,
                 Sourced(arrivals, "Table 2 and section 6.3.1: K"),
                 Sourced(own.server_lr, CODE),

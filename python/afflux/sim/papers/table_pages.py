@@ -1,0 +1,250 @@
+"""The pages of the tables of `afflux reproduce`: Markdown, numbers and pictures, from the runs of each cell."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from afflux import __version__
+from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.publishing import Page, final_accuracy, markdown_table
+from afflux.sim.results.curves import COLOURS
+from afflux.sim.results.run_result import SeedStatistics, seed_statistics
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+
+#: Markers of the kinds of codecs, in the order of the colours.
+CODEC_MARKERS = {"float16": "x", "bfloat16": "P", "affine": "o", "affine-vector": "s", "rotated": "^"}
+#: Rules with 2 bits, and the rule with 8 bits that the page compares them with in a sentence.
+CODEC_CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"), "mf_ca2fl:bits=8:codec=affine"
+AFL_SOURCE = (
+    "Table 2 of Yang, Zhang, Khanduri and Liu, Anarchic Federated Learning, ICML 2022: logistic regression on MNIST."
+)
+CODEC_SOURCE = """\
+MF-CA2FL (Wang et al., ICLR 2024, section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec.
+
+All runs have CA2FL's learning rate of `rules_under_delays.TUNED`; nothing was tuned for few bits. One seed gives all of
+them the same clients, delays and batches: the table compares the difference from CA2FL, or from 8 bits, seed by seed.
+Accuracy is the mean of the evaluations in the last quarter of a run: a single evaluation is noisier.
+"""
+
+
+class Cell(NamedTuple):
+    """One cell of a table: a rule with one setting."""
+
+    row: Any  #: classes of a worker, or the rule
+    column: str
+    spec: RuleSpec
+    config: SimConfig
+    paper: float | None = None  #: the paper's number
+
+
+Runs = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
+
+
+def afl_page(workers: str, steps: int, rounds: int, cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
+    """Make the page of Anarchic FL's Table 2: afflux's results beside those of the paper."""
+    table, lines = [], []
+    for cell, outcomes in zip(cells, runs, strict=True):
+        assert cell.paper is not None
+        ours, best = final_accuracy(outcomes), seed_statistics([run.best_accuracy for run in outcomes])
+        difference = ours.mean - cell.paper
+        place = {"classes": cell.row, "column": cell.column, "paper": cell.paper}
+        table.append(place | {"ours": ours._asdict(), "best": best._asdict(), "difference": difference})
+        shown = f"{ours.mean:.4f}" + (f" ± {ours.std:.4f}" if ours.seeds > 1 else "")
+        lines.append([f"{cell.row}", cell.column, f"{cell.paper:.4f}", shown, f"{difference:+.4f}"])
+    mean = sum(abs(cell["difference"]) for cell in table) / len(table)
+    largest = max(table, key=lambda cell: abs(cell["difference"]))
+    markdown = (
+        f"Anarchic FL, Table 2: logistic regression on MNIST, {workers} workers, {steps} local steps, {rounds} rounds; "
+        f"accuracy on the test part after the last round, seeds {', '.join(map(str, seeds))}.\n\n"
+        + markdown_table(("p", "setting", "paper", "ours", "difference"), lines)
+        + f"\nMean absolute difference {mean:.4f}, largest {largest['difference']:+.4f} "
+        f"(p = {largest['classes']}, {largest['column']}).\n"
+    )
+    content = {
+        "source": AFL_SOURCE,
+        "afflux": __version__,
+        "workers": workers,
+        "local_steps": steps,
+        "rounds": rounds,
+        "rule": cells[0].spec.label,
+        "seeds": list(seeds),
+        "mean_absolute_difference": mean,
+        "cells": table,
+    }
+    return Page("afl-table2", markdown, content)
+
+
+def rules_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
+    """Make the page of the rules under delays: one row per rule, best mean accuracy under the last delays first."""
+    delays = list(dict.fromkeys(cell.column for cell in cells))
+    config, buffer_size = cells[0].config, dict(cells[0].spec.options)["buffer_size"]
+    table: dict[str, dict[str, Any]] = {}
+    for cell, outcomes in zip(cells, runs, strict=True):
+        name, _, options = cell.row.partition(":")
+        empty = {"rule": name, "options": options.replace(":", ", "), "accuracy": {}, "time": {}, "max_staleness": {}}
+        line, law = table.setdefault(cell.row, empty), cell.column
+        line["accuracy"][law] = final_accuracy(outcomes)._asdict()
+        line["time"][law] = seed_statistics([run.evaluations[-1].virtual_time for run in outcomes])._asdict()
+        line["max_staleness"][law] = max(run.max_staleness for run in outcomes)
+    rules = sorted(table.values(), key=lambda line: -line["accuracy"][delays[-1]]["mean"])
+    laws = [law.removeprefix("fadas-") for law in delays]
+    header = ["rule", "options", *(f"{what}, {law}" for what in ("accuracy, %", "time", "staleness") for law in laws)]
+    lines = [
+        [
+            line["rule"],
+            line["options"],
+            *(percent(line["accuracy"][law]) for law in delays),
+            *(f"{line['time'][law]['mean']:.0f}" for law in delays),
+            *(f"{line['max_staleness'][law]}" for law in delays),
+        ]
+        for line in rules
+    ]
+    title = (
+        f"{config.data}, {config.model}, {config.num_clients} clients (Dirichlet({config.alpha:g})), "
+        f"{config.concurrency} at once, buffers of {buffer_size}, {config.arrivals} arrivals"
+    )
+    markdown = (
+        f"{title}, {config.local_steps} local steps of {config.client_lr:g}; FADAS's mild and large delays.\n"
+        f"Accuracy and virtual time (in units of 10 s) after the last arrival, mean and standard deviation over seeds "
+        f"{', '.join(map(str, seeds))}; largest staleness of an arrival.\n\n" + markdown_table(header, lines)
+    )
+    content = {"setting": title, "afflux": __version__, "seeds": list(seeds), "rules": rules}
+    return Page("rules", markdown, content, partial(_draw_rules, content))
+
+
+def _draw_rules(content: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG: a row per rule, a dot and one standard deviation per delay law."""
+    from matplotlib.figure import Figure
+
+    rules = content["rules"]
+    figure = Figure(figsize=(8, 1.6 + 0.32 * len(rules)), layout="constrained")
+    axes = figure.subplots()
+    for index, law in enumerate(rules[0]["accuracy"]):
+        axes.errorbar(
+            [100 * line["accuracy"][law]["mean"] for line in rules],
+            [row + 0.12 * (2 * index - 1) for row in range(len(rules))],
+            xerr=[100 * line["accuracy"][law]["std"] for line in rules],
+            fmt="os"[index],
+            color=COLOURS[index].picture,
+            capsize=2,
+            label=law,
+        )
+    # Options that are words distinguish two lines of one rule.
+    names = []
+    for line in rules:
+        words = [part.partition("=")[2] for part in line["options"].split(", ") if not part[-1:].isdigit()]
+        names.append(line["rule"] + (f" ({', '.join(words)})" if any(words) else ""))
+    axes.set_yticks(range(len(rules)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("test accuracy after the last arrival, % (bars: one standard deviation over seeds)")
+    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", frameon=False)
+    axes.set_title(content["setting"], fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
+    """Make the page of MF-CA2FL in few bits: one row per codec."""
+    config, options = cells[0].config, dict(cells[0].spec.options)
+    size, by_rule = config.num_parameters(), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}
+    codecs = {cell.row: cell.spec.build().calibrate.codec for cell in cells}
+    names = {rule: codec.name if codec else "float32" for rule, codec in codecs.items()}
+    few, many = CODEC_CLAIM
+    content: dict[str, Any] = {
+        "source": CODEC_SOURCE,
+        "afflux": __version__,
+        "setting": f"{config.data}, {config.model} ({size:,} parameters), {config.num_clients} clients "
+        f"(Dirichlet({config.alpha:g})), {config.concurrency} at once, delays {config.delays}, "
+        f"{config.arrivals} arrivals",
+        "options": f"server_lr {options['server_lr']:g}, buffers of {options['buffer_size']}, {config.local_steps} "
+        f"local steps of {config.client_lr:g}",
+        "parameters": size,
+        "seeds": list(seeds),
+        "codecs": [
+            {
+                "codec": names[rule],
+                "row_bytes": codec.row_bytes(size) if codec else 4 * size,
+                "accuracy": seed_statistics([run.late_accuracy() for run in by_rule[rule]])._asdict(),
+                "difference": _paired(by_rule[rule], runs[0])._asdict(),
+                "final": final_accuracy(by_rule[rule])._asdict(),
+            }
+            for rule, codec in codecs.items()
+        ],
+        "from_8_bits": {names[rule]: _paired(by_rule[rule], by_rule[many])._asdict() for rule in few},
+    }
+    return Page(f"mf-ca2fl-{config.data}", codecs_markdown(content), content, partial(_draw_codecs, content))
+
+
+def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> SeedStatistics:
+    """Return the difference of the accuracies of two rules, seed by seed."""
+    return seed_statistics([a.late_accuracy() - b.late_accuracy() for a, b in zip(runs, others, strict=True)])
+
+
+def codecs_markdown(content: Mapping[str, Any]) -> str:
+    """Return the page's table, with a line above and a line below."""
+    cells = [
+        [
+            f"`{line['codec']}`" if number else "`float32` (CA2FL)",
+            f"{line['row_bytes']:,}",
+            percent(line["accuracy"]),
+            percent(line["difference"], "+") if number else "",
+            percent(line["final"]),
+        ]
+        for number, line in enumerate(content["codecs"])
+    ]
+    header = ("rows", "bytes per client", "accuracy, %", "difference from CA2FL", "after the last arrival, %")
+    few = [f"`{codec}` {percent(value, '+')}" for codec, value in content["from_8_bits"].items()]
+    return (
+        f"{content['setting']}; {content['options']}; seeds {', '.join(map(str, content['seeds']))}. Accuracy: mean of "
+        "the evaluations in the last quarter of a run. Mean and standard deviation over seeds; differences seed by "
+        "seed, in points.\n\n"
+        + markdown_table(header, cells)
+        + f"\n2 bits minus 8 bits (`affine-8`), seed by seed, in points: {', '.join(few)}.\n"
+    )
+
+
+def _draw_codecs(content: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG: accuracy against bits per element, a line for each kind of codec."""
+    from matplotlib.figure import Figure
+
+    from afflux.sim.results.figures import style_axes
+
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    exact = content["codecs"][0]["accuracy"]
+    axes.axhline(100 * exact["mean"], color="#888888", linewidth=1, linestyle="--", label="CA2FL, float32 rows")
+    low, high = 100 * (exact["mean"] - exact["std"]), 100 * (exact["mean"] + exact["std"])
+    axes.axhspan(low, high, color="#888888", alpha=0.12, linewidth=0)
+    for kind in ("affine", "affine-vector", "rotated"):
+        lines = [line for line in content["codecs"] if line["codec"].rpartition("-")[0] == kind]
+        axes.errorbar(
+            [8 * line["row_bytes"] / content["parameters"] for line in lines],
+            [100 * line["accuracy"]["mean"] for line in lines],
+            yerr=[100 * line["accuracy"]["std"] for line in lines],
+            **codec_style(kind),
+            capsize=2,
+            label=kind,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    axes.set_xlabel("bits per element of a client's row")
+    axes.set_ylabel("test accuracy, % (bars: one standard deviation)")
+    axes.legend(frameon=False)
+    axes.set_title(content["setting"], fontsize=7)
+    style_axes(axes)
+    figure.savefig(path, dpi=150)
+
+
+def codec_style(kind: str) -> dict[str, Any]:
+    """Return marker and colour of a kind of codec."""
+    return {"marker": CODEC_MARKERS[kind], "color": COLOURS[list(CODEC_MARKERS).index(kind)].picture}
+
+
+def percent(value: Mapping[str, float], sign: str = "") -> str:
+    """Return mean and standard deviation in per cent."""
+    return f"{100 * value['mean']:{sign}.1f} ± {100 * value['std']:.1f}"

@@ -1,0 +1,242 @@
+"""What `mutants.py` breaks in the simulator and in the adapters to other frameworks."""
+
+SIM = {
+    "schedule: replacements start one by one": (
+        "refill if done % refill == 0 else 0",
+        "1",
+        "test_sim_events.py",
+    ),
+    "schedule: the client that has finished last is never drawn again": (
+        "int(selection.integers(len(idle)))",
+        "int(selection.integers(max(len(idle) - 1, 1)))",
+        "test_sim_events.py",
+    ),
+    "schedule: arrivals at the same time come in any order": (
+        "heappush(training, (finish, sequence, client))",
+        "heappush(training, (finish, 10**6 - sequence, client))",
+        "test_sim_events.py",
+    ),
+    "schedule: one arrival too many": (
+        "while done < arrivals:",
+        "while done <= arrivals:",
+        "test_sim_events.py",
+    ),
+    "rounds: the arrivals of a round come in the order of dispatch": (
+        "key=lambda arrival: (arrival.time, arrival.sequence)",
+        "key=lambda arrival: arrival.sequence",
+        "test_sim_rounds.py",
+    ),
+    "rounds: a client starts from any of the held models but the newest": (
+        "ages.integers(min(stale_models, number + 1))",
+        "ages.integers(min(1, number), min(stale_models, number + 1) + (number == 0))",
+        "test_sim_rounds.py",
+    ),
+    "rounds: the rarest client is drawn most often": (
+        "selection.standard_exponential(len(clients)) / rates",
+        "selection.standard_exponential(len(clients)) * rates",
+        "test_sim_rounds.py",
+    ),
+    "streams: selection and delays share a stream": (
+        "    SELECTION = 3\n",
+        "    SELECTION = 2\n",
+        "test_sim_data.py",
+    ),
+    "partition: Dirichlet's last client loses examples": (
+        "np.rint(np.cumsum(shares) * len(members))",
+        "np.floor(np.cumsum(shares) * len(members))",
+        "test_sim_data.py",
+    ),
+    "partition: iid shares are blocks of the file": (
+        "    shuffled = rng.permutation(len(labels))\n",
+        "    shuffled = np.arange(len(labels))\n",
+        "test_sim_data.py",
+    ),
+    "partition: classes are drawn without regard to those that have no client": (
+        "np.lexsort((rng.random(len(kinds)), taken))",
+        "np.argsort(rng.random(len(kinds)))",
+        "test_sim_data.py",
+    ),
+    "delays: FADAS's large class is as frequent as the small one": (
+        "(3 * gamma, 2 * gamma, gamma)",
+        "(gamma, 2 * gamma, 3 * gamma)",
+        "test_sim_data.py",
+    ),
+    "delays: CA2FL's location is a scale": (
+        "float(s[client] + abs(times.standard_normal()))",
+        "float(s[client] * abs(times.standard_normal()))",
+        "test_sim_data.py",
+    ),
+    "delays: a device's work grows its deviation as its mean": (
+        "[devices] * np.sqrt(self.work)",
+        "[devices] * self.work",
+        "test_delay_laws.py",
+    ),
+    "training: a small last batch weighs as much as a full one": (
+        "losses += loss * size",
+        "losses += loss * self._config.batch_size",
+        "test_sim_clients.py",
+    ),
+    "training: the number of steps is never the largest": (
+        "rng.integers(1, 2 * config.local_steps, endpoint=True)",
+        "rng.integers(1, 2 * config.local_steps)",
+        "test_sim_local.py",
+    ),
+    "training: an epoch without its last batch": (
+        "max(1, int(batches)) if config.drop_last else math.ceil(batches)",
+        "max(1, int(batches))",
+        "test_sim_clients.py",
+    ),
+    "training: a client reports its data in place of its batch": (
+        'min(size, config.batch_size) if config.examples == "batch" else size',
+        "size",
+        "test_sim_local.py",
+    ),
+    "scaffold: the control of a client is the gradient of its loss alone": (
+        "= gradient - shift",
+        "= gradient",
+        "test_sim_local.py",
+    ),
+    "scaffold: a faulty training changes the control": (
+        " or not np.isfinite(trained.update).all()",
+        "",
+        "test_faulty_trainings.py",
+    ),
+    "evaluations: never at the last arrival alone": (
+        "eval_every == 0 or ",
+        "eval_every == 0 or 0 * ",
+        "test_sim_run.py",
+    ),
+    "ends: one round too many": (
+        ".version >= config.rounds",
+        ".version > config.rounds",
+        "test_library.py",
+    ),
+    "ends: an arrival at the end of virtual time is too late": (
+        "event.time > limit",
+        "event.time >= limit",
+        "test_sim_progress.py",
+    ),
+    "ends: a target is not reached with equal accuracy": (
+        "if evaluation.accuracy >= target",
+        "if evaluation.accuracy > target",
+        "test_sim_statistics.py",
+    ),
+    "faults: any arrival after a faulty one is in its row": (
+        'if receipt.status == "faulty" else 0',
+        'if receipt.status == "faulty" else self.faults_in_a_row',
+        "test_faulty_trainings.py",
+    ),
+    "checkpoint: older versions from which clients train are not kept": (
+        "keep=self._stream.older_versions()",
+        "keep=[]",
+        "test_sim_resume.py",
+    ),
+    "checkpoint: another interval": (
+        ">= self._due",
+        "> self._due + 60",
+        "test_sim_resume.py",
+    ),
+    "resume: what a log holds beyond the checkpoint stays": (
+        "os.ftruncate(descriptor, size)",
+        "pass",
+        "test_sim_resume.py",
+    ),
+    "replay: a client pulls the version of its arrival": (
+        "starts[line.dispatched_after].append(line.number)",
+        "starts[line.number].append(line.number)",
+        "test_sim_audit.py",
+    ),
+    "audit: a log that lacks an arrival is read": (
+        "if line.number != len(arrivals):",
+        "if line.number < len(arrivals):",
+        "test_sim_audit.py",
+    ),
+    "updates: a row that was cut off is read": (
+        "count = min(shape[0], (size - start) // (4 * d))",
+        "count = shape[0]",
+        "test_sim_audit.py",
+    ),
+    "statistics: the deviation of all, not of a sample": (
+        "np.std(finite, ddof=1)",
+        "np.std(finite)",
+        "test_sim_statistics.py",
+    ),
+    "statistics: a staleness of 2 is in the bin of 1": (
+        "late.bit_length()",
+        "late.bit_length() - (late == 2)",
+        "test_sim_statistics.py",
+    ),
+    "statistics: clients that never arrived are not unequal": (
+        "np.concatenate([np.zeros(unseen, np.int64), counts])",
+        "np.array(counts)",
+        "test_sim_statistics.py",
+    ),
+    "statistics: an interval of one side": (
+        "(1 + level) / 2",
+        "level",
+        "test_sim_statistics.py",
+    ),
+    "tables: the columns of participation are exchanged": (
+        '("rule", "seed", "client", "arrivals")',
+        '("rule", "seed", "arrivals", "client")',
+        "test_sim_report.py",
+    ),
+}
+
+ADAPTERS = {
+    "replies: an empty one is of use": (
+        'NO_USE = ("faulty", "expired", "empty")',
+        'NO_USE = ("faulty", "expired")',
+        "test_core_clients.py",
+    ),
+    "replies: a slow client has failed": (
+        'receipt.status == "expired" and readable and base is None',
+        'receipt.status == "never"',
+        "test_core_clients.py",
+    ),
+    "replies: one without an assignment is not counted": (
+        'self.lost["unknown"] += 1',
+        'self.lost["unknown"] += 0',
+        "test_core_replies.py",
+    ),
+    "replies: float16 holds any value": (
+        "return -65504.0, 65504.0",
+        "return None",
+        "test_core_replies.py",
+    ),
+    "clients: an overdue one is not counted": (
+        'self.lost["overdue"] += 1',
+        'self.lost["overdue"] += 0',
+        "test_core_clients.py",
+    ),
+    "clients: all rest for the same time": (
+        "* 2 ** min(count - 1, _MOST_DOUBLINGS)",
+        "",
+        "test_core_clients.py",
+    ),
+    "clients: one that was restarted keeps its old address, too": (
+        "                del self._ids[other]\n            self._ids[address] = client",
+        "            self._ids[address] = client",
+        "test_core_ids.py",
+    ),
+    "clients: tasks before enough places are free": (
+        "free >= min(self.settings.dispatch_size, self.concurrency)",
+        "free > 0",
+        "test_core_loop.py",
+    ),
+    "metrics: their weight is not read": (
+        "sum(x * w for x, w in own) / sum(w for _, w in own)",
+        "sum(x for x, _ in own) / len(own)",
+        "test_adapter_rules.py",
+    ),
+    "metrics: those of a replaced arrival stay": (
+        'if receipt.status == "replaced":',
+        "if False:",
+        "test_core_metrics.py",
+    ),
+    "resume: tasks of clients that are gone stay open": (
+        "            for task in self.server.tasks:\n                task.cancel()\n",
+        "",
+        "test_core_resume.py",
+    ),
+}

@@ -1,0 +1,62 @@
+"""What tests read inside a server, and put into it, in one place: what no public call says or does."""
+
+from collections.abc import Callable
+from typing import Any
+
+from afflux import Server
+
+
+def aggregator_of(server: Server) -> Any:
+    """The control of a server: its admission, slots, versions and tasks."""
+    return server._aggregator
+
+
+def slots_taken(server: Server) -> int:
+    """The number of slots that hold a vector: a push that is refused keeps none."""
+    return int(aggregator_of(server).slots.taken)
+
+
+def slots_limit(server: Server) -> int:
+    """The most slots at a time."""
+    return int(aggregator_of(server).slots.limit)
+
+
+def without_fast_path(server: Server) -> None:
+    """Let all pushes take the general way, which tests can hold up."""
+    aggregator_of(server).fast = None
+
+
+def monitor_of(server: Server) -> Any:
+    """The mutex of a server, and the steps that threads make under it."""
+    return aggregator_of(server)._monitor
+
+
+def mutex_of(server: Server) -> Any:
+    """The mutex itself."""
+    return monitor_of(server)._mutex
+
+
+def decide_elsewhere(server: Server, elsewhere: bool) -> None:
+    """Let the server look as if another thread decided at this time, or no longer."""
+    monitor_of(server)._handed_out = elsewhere
+
+
+def rounds_of(server: Server) -> Callable[[Any], None]:
+    """The function that makes the rounds of a server, called with each."""
+    function: Callable[[Any], None] = monitor_of(server)._run
+    return function
+
+
+def make_rounds_by(server: Server, function: Callable[[Any], None]) -> None:
+    """Let another function make the rounds of a server."""
+    monitor_of(server)._run = function
+
+
+def store_of(server: Server) -> Any:
+    """The store of a server."""
+    return server._store
+
+
+def index_of(server: Server) -> Any:
+    """The index of a server's store."""
+    return store_of(server)._index
