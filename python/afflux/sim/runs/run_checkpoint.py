@@ -238,32 +238,27 @@ class InterruptedRun:
             raise StoreError(f"[store] cannot read {self.path / self.notes.arrays}: {error}") from None
 
 
+@dataclass(eq=False)
 class RunCheckpoints:
     """The checkpoints of a run, saved between two events: at intervals, and on Ctrl-C."""
 
-    def __init__(
-        self,
-        path: Path,
-        stream: TrainingStream,
-        leader: SimulatedServer,
-        output: AuditOutput,
-        seconds: float,
-        interrupted: InterruptedRun | None = None,
-    ) -> None:
-        run_id = None if interrupted is None else interrupted.notes.run_id
-        self._run_id = run_id or token_hex(16)
-        if read_run_id(output.folder) != self._run_id:
+    path: Path  #: the store
+    stream: TrainingStream
+    leader: SimulatedServer
+    output: AuditOutput
+    seconds: float  #: between two checkpoints
+    run_id: str | None = None  #: that of the run which goes on; None: a new one
+
+    def __post_init__(self) -> None:
+        """Write the id of the run beside its logs."""
+        self.run_id, self.due = self.run_id or token_hex(16), 0.0
+        file = self.output.folder / RUN_ID
+        if read_run_id(self.output.folder) != self.run_id:
             try:
-                with open(new_file(output.folder / RUN_ID), "w", encoding="ascii") as file:
-                    file.write(self._run_id)
+                with open(new_file(file), "w", encoding="ascii") as written:
+                    written.write(self.run_id)
             except OSError as error:
-                raise ConfigError(f"cannot write {output.folder / RUN_ID}: {error.strerror}") from None
-        self._path = path
-        self._stream = stream
-        self._leader = leader
-        self._output = output
-        self._seconds = seconds
-        self._due = 0.0
+                raise ConfigError(f"cannot write {file}: {error.strerror}") from None
 
     def __call__(self) -> None:
         """Save if the interval is over; on Ctrl-C, save and raise KeyboardInterrupt."""
@@ -272,40 +267,40 @@ class RunCheckpoints:
         except KeyboardInterrupt:
             self.save()
             raise
-        if time.monotonic() >= self._due:
+        if time.monotonic() >= self.due:
             self.save()
 
     def save(self) -> None:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
-        self._leader.add_evaluations()
-        state, arrays, log = self._stream.state(), self._stream.state_arrays(), self._leader.record.log
+        self.leader.add_evaluations()
+        state, arrays, log = self.stream.state(), self.stream.state_arrays(), self.leader.record.log
         assert log is not None
         name = f"clients-{state.events}.npz" if arrays else None
         if name is not None:
-            new = self._path / f"{name}.new"
+            new = self.path / f"{name}.new"
             try:
                 with open(new_file(new), "wb") as file:
                     np.savez(file, **arrays)  # type: ignore[arg-type]
-                new.replace(self._path / name)
+                new.replace(self.path / name)
             except OSError as error:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
         notes = CheckpointNotes(
             afflux_run=FORMAT,
-            audit=str(self._output.folder.resolve()),
+            audit=str(self.output.folder.resolve()),
             header=log.header,
             log_bytes=log.size,
             log_sha256=log.digest,
-            server=_counts(self._leader.server),
+            server=_counts(self.leader.server),
             stream=state,
             arrays=name,
-            history=self._leader.history,
-            run_id=self._run_id,
+            history=self.leader.history,
+            run_id=self.run_id,
         )
-        self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._stream.older_versions())
-        for old in self._path.glob("clients-*.npz*"):
+        self.leader.server.checkpoint(msgspec.to_builtins(notes), keep=self.stream.older_versions())
+        for old in self.path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()
-        self._due = time.monotonic() + self._seconds
+        self.due = time.monotonic() + self.seconds
 
 
 def read_run_id(folder: Path) -> str | None:

@@ -114,7 +114,8 @@ def simulate(
             for server in servers:
                 server.record.open(output, files, header, size)
             if store is not None:
-                checkpoints = RunCheckpoints(store.path, stream, leader, output, store.seconds, interrupted)
+                run_id = None if interrupted is None else interrupted.notes.run_id
+                checkpoints = RunCheckpoints(store.path, stream, leader, output, store.seconds, run_id)
                 checkpoints.save()
         feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
         if checkpoints is not None:
