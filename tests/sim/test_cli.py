@@ -90,8 +90,8 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--rules", "fedbuf"], "unknown rule 'fedbuf'; did you mean 'fedbuff'? known: afa_cd, afa_cs, ca2fl, fadas, "),
-        (["--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
-        (["--model", "vgg"], "unknown model 'vgg'; known: cnn, logreg, wkafl-cnn"),
+        (["--data", "cifar"], "unknown data 'cifar'; did you mean 'cifar10' or 'cifar100'? known: cifar10, cifar100, digits, "),
+        (["--model", "vgg"], "unknown model 'vgg'; known: afl-cnn, ca2fl-cnn, char-lstm, cnn, "),
         (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, ca2fl-0.5, "),
         (["--partition", "x"], "unknown partition 'x'; known: classes, dirichlet, iid"),
         (["--seeds", "one"], "seeds are whole numbers"),
@@ -99,7 +99,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
         (["--rules", "fedasync", "--buffer-size", "5"], "--buffer-size was given, but fedasync"),
         (["--rules", "ca2fl,ca2fl"], "given twice"),
         (["--concurrency", "101"], "concurrency is 101, but there are 100 clients"),
-        (["--data", "mnist", "--data-dir", "nowhere"], "nowhere/mnist.npz"),
+        (["--data", "mnist", "--data-dir", "nowhere"], "there is no folder nowhere"),
         (["--model", "logreg", "--client-lr", "1e38", "--faults", "raise"], "diverged"),
     ],
 )

@@ -122,7 +122,7 @@ def test_table_2_from_the_command_line_on_a_small_file(mnist, tmp_path):
     ("arguments", "message"),
     [
         (["afl-table2", "--workers", "7/10"], "no row 7/10"),
-        (["afl-table2", "--data-dir", "nowhere"], "nowhere/mnist.npz"),
+        (["afl-table2", "--data-dir", "nowhere"], "there is no folder nowhere"),
         (["afl-table2", "--seeds", "x"], "seeds are whole numbers"),
         (["rules", "--data", "cifar"], "the rules are compared on digits, mnist"),
     ],
