@@ -90,7 +90,10 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--rules", "fedbuf"], "unknown rule 'fedbuf'; did you mean 'fedbuff'? known: afa_cd, afa_cs, ca2fl, fadas, "),
-        (["--data", "cifar"], "unknown data 'cifar'; did you mean 'cifar10' or 'cifar100'? known: cifar10, cifar100, digits, "),
+        (
+            ["--data", "cifar"],
+            "unknown data 'cifar'; did you mean 'cifar10' or 'cifar100'? known: cifar10, cifar100, digits, ",
+        ),
         (["--model", "vgg"], "unknown model 'vgg'; known: afl-cnn, ca2fl-cnn, char-lstm, cnn, "),
         (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, ca2fl-0.5, "),
         (["--partition", "x"], "unknown partition 'x'; known: classes, dirichlet, iid"),
