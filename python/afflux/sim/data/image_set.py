@@ -65,7 +65,7 @@ class ImageSet:
             for part, images in zip(parts, (self.x_train, self.x_test), strict=True):
                 if images.dtype == np.uint8:
                     table = ((np.arange(256) - mean) / divisor).astype(np.float32)
-                    np.take(table, images[:, channel], out=part[:, channel])
+                    np.take(table, images[:, channel], out=part[:, channel], mode="clip")  # "raise" copies
                 else:
                     part[:, channel] = (images[:, channel] - mean) / divisor
         return parts[0], parts[1]
@@ -87,7 +87,9 @@ def channel_moments(values: np.ndarray) -> tuple[float, float]:
     """Return mean and standard deviation in float64; of uint8 by the counts of the 256 values."""
     if values.dtype != np.uint8:
         return float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
-    counts = np.bincount(values.ravel(), minlength=256)
+    # In pieces, because NumPy converts them to int64.
+    pieces = np.array_split(values, 1 + values.size // 1_000_000)
+    counts = np.sum([np.bincount(piece.ravel(), minlength=256) for piece in pieces], axis=0)
     mean = float(np.dot(counts, np.arange(256)) / counts.sum())
     return mean, float(np.sqrt(np.dot(counts, (np.arange(256) - mean) ** 2) / counts.sum()))
 

@@ -1,9 +1,11 @@
 """The tasks of a data set and a model (docs/data.md): of the settings data and model, or of the options of `papers`."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from afflux.sim.data.image_set import ImageSet
 from afflux.sim.data.registry import DataSet, read_data_set
 from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError
@@ -75,8 +77,7 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
 
         test = Classification(*examples(data.test[spaced]))
         return Task(model, own_windows, test, num_clients=len(shards), seeds_torch=False, source=data)
-    x, x_test = (torch.from_numpy(part) for part in data.scaled())
-    y, y_test = torch.tensor(data.y_train), torch.tensor(data.y_test)
+    x, y, x_test, y_test = _tensors(data)
 
     def own_images(client: int) -> "tuple[Tensor, Tensor]":
         return x[shards[client]], y[shards[client]]
@@ -89,5 +90,19 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
         num_clients=len(shards) or None,
         validation=(x, y),
         seeds_torch=False,
-        source=content_digest(data.files()) if logged and data.files else data,
+        source=(_digest_of_files(data) if logged else None) or data,
     )
+
+
+@lru_cache(maxsize=2)
+def _tensors(data: ImageSet) -> "tuple[Tensor, ...]":
+    """Return scaled training images, their labels, and both of the test part, for all runs of this process."""
+    import torch
+
+    x_train, x_test = data.scaled()
+    return torch.from_numpy(x_train), torch.tensor(data.y_train), torch.from_numpy(x_test), torch.tensor(data.y_test)
+
+
+@lru_cache(maxsize=2)
+def _digest_of_files(data: ImageSet) -> str | None:
+    return content_digest(data.files()) if data.files else None
