@@ -44,6 +44,8 @@ def test_the_help_is_short_and_help_all_has_every_option(command, monkeypatch):
     short, whole = (invoke(command, option).stdout for option in ("--help", "--help-all"))
     assert len(short.splitlines()) <= 100
     assert "\N{HORIZONTAL ELLIPSIS}" not in short + whole
+    assert not [line for line in whole.splitlines() if line.endswith("-")]
+    assert whole.isascii()
     options = {name for one in typer.main.get_command(app).commands[command].params for name in one.opts}
     assert {"--refill", "--drop-last", "--tensorboard"} < options
     assert [name for name in sorted(options) if f"  {name} " not in whole] == []

@@ -13,6 +13,7 @@ except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
 from afflux.cli import bench, demo, listings, plan, reproduce, simulate, store
+from afflux.cli.common import HelpCommand
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -39,8 +40,8 @@ def _main(
 
 
 app.command(help=demo.DEMO_HELP)(demo.demo)
-app.command(help=simulate.COMPARE_HELP)(simulate.compare)
-app.command(help=simulate.RUN_HELP)(simulate.run)
+app.command(cls=HelpCommand, help=simulate.COMPARE_HELP)(simulate.compare)
+app.command(cls=HelpCommand, help=simulate.RUN_HELP)(simulate.run)
 app.command(help=simulate.REPLAY_HELP)(simulate.replay)
 app.command(help=bench.HELP)(bench.bench)
 app.command(help=listings.RULES_HELP)(listings.rules)

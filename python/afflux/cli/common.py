@@ -23,6 +23,8 @@ COMMON = (
     *("task", "data", "data_dir", "model", "num_clients", "concurrency", "arrivals", "rounds", "delays"),
     *("partition", "alpha", "client_optimizer", "client_lr", "local_steps", "batch_size", "eval_every", "target"),
 )
+#: Lines are not broken behind it.
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
 Paper = Annotated[
     str | None,
@@ -70,7 +72,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     options: dict[str, tuple[Any, Any]] = {
         field.name: (
-            Annotated[field.type, typer.Option(help=field.metadata["help"], hidden=field.name not in COMMON)],
+            Annotated[field.type, typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)],
             field.default,
         )
         for field in fields(SimConfig)
@@ -101,6 +103,18 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = signature  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return wrapped
+
+
+class HelpCommand(typer.core.TyperCommand):
+    """A command whose help does not break names at their hyphens, at the ends of lines."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, in which the hyphens are those that one types."""
+        return super().get_help(ctx).replace(HYPHEN, "-")
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"(?<=\w)-(?=\w)", HYPHEN, text)
 
 
 def _print_all(context: typer.Context, wanted: bool) -> None:

@@ -73,12 +73,12 @@ Examples:
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
-    f"Separated by commas; default {', '.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings "
-    "and buffer size; its own rule, with its server learning rate, comes first if --rules is not given."
+    f"Separated by commas; default {', '.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings; "
+    "its own rule comes first if --rules is not given."
 )
 PAIRED = (
-    "All rules get the same updates: clients train from the params of the first rule. Compares only the aggregation of "
-    "these updates, not how clients would learn under the other rules."
+    "All rules get the same updates, of clients that train from the params of the first rule: compares only the "
+    "aggregation, not how clients would learn under the other rules."
 )
 KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
@@ -94,8 +94,7 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hi
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
-    "validation part, and its best one then with all seeds on the test part. The same command with --out continues, "
-    "also with more rules, values or seeds."
+    "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
 )
 WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
 TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]

@@ -93,8 +93,7 @@ class SimConfig:
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
         f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
-        "is executed and returns an afflux.sim.Task; a setting that is given, but that the task does not take, is an "
-        "error.",
+        "is executed and returns an afflux.sim.Task.",
     )
     data: str = _setting("digits", f"Data set: {', '.join(DATA_SETS)}.")
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
@@ -123,7 +122,7 @@ class SimConfig:
     delays: str = _setting(
         "fadas-large",
         f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
-        "(docs/data.md); task: that of the task, which is the default for a task of your own that has one.",
+        "(docs/data.md); task: that of a task of your own, which is the default if it has one.",
     )
     partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
