@@ -348,6 +348,26 @@ def test_wrong_roles(roles, message):
         Layout.of(Model(), roles=roles)
 
 
+@pytest.mark.parametrize(("role", "lowest"), [(None, None), ("copied", 1.0), ("local", 5.0)])
+def test_ranges_that_begin_at_infinity(role, lowest):
+    """As those of torch's MinMaxObserver, which have no mean at the start: a role says what to do."""
+
+    def observed(low):
+        module = torch.nn.Linear(1, 1)
+        module.register_buffer("min_val", torch.tensor(low))
+        return module
+
+    layout = Layout.of(observed(np.inf), roles=None if role is None else {"min_val": role})
+    server = Server(fedbuff(buffer_size=1), observed(np.inf), layout=layout)
+    if role is None:
+        with pytest.raises(AffluxError, match=r'min_val differs.*roles=\{"min_val": "local"\}'):
+            pushed(server, observed(1.0))
+    else:
+        assert pushed(server, observed(1.0)).status == "joined"
+        server.pull(out=(target := observed(5.0)))
+        assert target.min_val == lowest
+
+
 def test_extra_states_are_local_in_every_tree():
     state = torch.nn.Linear(1, 1).state_dict() | {"_extra_state": torch.tensor([1, 2], dtype=torch.uint8)}
     for start in (state, {"body": {**state}}, {name: array.numpy() for name, array in state.items()}):

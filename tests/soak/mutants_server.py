@@ -47,9 +47,14 @@ SERVER = {
         "test_statistics.py",
     ),
     "round: statistics on which all agree are computed": (
-        "np.copyto(out[:count], current[:count], where=same)",
+        "np.putmask(mean, same, before)",
         "pass",
         "test_statistics.py",
+    ),
+    "layout: further names of a tied array are unknown": (
+        "if n in known or walk.aliases.get(n, n) not in held}",
+        "if True}",
+        "test_roles.py",
     ),
     "layout: a constant is not compared": (
         "if other.ctypes.data == own.ctypes.data or np.array_equal(other, own):",

@@ -49,19 +49,22 @@ def mixed_buffers(
     values, shares = zip(*pairs, strict=True)
     if len(pairs) == 1 and (kind != "model" or lr * shares[0] >= 1.0):
         return values[0]
-    count = current.size if averaged is None else averaged
-    out, statistics = np.empty_like(current), [v[:count] for v in values]
-    if count:
-        _mix(kind, current[:count], statistics, shares, lr, out[:count])
-        bits = current[:count].view(np.int64)
-        same = np.logical_and.reduce([vector.view(np.int64) == bits for vector in statistics])
-        out[:count][same] = current[:count][same]
-    out[count:] = values[shares.index(max(shares))][count:]
+    out = np.empty(current.size)
+    before, mean, statistics = current, out, values
+    if averaged is not None and averaged < current.size:
+        before, mean, statistics = current[:averaged], out[:averaged], tuple(v[:averaged] for v in values)
+        out[averaged:] = values[shares.index(max(shares))][averaged:]
+    if before.size:
+        _mix(kind, before, statistics, shares, lr, mean)
+        same = statistics[0] == before
+        for vector in statistics[1:]:
+            same &= vector == before
+        np.putmask(mean, same, before)
     return immutable_copy(out)
 
 
 def _mix(
-    kind: Kind, current: Float64, vectors: list[Float64], weights: tuple[float, ...], lr: float, out: Float64
+    kind: Kind, current: Float64, vectors: tuple[Float64, ...], weights: tuple[float, ...], lr: float, out: Float64
 ) -> None:
     """Write the mean of the vectors to `out`."""
     total = ordered_sum(weights)

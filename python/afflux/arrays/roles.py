@@ -140,7 +140,9 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
     if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in walk.collections):
         return "local"
     is_float = type_of(name, array) in FLOATS
-    declared = walk.declared.get(name, False if type(array).__name__ == "Parameter" else None)
+    declared = walk.declared.get(name)
+    if declared is None and not is_float and type(array).__name__ == "Parameter":
+        declared = False  # in a dict of parameters
     if declared is False:
         trains = is_float or (is_torch(array) and array.requires_grad)
         return "trained" if trains else "constant"

@@ -63,8 +63,10 @@ class Walk:
         if path and is_extra_state(path[-1]):
             return self._leaf(tree, path)
         if is_keras(tree):
-            variables = {name: variable.value for name, variable in keras_variables(tree).items()}
-            return self._branch("dict", variables.items(), path)
+            values = {name: variable.value for name, variable in keras_variables(tree).items()}
+            # With torch's backend each value is a Parameter, also that of a counter.
+            values = {n: value.detach() if hasattr(value, "detach") else value for n, value in values.items()}
+            return self._branch("dict", values.items(), path)
         if is_module(tree):
             return self._module(tree, path)
         if (variable := variable_of_flax(tree)) is not None:
