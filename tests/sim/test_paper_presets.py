@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from afflux.cli import app, simulate
 from afflux.sim import read_audit_log
-from afflux.sim.papers import tables
+from afflux.sim.papers.paper_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
+from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.workload.config import SimConfig
 from conftest import ROOT
 from pairwise import soak
@@ -269,8 +270,10 @@ def test_wkafls_settings(data, levels, rate, rule):
 @pytest.mark.parametrize("workers", ["5/10", "20/100"])
 def test_anarchic_fls_preset_is_a_run_of_its_table(workers):
     preset = find_preset(f"afl-logreg-{workers.replace('/', 'of')}")
-    jobs = tables.afl_table2(workers, 5).jobs([0])
-    assert preset.config() in [job.config for job in jobs]
+    cells = [cell for cell in TABLES["afl-table2"].cells if cell.name.startswith(f"{workers}, 5 steps")]
+    jobs = jobs_of(cells, [0], None)
+    own = preset.config(eval_every=jobs[0].config.eval_every)  # the table is evaluated in each round
+    assert own in [job.config for job in jobs]
     assert {job.spec.text for job in jobs} == {"afa_cd:buffer_size={}:server_lr=0.1".format(workers.partition("/")[0])}
     assert (preset.rule.value, preset.server_lr.value) == ("afa_cd", 0.1)
 

@@ -14,7 +14,7 @@ def generator(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1):
+def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1, blocked=False):
     return list(
         schedule_events(
             clients,
@@ -24,6 +24,7 @@ def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1):
             selection=generator(seed),
             times=generator(seed + 1),
             refill=refill,
+            blocked=blocked,
         )
     )
 
@@ -73,6 +74,28 @@ def test_selection_is_uniform_and_includes_the_client_that_just_finished():
     expected = 20_000 / 25
     assert len(pairs) == 25
     assert max(abs(count - expected) for count in pairs.values()) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "concurrency", "refill"), [(10, 3, 1), (10, 10, 4), (10, 8, 8), (7, 2, 2), (3, 1, 1)]
+)
+def test_a_blocked_client_starts_again_only_after_the_end_of_the_pass(count, concurrency, refill):
+    delay = delay_law("exponential")(count, generator())
+    events = events_of(range(count), concurrency, 6 * count, delay, refill=refill, blocked=True)
+    finished, training = 0, set()
+    for event in events:
+        if isinstance(event, Dispatch):
+            # Everything that trains was started in the pass that is under way.
+            this_pass = {other for _, other in arrivals_of(events)[finished - finished % count : finished]}
+            assert event.client not in training | this_pass
+            training.add(event.client)
+            assert len(training) <= concurrency
+        else:
+            training.remove(event.client)
+            finished += 1
+    clients = [client for _, client in arrivals_of(events)]
+    for start in range(0, len(clients), count):
+        assert sorted(clients[start : start + count]) == list(range(count))
 
 
 def test_synchronous_rounds_wait_for_the_whole_cohort():

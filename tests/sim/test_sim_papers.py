@@ -14,6 +14,8 @@ from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import tables
 from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.paper_tables import TABLES
+from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
@@ -46,82 +48,13 @@ def mnist(tmp_path, monkeypatch):
 
     (x_train, y_train), (x_test, y_test) = part(SMALL_MNIST), part(50)
     np.savez(tmp_path / "mnist.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-    monkeypatch.setattr(tables, "ROUNDS", 4)
     return tmp_path
-
-
-def test_the_plan_of_table_2_is_the_papers_setting():
-    jobs = tables.afl_table2("5/10", 5, "somewhere").jobs([0, 7])
-    assert len(jobs) == 2 * 4 * 4
-    assert [job.seed for job in jobs] == [0] * 16 + [7] * 16
-    for job in jobs:
-        rule, config = job.spec.build(), job.config
-        assert (rule.name, rule.kind, rule.buffer_size) == ("afa_cd", "gradient", 5)
-        assert (config.data, config.model, config.data_dir) == ("mnist", "logreg", "somewhere")
-        assert config.arrivals == 150 * 5
-        assert (config.num_clients, config.batch_size, config.local_steps, config.client_lr) == (10, 64, 5, 0.1)
-        assert (config.protocol, config.partition) == ("rounds", "classes")
-    first = [(job.config.classes, job.config.stale_models, job.config.steps_law) for job in jobs[:5]]
-    assert first == [(1, 1, "constant"), (1, 1, "uniform"), (1, 5, "constant"), (1, 5, "uniform"), (2, 1, "constant")]
-    assert len({job.config for job in jobs[:16]}) == 16
-    assert tables.afl_table2("20/100", 5).cells[0].config.arrivals == 3000
-    assert tables.afl_table2("5/10", 10).cells[0].config.local_steps == 10
-    with pytest.raises(ConfigError, match="no row 20/100 with 10 steps; it has 5/10 with 5, 5/10 with 10, 20/100"):
-        tables.afl_table2("20/100", 10)
-
-
-def test_the_papers_numbers_are_those_that_it_prints():
-    # The smallest and the largest of its MNIST rows, and the sums of two of its rows and columns.
-    numbers = [x for table in tables.AFL_PAPER.values() for row in table.values() for x in row]
-    assert (len(numbers), min(numbers), max(numbers)) == (48, 0.8661, 0.9143)
-    assert sum(tables.AFL_PAPER["5/10", 5][2]) == pytest.approx(0.8906 + 0.8981 + 0.8901 + 0.8931)
-    assert [row[3] for row in tables.AFL_PAPER["20/100", 5].values()] == [0.8938, 0.9000, 0.9078, 0.9125]
-
-
-def test_ours_stands_beside_the_papers_number_of_the_same_place():
-    table_2 = tables.afl_table2("5/10", 5)
-    jobs = table_2.jobs([0, 1])
-    numbers = [x for row in tables.AFL_PAPER["5/10", 5].values() for x in row] * 2
-    off = [0.01] * 16 + [0.03] * 16
-    off[6] = off[22] = -0.05
-    results = [result_of(job.spec, job.seed, x + d) for job, x, d in zip(jobs, numbers, off, strict=True)]
-    page = table_2.page(results, [0, 1])
-    table = page.content["cells"]
-    assert [cell["paper"] for cell in table] == numbers[:16]
-    assert [(cell["classes"], cell["column"]) for cell in table[:5]] == [
-        (1, "sync, constant"),
-        (1, "sync, dynamic"),
-        (1, "async, constant"),
-        (1, "async, dynamic"),
-        (2, "sync, constant"),
-    ]
-    differences = [cell["difference"] for cell in table]
-    assert differences == pytest.approx([0.02] * 6 + [-0.05] + [0.02] * 9)
-    assert table[0]["ours"]["std"] == pytest.approx(np.std([0.01, 0.03], ddof=1))
-    assert table[0]["best"]["mean"] == pytest.approx(table[0]["ours"]["mean"] + 0.01)
-    assert page.content["mean_absolute_difference"] == pytest.approx((15 * 0.02 + 0.05) / 16)
-    assert "| 1 | sync, constant | 0.8916 | 0.9116 ± 0.0141 | +0.0200 |" in page.markdown
-    assert "largest -0.0500 (p = 2, async, constant)" in page.markdown
-
-
-def test_table_2_from_the_command_line_on_a_small_file(mnist, tmp_path):
-    out = tmp_path / "out"
-    arguments = ["reproduce", "afl-table2", "--data-dir", str(mnist), "--jobs", "1", "--out", str(out)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert f"wrote {out}/" in result.stdout
-    assert (out / "afl-table2.md").read_text() in result.stdout
-    content = json.loads((out / "afl-table2.json").read_text())
-    assert len(content["cells"]) == 16
-    assert "Anarchic Federated Learning, ICML 2022" in content["source"]
-    again = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "again")])
-    assert again.stdout.splitlines()[:-1] == result.stdout.splitlines()[:-1], "the same numbers again"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["afl-table2", "--workers", "7/10"], "no row 7/10"),
+        (["afl-table2", "--cells", "7/10*"], "afl-table2 has no cell '7/10*'; its first one is '5/10, 5 steps"),
         (["afl-table2", "--data-dir", "nowhere"], "data 'mnist': there is no folder nowhere"),
         (["afl-table2", "--seeds", "x"], "seeds are whole numbers"),
         (["rules", "--data", "cifar"], "the rules are compared on digits, mnist"),
@@ -207,11 +140,8 @@ def test_table_2_on_mnist_itself():
     folder = os.environ.get("AFFLUX_DATA")
     if not folder or not (Path(folder) / "mnist.npz").is_file():
         pytest.skip("needs mnist.npz in the folder AFFLUX_DATA: one run of the paper's Table 2, and its partition")
-    (job,) = [
-        job
-        for job in tables.afl_table2("5/10", 5).jobs([0])
-        if (job.config.classes, job.config.stale_models, job.config.steps_law) == (10, 5, "constant")
-    ]
+    (cell,) = [cell for cell in TABLES["afl-table2"].cells if cell.name == "5/10, 5 steps, p = 10, async, constant"]
+    (job,) = jobs_of([cell], [0], None)
     # Of 10000 images one standard deviation is .003; the paper's number and ours are one draw each.
     assert abs(run(job.spec, 0, job.config).final_accuracy - 0.9129) < 0.01
     with np.load(Path(folder) / "mnist.npz") as archive:

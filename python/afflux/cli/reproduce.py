@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,17 +10,19 @@ import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
 from afflux.sim.errors import EXTRA, require
+from afflux.sim.papers.paper_tables import TABLES
+from afflux.sim.papers.paper_tables import Table as PaperTable
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
     from afflux.sim.papers.tables import Table
 
-AFL_HELP = """Anarchic FL, Table 2: logistic regression on MNIST, our accuracy beside the paper's.
+TABLE_HELP = """{paper}, {shows}. {needs}; {runs} runs, {hours:.2g} CPU hours.
 
 \b
 Examples:
-  afflux reproduce afl-table2 --seeds 0,1,2
-  afflux reproduce afl-table2 --workers 20/100 --data-dir ~/data
+  afflux reproduce {name} --data-dir ~/data
+  afflux reproduce {name} --cells '{cell}' --seeds 0 --hours 1
 """
 RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a figure.
 
@@ -54,30 +57,95 @@ ResumableFolder = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    help="Reproduce tables of papers; writes Markdown and JSON. Finished runs are kept.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command("afl-table2", help=AFL_HELP)
-def afl_table2(
-    workers: Annotated[str, typer.Option(help="Workers per round of all: 5/10 or 20/100.")] = "5/10",
-    steps: Annotated[int, typer.Option(help="Local steps: 5, and 10 for 5/10 workers.")] = 5,
-    seeds: Seeds = "0",
+#: The finished runs of the papers' tables.
+RESULTS = Path("docs/results")
+Results = Annotated[
+    Path, typer.Option("--out", help="Folder of the finished runs and the pages; it is continued.", show_default=True)
+]
+
+
+@app.callback(invoke_without_command=True)
+def check_a_run(
+    context: typer.Context,
+    check: Annotated[
+        bool, typer.Option("--check", help="Make a finished run again, drawn at random, and compare it.")
+    ] = False,
+    table: Annotated[str | None, typer.Option(help="With --check: the table of the run; default any.")] = None,
     data_dir: DataDir = None,
-    jobs: Processes = None,
-    at_most: AtMost = None,
-    out: ResumableFolder = None,
+    out: Results = RESULTS,
 ) -> None:
-    """Run Table 2 (see AFL_HELP)."""
+    """Reproduce tables of papers; writes Markdown, JSON and pictures. Finished runs are kept."""
+    if not check:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+        return
     with report_errors():
         require(*EXTRA)
-        from afflux.sim.papers import tables
+        from afflux.sim.papers import reproduction
 
-        table = tables.afl_table2(workers, steps, data_dir)
-        _reproduce(table, {"command": "afl-table2", "workers": workers, "steps": steps}, seeds, out, jobs, at_most)
+        typer.echo("\n".join(reproduction.check(out, data_dir, table)))
+
+
+@app.command("list")
+def list_tables(out: Results = RESULTS) -> None:
+    """List the papers' tables: what each needs, whether it has run, and the mean difference from the paper."""
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers import reproduction
+        from afflux.sim.papers.publishing import markdown_table
+
+        lines, states = [], reproduction.states(out)
+        for state in states:
+            own = state.table
+            done = own.open or f"{state.runs} of {state.wanted} runs"
+            difference = "" if isnan(state.difference) else f"{state.difference:.4f}"
+            page = out / f"{own.name}.md"
+            place = str(page) if page.exists() else ""
+            lines.append((own.name, own.paper, own.shows, own.needs, f"{own.hours:g}", done, difference, place))
+        header = ("table", "paper", "shows", "needs", "CPU h", "state", "difference", "page")
+        typer.echo(markdown_table(header, lines))
+        typer.echo(f"the finished runs took {sum(state.hours for state in states):.2f} CPU hours")
+
+
+def _table_command(table: "PaperTable") -> Callable[..., None]:
+    def run(
+        cells: Annotated[str, typer.Option(help="Only cells with such names; * is any text.")] = "*",
+        seeds: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(map(str, range(table.seeds))),
+        rounds: Annotated[int, typer.Option(min=0, help="Server steps of a run; 0: as in the paper.")] = 0,
+        hours: Annotated[
+            float | None, typer.Option(min=0.0, help="Stop after so many CPU hours; the same command continues.")
+        ] = None,
+        at_most: AtMost = None,
+        data_dir: DataDir = None,
+        jobs: Processes = None,
+        out: Results = RESULTS,
+    ) -> None:
+        with report_errors():
+            require(*EXTRA)
+            from afflux.sim.papers import reproduction
+            from afflux.sim.papers.publishing import write_page
+
+            limits = reproduction.Limits(at_most, hours, jobs)
+            page, left = reproduction.reproduce(
+                table, out, parse_seeds(seeds), pattern=cells, data_dir=data_dir, rounds=rounds, limits=limits
+            )
+            if (cells, rounds) == ("*", 0):
+                write_page(page, out)
+            typer.echo(page.markdown)
+            typer.echo(f"{left} runs are left: the same command continues" if left else f"all runs are in {out}/")
+
+    return run
+
+
+for _table in TABLES.values():
+    if _table.cells:
+        _runs = _table.seeds * len(_table.cells)
+        _facts = {name: getattr(_table, name) for name in ("name", "paper", "shows", "needs", "hours")}
+        _help = TABLE_HELP.format(**_facts, runs=_runs, cell=_table.cells[0].name)
+        app.command(_table.name, help=_help)(_table_command(_table))
 
 
 @app.command("rules", help=RULES_HELP)

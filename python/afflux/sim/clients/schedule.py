@@ -49,6 +49,7 @@ def schedule_events(
     selection: np.random.Generator,
     times: np.random.Generator,
     refill: int = 1,
+    blocked: bool = False,
 ) -> Iterator[Dispatch | Arrival]:
     """Yield dispatches and arrivals in the order of virtual time, until `arrivals` arrivals.
 
@@ -65,6 +66,8 @@ def schedule_events(
         refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
             CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K, with all P clients training at
             once: only the K clients that finished are idle, so they get the new model.
+        blocked: whether a client that has finished is idle again only when all clients have finished, which ends the
+            pass; as long as no client is idle, none starts (GSGM, as in WKAFL section 6.1.2).
 
     Yields:
         Dispatches and arrivals, `Dispatch` before the `Arrival` with the same sequence number.
@@ -77,13 +80,15 @@ def schedule_events(
     if not 1 <= refill <= concurrency:
         raise ValueError(f"[schedule_events] refill {refill} is not in 1..{concurrency}")
     idle = list(clients)
+    entered: list[int] = []  # clients that wait for the end of the pass
     training: list[tuple[float, int, int]] = []
     sequence = 0
     now = 0.0
     done = 0
     vacant = concurrency
     while done < arrivals:
-        for _ in range(vacant):
+        starts = min(vacant, len(idle))
+        for _ in range(starts):
             # Swapping with the last entry makes the draw O(1); the order of `idle` is still deterministic.
             chosen = int(selection.integers(len(idle)))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]
@@ -94,9 +99,11 @@ def schedule_events(
             sequence += 1
         now, number, client = heappop(training)
         yield Arrival(now, number, client)
-        idle.append(client)
+        (entered if blocked else idle).append(client)
+        if len(entered) == len(clients):
+            idle, entered = entered, []
         done += 1
-        vacant = refill if done % refill == 0 else 0
+        vacant += (refill if done % refill == 0 else 0) - starts
 
 
 def schedule_rounds(
@@ -202,7 +209,8 @@ def make_schedule(
         models, ages = 1 if synchronous else config.stale_models, random_stream(seed, StreamPurpose.STALE_MODELS)
         shared |= {"stale_models": models, "ages": ages, "probabilities": probabilities}
         return schedule_rounds(clients, cohort=concurrency, **shared)
-    return schedule_events(clients, concurrency=concurrency, refill=refill, **shared)
+    blocked = config.selection == "blocked-until-pass-ends"
+    return schedule_events(clients, concurrency=concurrency, refill=refill, blocked=blocked, **shared)
 
 
 def _checked(delay: Delay) -> Delay:

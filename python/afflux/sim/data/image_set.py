@@ -12,9 +12,10 @@ import numpy as np
 from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import Layout, bad_file, readable
 from afflux.sim.data.formats import LeafFile, leaf_folders, read_idx, read_leaf, read_npz, read_records
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import ConfigError, known, require
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
+INPUTS = ("standardised", "unit", "raw")
 SPLIT_SEED = 20240
 """The split is part of the data set, not of a run: every seed is tested on the same images."""
 
@@ -55,8 +56,20 @@ class ImageSet:
         """(channels, height, width) of one image."""
         return self.x_train.shape[1:]
 
-    def scaled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return both parts as new float32 arrays with mean 0 and variance 1 in each channel of the training part."""
+    def scaled(self, inputs: str = "standardised") -> tuple[np.ndarray, np.ndarray]:
+        """Return both parts as new float32 arrays.
+
+        Args:
+            inputs: standardised: mean 0 and variance 1 in each channel of the training part; raw: as in the files,
+                from 0 to 255; unit: a 255th of that, from 0 to 1. Images that are read as floats are in unit already.
+
+        Raises:
+            ConfigError: another scale.
+        """
+        known("inputs", inputs, INPUTS)
+        if inputs != "standardised":
+            scale = np.float32(255 if inputs == "unit" and self.x_train.dtype == np.uint8 else 1)
+            return self.x_train / scale, self.x_test / scale
         parts = [np.empty(part.shape, np.float32) for part in (self.x_train, self.x_test)]
         for channel in range(self.shape[0]):
             mean, deviation = channel_moments(self.x_train[:, channel])

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, starmap
 from pathlib import Path
@@ -38,6 +38,11 @@ class Outcome(Evaluated):
         """Return the outcome of a finished run."""
         return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness)
 
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> "Outcome":
+        """Return the outcome that a line of the file holds."""
+        return cls(line["rule"], line["seed"], tuple(starmap(Evaluation, line["evaluations"])), line["max_staleness"])
+
     def late_accuracy(self, share: float = 0.25) -> float:
         """Return the mean accuracy of the evaluations in the last `share` of the arrivals, which is less noisy."""
         last = self.evaluations[-1].arrivals
@@ -69,8 +74,15 @@ def inputs_of_jobs(jobs: Sequence[Job], task: Task | None = None) -> list[dict[s
 class FinishedRuns(dict[int, list[RunResult]]):
     """Results by index into `jobs`, which `compare` fills; an entry is written to the file before it is set."""
 
-    def __init__(self, path: Path, jobs: Sequence[Job], inputs: Sequence[Mapping[str, str]] = ()) -> None:
-        self._path, self._jobs, self._inputs = path, jobs, inputs
+    def __init__(
+        self,
+        path: Path,
+        jobs: Sequence[Job],
+        inputs: Sequence[Mapping[str, str]] = (),
+        more: Callable[[int, RunResult], Mapping[str, Any]] = lambda index, result: {},
+    ) -> None:
+        """Write to `path`; `more` returns further facts of a line."""
+        self._path, self._jobs, self._inputs, self._more = path, jobs, inputs, more
         if path.exists():
             # Remove a line that an interrupt cut off, so that the next line does not continue it.
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
@@ -82,49 +94,65 @@ class FinishedRuns(dict[int, list[RunResult]]):
         if self._inputs:
             facts |= {"inputs": self._inputs[index], "versions": package_versions()}
         with self._path.open("a", encoding="utf-8") as file:
-            for outcome in map(Outcome.of, results) if results else [Outcome(job.spec.label, job.seed, (), 0)]:
-                file.write(json.dumps(facts | asdict(outcome)) + "\n")
+            for result in results:
+                line = facts | asdict(Outcome.of(result)) | dict(self._more(index, result))
+                file.write(json.dumps(line) + "\n")
+            if not results:
+                file.write(json.dumps(facts | asdict(Outcome(job.spec.label, job.seed, (), 0))) + "\n")
         super().__setitem__(index, results)
 
 
+def load_lines(paths: Sequence[Path], jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+    """Return the lines of the finished jobs, by index; a line that was cut off does not count.
+
+    Raises:
+        ConfigError: a file holds something else.
+    """
+    records = {}
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+            for line in map(json.loads, lines):
+                Outcome.of_line(line)
+                records[_key(line)] = line
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
+    return {index: records[key] for index, job in enumerate(jobs) if (key := _key(_identity(job))) in records}
+
+
 def load_outcomes(
-    path: Path, jobs: Sequence[Job], inputs: Sequence[Mapping[str, str]] | None = None
+    paths: Path | Sequence[Path], jobs: Sequence[Job], inputs: Sequence[Mapping[str, str]] | None = None
 ) -> dict[int, Outcome]:
     """Return the outcomes of the finished jobs, by index; a line that was cut off does not count.
 
     Args:
-        path: the file.
+        paths: the files.
         jobs: the jobs.
         inputs: see `inputs_of_jobs`; None: inputs are not compared.
 
     Raises:
         ConfigError: the file holds something else, or a run began with other inputs.
     """
+    files = [paths] if isinstance(paths, Path) else paths
+    ended = load_lines(files, jobs)
+    where = ", ".join(map(str, files))
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        records = {_key(line): line for line in map(json.loads, lines)}
-        places = {index: key for index, job in enumerate(jobs) if (key := _key(_identity(job))) in records}
-        ended = {index: records[key] for index, key in places.items()}
-        outcomes = {}
-        for index, line in ended.items():
-            rows = tuple(starmap(Evaluation, line["evaluations"]))
-            outcomes[index] = Outcome(line["rule"], line["seed"], rows, line["max_staleness"])
         digests = {index: dict(line.get("inputs", {})) for index, line in ended.items()}
         versions = dict(chain.from_iterable(dict(line.get("versions", {})).items() for line in ended.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where} holds no finished runs: {error!r}") from error
     if inputs is not None and ended:
         then, now = defaultdict[str, list[Any]](list), defaultdict[str, list[Any]](list)
         for index, recorded in digests.items():
             for name in {*recorded, *inputs[index]} if recorded else ():
                 then[name].append(recorded.get(name))
                 now[name].append(inputs[index].get(name))
-        refuse_other_inputs(str(path), then, now, versions, all(digests.values()))
-    return outcomes
+        refuse_other_inputs(where, then, now, versions, all(digests.values()))
+    return {index: Outcome.of_line(line) for index, line in ended.items()}
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """Return everything on which a run depends; the folder of the data is not part of it."""
+    """Return everything on which a run depends, and the version of afflux; the folder of the data is not part of it."""
     config = (job.config or SimConfig()).recorded()
     config.pop("data_dir", None)
     facts = {"afflux": __version__, "rule": job.spec.identity, "options": job.spec.plain_options(), "seed": job.seed}
@@ -133,5 +161,5 @@ def _identity(job: Job) -> dict[str, Any]:
 
 
 def _key(identity: dict[str, Any]) -> str:
-    facts = [identity[name] for name in ("afflux", "rule", "options", "seed", "config")]
+    facts = [identity[name] for name in ("rule", "options", "seed", "config")]
     return json.dumps([*facts, identity.get("code", {})], sort_keys=True)

@@ -89,6 +89,15 @@ def measure(
     return [ended[index] for index in range(len(jobs))]
 
 
+def write_page(page: Page, folder: Path) -> None:
+    """Write a page into a folder: NAME.md, NAME.json and, if it has a figure, NAME.png."""
+    (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
+    text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
+    (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
+    if page.draw is not None:
+        page.draw(folder / f"{page.name}.png")
+
+
 def publish(
     out: Path | None, make: Callable[[Measure], Page], command: Mapping[str, Any], **options: Any
 ) -> tuple[Page, Path]:
@@ -118,11 +127,7 @@ def publish(
         page = make(partial(measure, folder=folder, **options))
         # With the page, not before: a command that fails or is interrupted must not stop the next one.
         (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
-        (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
-        text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
-        (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
-        if page.draw is not None:
-            page.draw(folder / f"{page.name}.png")
+        write_page(page, folder)
     except BaseException:
         with suppress(OSError):
             folder.rmdir()

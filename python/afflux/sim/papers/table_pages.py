@@ -17,9 +17,6 @@ from afflux.sim.workload.rule_specs import RuleSpec
 CODEC_MARKERS = {"float16": "x", "bfloat16": "P", "affine": "o", "affine-vector": "s", "rotated": "^"}
 #: Rules with 2 bits, and the rule with 8 bits that the page compares them with in a sentence.
 CODEC_CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"), "mf_ca2fl:bits=8:codec=affine"
-AFL_SOURCE = (
-    "Table 2 of Yang, Zhang, Khanduri and Liu, Anarchic Federated Learning, ICML 2022: logistic regression on MNIST."
-)
 CODEC_SOURCE = """\
 MF-CA2FL (Wang et al., ICLR 2024, section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec.
 
@@ -36,44 +33,9 @@ class Cell(NamedTuple):
     column: str
     spec: RuleSpec
     config: SimConfig
-    paper: float | None = None  #: the paper's number
 
 
 Runs = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
-
-
-def afl_page(workers: str, steps: int, rounds: int, cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
-    """Make the page of Anarchic FL's Table 2: afflux's results beside those of the paper."""
-    table, lines = [], []
-    for cell, outcomes in zip(cells, runs, strict=True):
-        assert cell.paper is not None
-        ours, best = final_accuracy(outcomes), seed_statistics([run.best_accuracy for run in outcomes])
-        difference = ours.mean - cell.paper
-        place = {"classes": cell.row, "column": cell.column, "paper": cell.paper}
-        table.append(place | {"ours": ours._asdict(), "best": best._asdict(), "difference": difference})
-        shown = f"{ours.mean:.4f}" + (f" ± {ours.std:.4f}" if ours.seeds > 1 else "")
-        lines.append([f"{cell.row}", cell.column, f"{cell.paper:.4f}", shown, f"{difference:+.4f}"])
-    mean = sum(abs(cell["difference"]) for cell in table) / len(table)
-    largest = max(table, key=lambda cell: abs(cell["difference"]))
-    markdown = (
-        f"Anarchic FL, Table 2: logistic regression on MNIST, {workers} workers, {steps} local steps, {rounds} rounds; "
-        f"accuracy on the test part after the last round, seeds {', '.join(map(str, seeds))}.\n\n"
-        + markdown_table(("p", "setting", "paper", "ours", "difference"), lines)
-        + f"\nMean absolute difference {mean:.4f}, largest {largest['difference']:+.4f} "
-        f"(p = {largest['classes']}, {largest['column']}).\n"
-    )
-    content = {
-        "source": AFL_SOURCE,
-        "afflux": __version__,
-        "workers": workers,
-        "local_steps": steps,
-        "rounds": rounds,
-        "rule": cells[0].spec.label,
-        "seeds": list(seeds),
-        "mean_absolute_difference": mean,
-        "cells": table,
-    }
-    return Page("afl-table2", markdown, content)
 
 
 def rules_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:

@@ -2,53 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import table_pages
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.papers.publishing import Measure, Page
 from afflux.sim.papers.table_pages import Cell
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
-
-# ---- Anarchic FL, Table 2 ------------------------------------------------------------------------------------------
-
-#: Appendix E.1. The other settings are those of the preset, whose server_lr is eta * eta_L, the step of the paper's
-#: proofs: its Algorithm 2 prints eta alone, with which the table is not met.
-ROUNDS = 150
-#: Title, stale_models and steps_law of the four settings.
-AFL_COLUMNS = (
-    ("sync, constant", 1, "constant"),
-    ("sync, dynamic", 1, "uniform"),
-    ("async, constant", 5, "constant"),
-    ("async, dynamic", 5, "uniform"),
-)
-#: Test accuracy by (workers m/M, local steps), then by classes p of a worker; in the order of AFL_COLUMNS.
-AFL_PAPER: dict[tuple[str, int], dict[int, tuple[float, float, float, float]]] = {
-    ("5/10", 5): {
-        1: (0.8916, 0.8915, 0.8888, 0.8868),
-        2: (0.8906, 0.8981, 0.8901, 0.8931),
-        5: (0.9072, 0.9075, 0.9059, 0.9048),
-        10: (0.9114, 0.9111, 0.9129, 0.9143),
-    },
-    ("5/10", 10): {
-        1: (0.8743, 0.8786, 0.8701, 0.8734),
-        2: (0.8687, 0.8813, 0.8661, 0.8819),
-        5: (0.9016, 0.9050, 0.9034, 0.9065),
-        10: (0.9124, 0.9135, 0.9112, 0.9111),
-    },
-    ("20/100", 5): {
-        1: (0.8898, 0.8973, 0.8909, 0.8938),
-        2: (0.8968, 0.9007, 0.8955, 0.9000),
-        5: (0.9088, 0.9088, 0.9097, 0.9078),
-        10: (0.9111, 0.9106, 0.9126, 0.9125),
-    },
-}
 
 # ---- every preset under FADAS's mild and large delays, with the clients of SimConfig's defaults ---------------------
 
@@ -113,23 +77,6 @@ class Table(NamedTuple):
     def reproduce(self, seeds: Sequence[int], measure: Measure) -> Page:
         """Make all runs, and the page."""
         return self.page(measure(self.jobs(seeds)), seeds)
-
-
-def afl_table2(workers: str, steps: int, data_dir: str | None = None) -> Table:
-    """Return the part of the table with these workers and local steps; raise ConfigError if there is none."""
-    if (workers, steps) not in AFL_PAPER:
-        known = ", ".join(f"{m} with {c}" for m, c in AFL_PAPER)
-        raise ConfigError(f"the table has no row {workers} with {steps} steps; it has {known}")
-    preset = find_preset(f"afl-logreg-{workers.replace('/', 'of')}")
-    cohort, server_lr = (preset.all_values()[name].value for name in ("buffer_size", "server_lr"))
-    spec = parse_rule(f"{preset.rule.value}:buffer_size={cohort}:server_lr={server_lr}")
-    common = preset.config(data_dir=data_dir, local_steps=steps, arrivals=ROUNDS * cohort)
-    cells = [
-        Cell(p, title, spec, replace(common, classes=p, stale_models=models, steps_law=law), paper)
-        for p, row in AFL_PAPER[workers, steps].items()
-        for (title, models, law), paper in zip(AFL_COLUMNS, row, strict=True)
-    ]
-    return Table(cells, partial(table_pages.afl_page, workers, steps, ROUNDS))
 
 
 def rules_under_delays(data: str, data_dir: str | None = None) -> Table:

@@ -137,6 +137,8 @@ class RunResult(Evaluated):
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
+    first_params_sha256: str = ""  #: see `params_sha256`
+    seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
 
     @property
     def max_staleness(self) -> int:

@@ -5,7 +5,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -80,6 +80,7 @@ def compare(
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
     workers: int = 1,
+    enough: Callable[[], bool] = bool,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -97,9 +98,10 @@ def compare(
         task: the task of the clients; default the task in the settings. More than one process need a task that can be
             pickled.
         workers: processes of each run that train; see `WorkerPool`.
+        enough: called after each job; if true, no other job starts, and those that have started come to their end.
 
     Returns:
-        The results in the order of `jobs`; within a job, in the order of its rules.
+        The results in the order of `jobs`, without those that did not start; within a job, in the order of its rules.
     """
     require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
     finished = {} if finished is None else finished
@@ -112,10 +114,12 @@ def compare(
                 for index, job in enumerate(jobs):
                     progress = None if watch is None else partial(watch, index)
                     finished[index] = _run_job(job, config, output, progress, task, pool)
+                    if enough():
+                        break
         else:
-            options = (min(processes, len(jobs)), watch, finished, pickled(task), workers)
+            options = (min(processes, len(jobs)), watch, finished, pickled(task), workers, enough)
             _run_in_processes(jobs, config, output, *options)
-    return [result for index in range(len(jobs)) for result in finished[index]]
+    return [result for index in range(len(jobs)) if index in finished for result in finished[index]]
 
 
 def _run_job(
@@ -144,6 +148,7 @@ def _run_in_processes(
     finished: dict[int, list[RunResult]],
     task: bytes,
     workers: int,
+    enough: Callable[[], bool],
 ) -> None:
     context = multiprocessing.get_context("spawn")
     # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
@@ -159,8 +164,12 @@ def _run_in_processes(
                 if watch is not None:
                     for index in range(len(jobs)):
                         watch(index, _progress(shared, index))
+                done = {future for future in done if not future.cancelled()}
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     finished[futures[future]] = future.result()
+                if done and enough():
+                    for future in pending:
+                        future.cancel()
         except BaseException as error:
             shared[-1] = 1
             pool.shutdown(cancel_futures=True)

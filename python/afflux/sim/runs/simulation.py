@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from time import process_time
+from typing import Any, NamedTuple
 
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
@@ -11,7 +13,7 @@ from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import Progress
-from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
@@ -85,6 +87,7 @@ def simulate(
         TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
         StoreError: the store cannot be made or written, or is damaged.
     """
+    start = process_time()
     with reproducible_torch(), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
         setup.check_output(output)
@@ -120,4 +123,5 @@ def simulate(
         feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
         if checkpoints is not None:
             checkpoints.save()
-        return [server.result() for server in servers]
+        facts: Any = {"first_params_sha256": params_sha256(setup.initial_params), "seconds": process_time() - start}
+        return [replace(server.result(), **facts) for server in servers]

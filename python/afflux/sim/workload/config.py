@@ -30,7 +30,9 @@ UNLIMITED = 2**62
 #: Settings that only the task of images has.
 OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
 #: Settings that no function of the user reads, but only the simulator.
-OF_SIMULATOR = ("data", "model", "concurrency", "refill", "stale_models", "sampling")
+OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", "stale_models", "sampling")
+#: Laws by which the next client is drawn from the idle ones.
+SELECTIONS = ("uniform", "blocked-until-pass-ends")
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
@@ -45,7 +47,7 @@ CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float6
 EXAMPLES = ("data", "batch")
 FAULTS = ("record", "raise")
 #: Settings that logs of format 1 first did not have.
-SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last")
+SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last", "selection")
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -74,7 +76,7 @@ def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     table = {
         f"task {IMAGES}": () if images else ("data", "model"),
         "data from files": ("data_dir",) if images and settings["data"] == "digits" else (),
-        "protocol events": () if events else ("concurrency", "refill"),
+        "protocol events": () if events else ("concurrency", "refill", "selection"),
         "protocol rounds": ("stale_models", "sampling") if events else (),
         "partition dirichlet": () if partition == "dirichlet" else ("alpha",),
         f"partition {' or '.join(BY_CLASSES)}": () if partition in BY_CLASSES else ("classes",),
@@ -102,6 +104,11 @@ class SimConfig:
     concurrency: int = _setting(20, "Clients that train at once.")
     refill: int = _setting(
         1, "Start replacements when so many have finished; 1: at once. WKAFL's K-async: K, with all clients at once."
+    )
+    selection: str = _setting(
+        "uniform",
+        "Protocol events, clients that may be drawn: uniform, all that are idle; blocked-until-pass-ends, those that "
+        "have not finished yet in this pass over all clients (GSGM).",
     )
     protocol: str = _setting(
         "events",
@@ -175,6 +182,7 @@ class SimConfig:
             delay_law(self.delays)
         known("partition", self.partition, PARTITIONS)
         known("protocol", self.protocol, PROTOCOLS)
+        known("selection", self.selection, SELECTIONS)
         known("sampling", self.sampling, SAMPLING)
         known("client optimizer", self.client_optimizer, CLIENT_OPTIMIZERS)
         known("codec", self.control_codec, CONTROL_CODECS)

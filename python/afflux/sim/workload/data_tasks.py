@@ -37,7 +37,9 @@ def image_task(settings: SimConfig) -> Task:
     return _task(data, settings.model, settings, logged=True)
 
 
-def paper_task(settings: SimConfig, dataset: str = "cifar10", network: str = "ca2fl-cnn") -> Task:
+def paper_task(
+    settings: SimConfig, dataset: str = "cifar10", network: str = "ca2fl-cnn", inputs: str = "standardised"
+) -> Task:
     """Return the task of a data set and a model.
 
     Images without owners are divided among `num_clients` clients by the partition of the settings. With owners
@@ -47,14 +49,15 @@ def paper_task(settings: SimConfig, dataset: str = "cifar10", network: str = "ca
         settings: data_dir, num_clients, partition, alpha and classes.
         dataset: a data set of `afflux.sim.data.registry`.
         network: a model of `afflux.sim.models.registry`.
+        inputs: the scale of images, see `ImageSet.scaled`.
 
     Raises:
         ConfigError: unknown names, no or damaged files, or a model that cannot take the examples.
     """
-    return _task(read_data_set(dataset, settings.data_dir), network, settings)
+    return _task(read_data_set(dataset, settings.data_dir), network, settings, inputs=inputs)
 
 
-def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False) -> Task:
+def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False, inputs: str = "standardised") -> Task:
     """Return the task; `logged`: its source is the digest of the data's files, as in the logs of the setting `data`."""
     import torch
 
@@ -77,7 +80,7 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
 
         test = Classification(*examples(data.test[spaced]))
         return Task(model, own_windows, test, num_clients=len(shards), seeds_torch=False, source=data)
-    x, y, x_test, y_test = _tensors(data)
+    x, y, x_test, y_test = _tensors(data, inputs)
 
     def own_images(client: int) -> "tuple[Tensor, Tensor]":
         return x[shards[client]], y[shards[client]]
@@ -95,11 +98,11 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
 
 
 @lru_cache(maxsize=2)
-def _tensors(data: ImageSet) -> "tuple[Tensor, ...]":
+def _tensors(data: ImageSet, inputs: str) -> "tuple[Tensor, ...]":
     """Return scaled training images, their labels, and both of the test part, for all runs of this process."""
     import torch
 
-    x_train, x_test = data.scaled()
+    x_train, x_test = data.scaled(inputs)
     return torch.from_numpy(x_train), torch.tensor(data.y_train), torch.from_numpy(x_test), torch.tensor(data.y_test)
 
 

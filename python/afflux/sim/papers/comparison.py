@@ -1,0 +1,166 @@
+"""The numbers of a paper beside ours: intervals over seeds, a page and a picture for each table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afflux.sim.papers.paper_tables import Cell, Table
+from afflux.sim.papers.publishing import Page, markdown_table
+from afflux.sim.results.run_result import Evaluation
+
+#: A difference below this is not looked into.
+SMALL = 0.005
+
+
+@dataclass(frozen=True)
+class Line:
+    """One cell of a table, with our runs."""
+
+    cell: Cell
+    values: tuple[float, ...]
+    """The table's reading of each seed's run; nan: it has no value, as for a target that was not reached."""
+    others: Mapping[str, float]
+    """Means of the other readings over seeds."""
+    seconds: float
+    """CPU seconds of all runs."""
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds that have a value."""
+        found = [value for value in self.values if not isnan(value)]
+        return float(np.mean(found)) if found else nan
+
+    @property
+    def difference(self) -> float:
+        """Our mean minus the paper's number; nan without one."""
+        return nan if self.cell.paper is None else self.mean - self.cell.paper
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % prediction interval of one further run, m ± t s sqrt(1 + 1/n); nan with fewer than two seeds.
+
+        If the paper's number is one run of the same experiment, it lies in 95 of 100 such intervals.
+        """
+        from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+        found = [value for value in self.values if not isnan(value)]
+        if len(found) < 2:
+            return nan, nan
+        half = float(stdtrit(len(found) - 1, 0.975)) * float(np.std(found, ddof=1)) * sqrt(1 + 1 / len(found))
+        return self.mean - half, self.mean + half
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the paper's number is in the interval, or less than `SMALL` from our mean; None: no comparison."""
+        low, high = self.interval
+        if self.cell.paper is None or isnan(self.mean) or isnan(low):
+            return None
+        return low <= self.cell.paper <= high or abs(self.difference) < SMALL
+
+
+def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seconds: float) -> Line:
+    """Return the line of a cell from the evaluations of its runs."""
+    others = {name: float(np.mean([read(run) for run in runs])) for name, read in table.others.items()}
+    return Line(cell, tuple(table.reading(run) for run in runs), others, seconds)
+
+
+def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves: Mapping[str, Any]) -> Page:
+    """Return the page of a table: paper, ours, difference, seeds' range and CPU time of each cell."""
+    header = ("cell", "paper", "ours", "range", "difference", "95 %", *table.others, "CPU s")
+    body = [
+        (
+            line.cell.name,
+            "" if line.cell.paper is None else _shown(line.cell.paper),
+            _shown(line.mean),
+            f"{_shown(np.nanmin(line.values))} to {_shown(np.nanmax(line.values))}" if not isnan(line.mean) else "",
+            ""
+            if isnan(line.difference)
+            else f"{line.difference:+.4g}"
+            if abs(line.mean) > 1
+            else f"{line.difference:+.4f}",
+            {None: "", True: "in", False: "**out**"}[line.agrees],
+            *(_shown(value) for value in line.others.values()),
+            f"{line.seconds:.0f}",
+        )
+        for line in lines
+    ]
+    compared = [line for line in lines if not isnan(line.difference)]
+    said = [f"{table.paper}, {table.shows}. {table.needs}; seeds {', '.join(map(str, seeds))}."]
+    said.append(f"*paper*, *ours*: {_name(table)}, mean over seeds.")
+    if compared:
+        mean = sum(abs(line.difference) for line in compared) / len(compared)
+        largest = max(compared, key=lambda line: abs(line.difference))
+        said.append(
+            f"Mean absolute difference {mean:.4f}, largest {largest.difference:+.4f} ({largest.cell.name}). *95 %*: "
+            f"whether the paper's number is in the prediction interval of our seeds, or nearer than {SMALL}."
+        )
+    if table.note:
+        said.append(table.note)
+    markdown = "\n".join(said) + "\n\n" + markdown_table(header, body)
+    content = {
+        "table": table.name,
+        "seeds": list(seeds),
+        "reading": _name(table),
+        "cells": [
+            {
+                "cell": line.cell.name,
+                "paper": line.cell.paper,
+                "ours": _number(line.mean),
+                "values": [_number(value) for value in line.values],
+                "interval": [_number(value) for value in line.interval],
+                "difference": _number(line.difference),
+                "others": {name: _number(value) for name, value in line.others.items()},
+                "seconds": round(line.seconds, 1),
+            }
+            for line in lines
+        ],
+    }
+    return Page(table.name, markdown, content, lambda path: draw(table, lines, curves, path))
+
+
+def _name(table: Table) -> str:
+    first = (table.reading.__doc__ or "").partition("\n")[0]
+    return first.removeprefix("Return the ").rstrip(".")
+
+
+def _shown(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.4f}" if abs(value) < 2 else f"{value:.4g}"
+
+
+def _number(value: float) -> float | None:
+    return None if isnan(value) else float(value)
+
+
+def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG: a row per cell, with the paper's number, our mean and our seeds; without such numbers the curves."""
+    if all(line.cell.paper is None for line in lines):
+        from afflux.sim.results.figures import draw_accuracies
+
+        draw_accuracies([(table.shows, list(curves.items()))], path)
+        return
+    from matplotlib.figure import Figure
+
+    from afflux.sim.results.curves import COLOURS
+
+    ours, theirs = COLOURS[0].picture, COLOURS[1].picture
+    figure = Figure(figsize=(8, 1.6 + 0.22 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(lines))
+    for place, line in zip(places, lines, strict=True):
+        axes.plot(line.values, [place] * len(line.values), "|", color=ours, markersize=8)
+    axes.plot([line.mean for line in lines], places, "o", color=ours, markersize=4, label="afflux: mean, seeds")
+    paper = [nan if line.cell.paper is None else line.cell.paper for line in lines]
+    axes.plot(paper, places, "x", color=theirs, markersize=6, label="paper")
+    axes.set_yticks(places, [line.cell.name for line in lines], fontsize=7)
+    axes.invert_yaxis()
+    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(_name(table))
+    axes.legend(loc="best", frameon=False, fontsize=8)
+    axes.set_title(f"{table.paper}: {table.shows}", fontsize=9)
+    figure.savefig(path, dpi=150)

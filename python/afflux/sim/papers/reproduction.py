@@ -1,0 +1,282 @@
+"""`afflux reproduce`: the runs of the papers' tables, kept as one JSON line each, and a check of such lines."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from math import isnan, nan
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from afflux.sim.errors import ConfigError, require
+from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
+from afflux.sim.papers.finished_runs import FinishedRuns, Outcome, inputs_of_jobs, load_lines, load_outcomes
+from afflux.sim.papers.paper_tables import TABLES, Cell, Table
+from afflux.sim.papers.publishing import Page
+from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.compare import Job, available_cpus, compare
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+
+#: The largest difference of a CNN's final accuracy between the kernels of two machines.
+CNN_DIFFERENCE = 0.025
+
+
+class Limits(NamedTuple):
+    """The ends of a command; the next one continues."""
+
+    runs: int | None = None
+    hours: float | None = None  #: of CPU time, of the runs of this command
+    processes: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None, rounds: int = 0) -> list[Job]:
+    """Return the runs, seed by seed; with `rounds` shortened to so many server steps."""
+    jobs = []
+    for seed in seeds:
+        for cell in cells:
+            config = SimConfig(data_dir=data_dir, **cell.settings)
+            jobs.append(Job(parse_rule(cell.rule), seed, config=replace(config, rounds=rounds) if rounds else config))
+    return jobs
+
+
+def reproduce(
+    table: Table,
+    folder: Path,
+    seeds: Sequence[int],
+    *,
+    pattern: str = "*",
+    data_dir: str | None = None,
+    rounds: int = 0,
+    limits: Limits = NO_LIMITS,
+) -> tuple[Page, int]:
+    """Make the runs that `folder` does not hold yet, and return the page of all that have ended.
+
+    Args:
+        table: one with cells.
+        folder: holds the finished runs of all tables, NAME.jsonl; runs that two tables share are made once.
+        seeds: of each cell.
+        pattern: of the names of the cells, with * and ?.
+        data_dir: the folder of the data.
+        rounds: server steps of each run, if not those of the paper.
+        limits: the ends of this call.
+
+    Returns:
+        The page, and the number of runs that are not finished.
+
+    Raises:
+        ConfigError: a table without cells, no cell with that name, data are missing, or finished runs began with other
+            data.
+    """
+    require("torch", "matplotlib", "rich")
+    from rich.console import Console
+
+    from afflux.sim.results.progress import show_progress
+
+    if not table.cells:
+        raise ConfigError(f"{table.name} is not run: {table.open}")
+    cells = [cell for cell in table.cells if fnmatchcase(cell.name, pattern)]
+    if not cells:
+        raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
+    jobs = jobs_of(cells, seeds, data_dir, rounds)
+    inputs = inputs_of_jobs(jobs)
+    ended = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
+    places = [index for index in range(len(jobs)) if index not in ended][: limits.runs]
+    folder.mkdir(parents=True, exist_ok=True)
+    if places:
+        wanted, names = [jobs[index] for index in places], [cell.name for cell in cells] * len(seeds)
+        own, spent = [inputs[index] for index in places], 0.0
+
+        def facts(index: int, result: RunResult) -> dict[str, Any]:
+            nonlocal spent
+            spent += result.seconds
+            return {"table": table.name, "cell": names[places[index]]} | record(result, own[index])
+
+        def enough() -> bool:
+            return limits.hours is not None and spent >= 3600 * limits.hours
+
+        finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, own, facts)
+        processes = limits.processes or available_cpus()
+        processes = max(1, min(processes, int(available_memory() / table.memory)))
+        with ExitStack() as screen:
+            titles = [f"{names[index]}, seed {jobs[index].seed}" for index in places]
+            watch = screen.enter_context(show_progress(titles, _arrivals(wanted[0]), Console(stderr=True)))
+            compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
+    lines = load_lines(sorted(folder.glob("*.jsonl")), jobs)
+    return page_of(table, cells, seeds, jobs, lines), len(jobs) - len(lines)
+
+
+def page_of(
+    table: Table,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    jobs: Sequence[Job],
+    lines: Mapping[int, Mapping[str, Any]],
+) -> Page:
+    """Return the page of the cells with finished runs, from the lines of the jobs by index."""
+    shown: list[Line] = []
+    curves: dict[str, list[Outcome]] = {}
+    for place, cell in enumerate(cells):
+        own = [lines[index] for index in range(place, len(jobs), len(cells)) if index in lines]
+        runs = [Outcome.of_line(line) for line in own]
+        if runs:
+            seconds = sum(line.get("seconds", nan) for line in own)
+            shown.append(line_of(table, cell, [run.evaluations for run in runs], seconds))
+            curves[cell.name] = runs
+    return table_page(table, shown, seeds, curves)
+
+
+def _arrivals(job: Job) -> int:
+    return (job.config or SimConfig()).arrivals
+
+
+def record(result: RunResult, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the facts of a finished run that show whether another machine has made the same one."""
+    rows = [
+        [e.arrivals, e.version, float(f"{e.virtual_time:.6g}"), e.accuracy, float(f"{e.loss:.5g}")]
+        for e in result.evaluations
+    ]
+    return {
+        "evaluations": rows,
+        "schedule": schedule_digest(result, inputs),
+        "params": result.digest,
+        "machine": machine(),
+        "seconds": round(result.seconds, 2),
+    }
+
+
+def schedule_digest(result: RunResult, inputs: Mapping[str, str]) -> str:
+    """Return the SHA-256 of what does not depend on torch's kernels.
+
+    That are the division of the data, the initial params, and for each arrival the client and its staleness; and the
+    virtual time of each evaluation.
+    """
+    digest = sha256((inputs.get("clients", "") + result.first_params_sha256).encode())
+    digest.update(result.clients.astype("<i8").tobytes())
+    if result.spec.name != "zenopp":  # whose steps depend on the values of the updates
+        digest.update(result.staleness.astype("<i8").tobytes())
+    digest.update(np.array([one.virtual_time for one in result.evaluations], "<f8").tobytes())
+    return digest.hexdigest()
+
+
+def machine() -> dict[str, str]:
+    """Return what the bits of torch's training depend on: processor, torch and its kernels."""
+    import torch
+
+    return {
+        "cpu": _processor(),
+        "torch": str(torch.__version__),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = dict(line.split(":", 1) for line in file.read().partition("\n\n")[0].splitlines() if ":" in line)
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = {name.strip(): text.strip() for name, text in lines.items()}
+    return f"{facts.get('model name', platform.machine())}, {facts.get('cpu family', '?')}/{facts.get('model', '?')}"
+
+
+def available_memory() -> float:
+    """Return the GB of memory that are available; infinity if the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) / 1e6
+    except (OSError, KeyError, ValueError):
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2e9 if pages else float("inf")
+
+
+class State(NamedTuple):
+    """The state of a table in a folder of finished runs."""
+
+    table: Table
+    runs: int
+    wanted: int
+    hours: float  #: CPU hours of the finished runs
+    difference: float  #: mean absolute difference from the paper; nan: none yet, or nothing to compare
+
+
+def states(folder: Path) -> list[State]:
+    """Return the state of each table."""
+    files = sorted(folder.glob("*.jsonl"))
+    found = []
+    for table in TABLES.values():
+        seeds = range(table.seeds)
+        jobs = jobs_of(table.cells, seeds, None)
+        lines = load_lines(files, jobs)
+        own = [line for line in lines.values() if line.get("table") == table.name]
+        page = page_of(table, table.cells, list(seeds), jobs, lines) if lines else None
+        differences = [] if page is None else [c["difference"] for c in page.content["cells"]]
+        known = [abs(value) for value in differences if value is not None]
+        hours = sum(line.get("seconds", 0.0) for line in own) / 3600
+        found.append(State(table, len(lines), len(jobs), hours, float(np.mean(known)) if known else nan))
+    return found
+
+
+def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int | None = None) -> list[str]:
+    """Make one finished run again, and return what was compared, a line each.
+
+    The schedule must be equal on every machine; the params where processor, torch and kernels are those of the record.
+    Elsewhere the accuracy of a cell with three seeds or more must be within twice their deviation, or .5 points,
+    whichever is larger (2.5 for a CNN).
+
+    Args:
+        folder: of the finished runs.
+        data_dir: the folder of the data.
+        name: of a table; default any.
+        seed: draws the run; default at random.
+
+    Raises:
+        ConfigError: there is no finished run, or something differs.
+    """
+    choices = []
+    for table in TABLES.values():
+        if name in (None, table.name):
+            jobs = jobs_of(table.cells, range(table.seeds), data_dir)
+            lines = load_lines([folder / f"{table.name}.jsonl"], jobs)
+            choices += [(table, jobs, lines, index) for index in lines]
+    if not choices:
+        raise ConfigError(f"{folder} holds no finished run" + (f" of {name}" if name else ""))
+    table, jobs, lines, index = Random(seed).choice(choices)
+    then, job = lines[index], jobs[index]
+    place = then["machine"]
+    said = [f"{table.name}: {then['cell']}, seed {job.seed}, of {place['cpu']}, torch {place['torch']}"]
+    (result,) = compare([job], SimConfig())
+    now = record(result, inputs_of_jobs([job])[0])
+    _agree("schedule", then["schedule"], now["schedule"], said)
+    if place == now["machine"]:
+        _agree("params", then["params"], now["params"], said)
+        return said
+    said.append(f"here: {now['machine']['cpu']}, torch {now['machine']['torch']}")
+    cells = range(index % len(table.cells), len(jobs), len(table.cells))
+    others = [table.reading(Outcome.of_line(lines[one]).evaluations) for one in cells if one in lines]
+    before, after = table.reading(Outcome.of_line(then).evaluations), table.reading(result.evaluations)
+    if len(others) < 3 or any(map(isnan, [*others, before, after])):
+        said.append("fewer than three seeds: accuracies are not compared")
+        return said
+    least = SMALL if (job.config or SimConfig()).model == "logreg" else CNN_DIFFERENCE
+    most = max(2 * float(np.std(others, ddof=1)), least)
+    said.append(f"accuracy: {after:.4f}, it was {before:.4f}; they may be {most:.4f} apart")
+    if abs(after - before) > most:
+        raise ConfigError("\n".join(said))
+    return said
+
+
+def _agree(what: str, then: str, now: str, said: list[str]) -> None:
+    said.append(f"{what}: {now[:16]}... " + ("equal" if then == now else f"differs, it was {then[:16]}..."))
+    if then != now:
+        raise ConfigError("\n".join(said))

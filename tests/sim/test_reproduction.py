@@ -1,0 +1,222 @@
+"""The papers' tables as data; their runs, kept as lines of JSON; pages, limits, and the check of a finished run."""
+
+import json
+from math import nan, sqrt
+
+import pytest
+from typer.testing import CliRunner
+
+from afflux.cli import app
+from afflux.sim.data.image_set import ImageSet
+from afflux.sim.data.registry import read_data_set
+from afflux.sim.errors import ConfigError
+from afflux.sim.papers import reproduction
+from afflux.sim.papers.comparison import Line
+from afflux.sim.papers.paper_tables import (
+    TABLES,
+    Cell,
+    Table,
+    best_of_every_fifth,
+    last,
+    log_stability,
+    mean_of_six,
+    mean_of_ten,
+    rounds_to,
+    stability,
+)
+from afflux.sim.papers.reproduction import Limits, check, jobs_of, reproduce
+from afflux.sim.results.run_result import Evaluation
+from afflux.sim.runs import compare as compare_module
+
+SETTINGS = {"model": "logreg", "num_clients": 8, "concurrency": 3, "arrivals": 12, "eval_every": 6, "local_steps": 1}
+CELLS = (
+    Cell("first", "fedbuff:buffer_size=3:server_lr=0.5", SETTINGS, 0.5),
+    Cell("second", "fedasync:alpha=0.5", SETTINGS, 0.25),
+)
+SMALL = Table("small", "Ours", "a table", "digits", 0.0, CELLS, 2, others={"first one": lambda rows: rows[0].accuracy})
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The labels of the runs that are made."""
+    labels, simulate = [], compare_module.simulate
+
+    def counting(specs, seed, *arguments, **options):
+        labels.append((specs[0].name, seed))
+        return simulate(specs, seed, *arguments, **options)
+
+    monkeypatch.setattr(compare_module, "simulate", counting)
+    return labels
+
+
+def small(folder, **options):
+    return reproduce(SMALL, folder, (0, 1), limits=Limits(processes=1, **options))
+
+
+def test_every_cell_is_a_run_and_has_a_name_of_its_own():
+    for table in TABLES.values():
+        assert len({cell.name for cell in table.cells}) == len(table.cells)
+        assert bool(table.cells) != bool(table.open)
+        for job in jobs_of(table.cells, [0], None):
+            job.spec.build()
+    assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS"} == {table.paper for table in TABLES.values()}
+    assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
+
+
+def test_the_papers_numbers_are_those_that_it_prints():
+    """The smallest and the largest of each table, and sums of rows and columns."""
+    numbers = {name: [cell.paper for cell in table.cells] for name, table in TABLES.items()}
+    afl = numbers["afl-table2"]
+    assert (min(afl), max(afl)) == (0.8661, 0.9143)
+    assert sum(afl[4:8]) == pytest.approx(0.8906 + 0.8981 + 0.8901 + 0.8931)
+    assert afl[35::4] == [0.8938, 0.9000, 0.9078, 0.9125]
+    assert (min(numbers["afl-table3"]), max(numbers["afl-table3"])) == (0.8669, 0.9075)
+    assert sum(numbers["wkafl-table2-cifar10"]) == pytest.approx(1.2771 + 1.1955 + 0.7897)
+    assert sum(numbers["wkafl-table3-mnist"][2::4]) == pytest.approx(0.9057 + 0.9080 + 0.9075)
+
+
+def test_the_settings_of_table_2_are_the_papers():
+    for job in jobs_of(TABLES["afl-table2"].cells[:16], [0], "somewhere"):
+        rule, config = job.spec.build(), job.config
+        assert (rule.name, rule.kind, rule.buffer_size) == ("afa_cd", "gradient", 5)
+        assert (config.data, config.model, config.data_dir) == ("mnist", "logreg", "somewhere")
+        assert (config.arrivals, config.eval_every) == (150 * 5, 5)
+        assert (config.num_clients, config.batch_size, config.local_steps, config.client_lr) == (10, 64, 5, 0.1)
+        assert (config.protocol, config.partition) == ("rounds", "classes")
+    blocked = [cell for cell in TABLES["wkafl-table3-mnist"].cells if "selection" in cell.settings]
+    assert [cell.name.partition(",")[0] for cell in blocked] == ["GSGM"] * 3
+
+
+def test_readings():
+    rows = [Evaluation(number, number, float(number), 0.5 + 0.01 * number, 1.0) for number in range(34)]
+    rows[23] = rows[23]._replace(accuracy=0.99)
+    assert best_of_every_fifth(rows) == pytest.approx(0.5 + 0.30)
+    assert mean_of_six(rows) == pytest.approx(0.5 + 0.01 * 17.5)
+    assert last(rows) == pytest.approx(0.83)
+    assert mean_of_ten(rows) == pytest.approx(0.5 + 0.01 * 28.5)
+    assert stability(rows[24:]) == pytest.approx(0.01 * sqrt(110 / 12))
+    assert log_stability([row._replace(accuracy=2.0 ** (row.version % 2)) for row in rows[:10]]) == pytest.approx(
+        sqrt(10 / 9) * 0.34657359
+    )
+    assert rounds_to(0.6)(rows) == 10
+    assert rounds_to(1.0)(rows) != rounds_to(1.0)(rows), "nan: it was not reached"
+
+
+def test_the_interval_is_that_of_one_further_run():
+    line = Line(Cell("x", "fedbuff", {}, 0.52), (0.4, 0.6), {}, 0.0)
+    low, high = line.interval
+    half = 12.706204736 * sqrt(0.02) * sqrt(1.5)  # t with one degree of freedom, the deviation of two values
+    assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert line.agrees is True
+    assert Line(Cell("x", "fedbuff", {}, 0.9), (0.5, 0.5001, 0.4999), {}, 0.0).agrees is False
+    assert Line(Cell("x", "fedbuff", {}, 0.5003), (0.5, 0.5, 0.5), {}, 0.0).agrees is True, "near enough"
+    assert Line(Cell("x", "fedbuff", {}, 0.5), (0.5,), {}, 0.0).agrees is None
+    assert Line(Cell("x", "fedbuff", {}, 0.5), (nan, nan), {}, 0.0).agrees is None
+
+
+def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
+    page, left = small(tmp_path, runs=1)
+    assert (left, made) == (3, [("fedbuff", 0)])
+    assert [cell["cell"] for cell in page.content["cells"]] == ["first"]
+    monkeypatch.setattr("afflux.sim.papers.finished_runs.__version__", "another")
+    page, left = small(tmp_path)
+    assert (left, made) == (0, [("fedbuff", 0), ("fedasync", 0), ("fedbuff", 1), ("fedasync", 1)])
+    records = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    assert [(record["cell"], record["seed"]) for record in records[:2]] == [("first", 0), ("second", 0)]
+    for record in records:
+        assert len(record["schedule"]) == len(record["params"]) == 64
+        assert {"cpu", "torch", "kernels"} == record["machine"].keys()
+        assert record["seconds"] > 0
+        assert [row[0] for row in record["evaluations"]] == [0, 6, 12]
+    first = page.content["cells"][0]
+    values = [record["evaluations"][-1][3] for record in records if record["cell"] == "first"]
+    assert first["values"] == values
+    assert first["difference"] == pytest.approx(sum(values) / 2 - 0.5)
+    assert first["others"]["first one"] == pytest.approx(sum(r["evaluations"][0][3] for r in records[::2]) / 2)
+    other = Table("other", "Ours", "the same runs", "", 0.0, CELLS[:1], 2)
+    assert reproduce(other, tmp_path, (0, 1))[1] == 0
+    assert len(made) == 4
+    page.draw(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_budget_of_hours_ends_after_the_runs_that_have_started(processes, tmp_path):
+    _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=0.0, processes=processes))
+    assert 20 < left < 40
+
+
+def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL})
+    with pytest.raises(ConfigError, match="holds no finished run"):
+        check(tmp_path, None)
+    reproduce(SMALL, tmp_path, (0, 1), pattern="first", limits=Limits(processes=1))
+    path = tmp_path / "small.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    said = check(tmp_path, None, seed=1)
+    assert [line.partition(":")[0] for line in said[1:]] == ["schedule", "params"]
+
+    def write(**facts):
+        path.write_text("".join(json.dumps(record | facts) + "\n" for record in records))
+
+    elsewhere = {"machine": {"cpu": "other", "torch": "1", "kernels": "none"}, "params": "0" * 64}
+    for facts, message in (
+        ({"schedule": "0" * 64}, "schedule: .* differs, it was 0000"),
+        ({"params": "0" * 64}, "params: .* differs, it was 0000"),
+    ):
+        write(**facts)
+        with pytest.raises(ConfigError, match=message):
+            check(tmp_path, None)
+    write(**elsewhere)
+    assert check(tmp_path, None)[-1] == "fewer than three seeds: accuracies are not compared"
+    third = Table("small", "Ours", "a table", "digits", 0.0, CELLS[:1], 3)
+    monkeypatch.setattr(reproduction, "TABLES", {"small": third})
+    records.append(records[0] | {"seed": 2})
+    write(**elsewhere)
+    with pytest.MonkeyPatch.context() as patch:  # the copied line is not that of seed 2
+        patch.setattr(reproduction, "schedule_digest", lambda result, inputs: records[0]["schedule"])
+        for record in records:
+            record["schedule"] = records[0]["schedule"]
+        write(**elsewhere)
+        assert any("they may be" in line for line in check(tmp_path, None, seed=0))
+        rows = [[*row[:3], row[3] / 3, row[4]] for row in records[0]["evaluations"]]
+        write(**elsewhere, evaluations=rows)
+        with pytest.raises(ConfigError, match="they may be"):
+            check(tmp_path, None, seed=0)
+
+
+def test_the_commands(tmp_path, monkeypatch):
+    def run(*arguments):
+        return CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path / "out")])
+
+    listed = run("list")
+    assert listed.exit_code == 0, listed.output
+    assert all(f"| {name} |" in listed.stdout for name in TABLES)
+    assert "| 0 of 240 runs |" in listed.stdout
+    assert run("afl-table2", "--cells", "no such").exit_code == 2
+    missing = run("afl-table2", "--data-dir", "nowhere")
+    assert (missing.exit_code, "there is no folder nowhere" in missing.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
+    assert CliRunner().invoke(app, ["reproduce", "--check", "--out", str(tmp_path)]).exit_code == 2
+
+
+def test_a_blocked_run_of_gsgm_defers_nothing():
+    settings = SETTINGS | {"selection": "blocked-until-pass-ends", "arrivals": 40}
+    cells = [
+        Cell("blocked", "gsgm:buffer_size=2", settings),
+        Cell("free", "gsgm:buffer_size=2", SETTINGS | {"arrivals": 40}),
+    ]
+    blocked, free = compare_module.compare(jobs_of(cells, [0], None), reproduction.SimConfig())
+    assert blocked.decisions.get("deferred", 0) == 0
+    assert free.decisions["deferred"] > 0
+
+
+def test_images_keep_the_scale_that_the_task_names():
+    digits = read_data_set("digits")
+    assert isinstance(digits, ImageSet)
+    raw, unit, standardised = (digits.scaled(inputs)[0] for inputs in ("raw", "unit", "standardised"))
+    assert raw.max() == 16
+    assert (unit * 255 == raw).all()
+    assert abs(standardised.mean()) < 1e-3
+    with pytest.raises(ConfigError, match="unknown inputs 'log'"):
+        digits.scaled("log")
