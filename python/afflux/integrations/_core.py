@@ -206,7 +206,8 @@ class TrainingRun:
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             said = {"task": task, "model": Unreadable(error.with_traceback(None))}
         receipt = self.server.push(**said)
-        self._note(receipt.report, base)
+        if receipt.report is not None:
+            self._note(receipt.report, base)
         if "task" not in said:
             task.cancel()
         client = said.get("client", task.client)
@@ -238,10 +239,10 @@ class TrainingRun:
             "loss": finite_number(trained.loss),
             **self._rate_of(trained),
         }
-        if trained.facts is not None and self._fact_names:
-            values = {name: finite_number(trained.facts.get(name)) for name in self._fact_names}
-            facts |= {name: value for name, value in values.items() if value is not None}
-        if facts or self._fact_names:
+        if self._fact_names:
+            values = {name: finite_number((trained.facts or {}).get(name)) for name in self._fact_names}
+            said["facts"] = facts | {name: value for name, value in values.items() if value is not None}
+        elif facts:
             said["facts"] = facts
         arrays, buffers = own_dict(trained.arrays), None
         if trained.delta and base is None:
@@ -263,7 +264,9 @@ class TrainingRun:
         For others, only the number of steps that the client has reported.
         """
         if not self._needs_rate:
-            reported = as_int(trained.local_steps)
+            reported = trained.local_steps
+            if type(reported) is not int:
+                reported = None if reported is None else as_int(reported)
             return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
         steps = self.settings.local_steps if trained.local_steps is None else trained.local_steps

@@ -108,17 +108,24 @@ def _most_alike(replies: list[Any], contents: Iterable[RecordDict], weight: str)
         records = [(key, record) for key, record in content.items() if isinstance(record, MetricRecord)]
         if len(records) == 1:
             ((key, record),) = records
-            number = finite_number(record.get(weight))
-            form = frozenset((name, len(value) if isinstance(value, list) else None) for name, value in record.items())
+            values = dict(record.items())
+            number = finite_number(values.get(weight))
+            form = frozenset(values)
+            if list in map(type, values.values()):  # names with lengths
+                form = frozenset((name, len(value) if isinstance(value, list) else 1) for name, value in values.items())
             group = number is not None and number >= 0, key, form
             alike[group].append(reply)
             totals[group] += number or 0.0
     # Of two equally frequent forms, the one with fewer numbers.
-    ranks = {group: (group[0], len(alike[group]), -sum(length or 1 for _, length in group[2])) for group in alike}
+    ranks = {group: (group[0], len(alike[group]), -_numbers_of(group[2])) for group in alike}
     if not ranks:
         return [], None
     best = max(ranks, key=ranks.__getitem__)
     return alike[best], totals[best] if best[0] else None
+
+
+def _numbers_of(form: frozenset[Any]) -> int:
+    return sum(each[1] if isinstance(each, tuple) else 1 for each in form)
 
 
 def _size_of(value: Any) -> int:

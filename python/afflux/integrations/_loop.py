@@ -8,9 +8,9 @@ from time import sleep
 from typing import Any, Self
 
 from afflux import Task
-from afflux.integrations._clients import shortened
 from afflux.integrations._core import NO_USE, Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
+from afflux.ops.validation import shortened
 from afflux.rules.rule import ClientId
 
 #: Seconds between two checks for clients that have connected or left.

@@ -51,6 +51,7 @@ class VersionArrays:
             )
             for field in (*layout.fields, *layout.buffers)
         ]
+        self._is_in_order = self._names == [place[0] for place in self._places]
         self._limited = [place for place in self._places if place[-1] is not None]
         if any(like.library == "torch" for like in self._likes.values()):
             _silence_torch()
@@ -80,7 +81,7 @@ class VersionArrays:
                 made[field.name] = self._likes[field.name].made_of(field.name, from_words(field, buffers))
         made.update(self._constants.items(writable=writable))
         made.update((alias.name, made[str(alias.of)]) for alias in self._layout.aliases if alias.of in made)
-        return {name: made[name] for name in self._names if name in made}
+        return made if self._is_in_order else {name: made[name] for name in self._names if name in made}
 
     def check(self, arrays: Any, buffers: npt.NDArray[np.float64] | None) -> None:
         """Check that a reply's values fit the dtypes of the model.
@@ -92,7 +93,9 @@ class VersionArrays:
         Raises:
             AffluxError: an array of float16 or of integers cannot hold the new values.
         """
-        for name, like, place, _, is_buffer, limits in self._limited if isinstance(arrays, Mapping) else ():
+        if not self._limited or not isinstance(arrays, Mapping):
+            return
+        for name, like, place, _, is_buffer, limits in self._limited:
             if limits is None or name not in arrays:
                 continue
             values = arrays[name] if buffers is None or not is_buffer else buffers[place]
