@@ -221,7 +221,8 @@ class Clients:
 
     def _selected(self, select: Select, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
         """Return the choice of the user's function."""
-        choice = list(select(list(idle), count))
+        chosen = select(list(idle), count)
+        choice = list(chosen) if isinstance(chosen, Iterable) else [chosen]
         if len(choice) > count or len(set(choice)) < len(choice) or not set(choice) <= set(idle):
             raise AffluxError(
                 f"[choose] the choice is {brief(choice)}, must be at most {count} of {brief(idle)}, each once"
