@@ -37,6 +37,13 @@ def test_hooks_of_rounds_are_refused(name, instead):
     assert type("Own", (AsyncStrategy,), {"summary": lambda self: None})(fedbuff(buffer_size=2)).rule.buffer_size == 2
 
 
+def test_a_hook_of_rounds_on_the_object_is_refused():
+    own = strategy(fedbuff())
+    own.aggregate_train = lambda *arguments: (None, None)
+    with pytest.raises(AffluxError, match=r"AsyncStrategy\.aggregate_train would never be called"):
+        own.start(grid_of(1.0), initial())
+
+
 def test_a_wrapper_of_rounds_is_refused():
     wrapper = DifferentialPrivacyServerSideFixedClipping(strategy(fedbuff(buffer_size=2)), 1.0, 1.0, 2)
     grid = grid_of(1.0, 2.0)
@@ -121,7 +128,7 @@ def test_the_user_chooses_the_nodes(rule):
 
 
 def test_a_choice_of_other_nodes_is_refused_and_an_empty_one_is_said(logged):
-    for choice in ([99], [5, 5], [5, 11, 5]):
+    for choice in ([99], [5, 5], [5, 11, 5], None):
         own = strategy(fedbuff(buffer_size=1), concurrency=2, choose=lambda nodes, count, step, c=choice: c)
         with pytest.raises(AffluxError, match=r"\[choose\] the choice is .*, must be at most 2 of \[.*\], each once"):
             own.start(grid_of(1.0, 2.0, 3.0, 4.0), initial())

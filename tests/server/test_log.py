@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -467,3 +468,17 @@ def test_bytes_of_the_log(large):
     held = [each for each in objects.values() if not isinstance(each, type)]
     size = (8 * len(server.log) + sum(map(sys.getsizeof, held))) / pushes
     assert (390 <= size <= 540) if large else (140 <= size <= 320)
+
+
+def long_error(*args):
+    raise ValueError("the first line\n" + "a line of the trace\n" * 500 + "the cause")
+
+
+def test_the_reason_of_a_fault_has_the_first_line_and_the_end_of_a_long_error():
+    server = Server(fedavg(buffer_size=2), {"w": vector(0.0)}, faults="record")
+    update = type("Trace", (Mapping,), dict.fromkeys(("__getitem__", "__iter__", "__len__"), long_error))()
+    receipt = server.push(client=1, version=0, update=update)
+    assert receipt.status == "faulty"
+    assert len(receipt.reason) < 600
+    assert "the first line" in receipt.reason
+    assert receipt.reason.endswith("the cause")

@@ -480,12 +480,23 @@ def test_the_commands_mistakes(tmp_path):
     assert error(*new, f"{there}/file") == f"error: {there}/file is not a folder; choose another --store\n"
     base = tmp_path / "base"
     Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=base).close()
-    said = f"error: {base} is the store of a server that no run has made; choose another --store\n"
-    assert error(*new, base) == said
+    said = (
+        f"error: {base} is the store of a server without a run to resume; choose another --store; if a run was killed"
+    )
+    assert error(*new, base) == f"{said} before its first checkpoint, remove {base} and the folder of the run\n"
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
     assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} continues it\n"
+    for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
+        result = CliRunner().invoke(app, ["store", command[0], str(tmp_path / "run"), *command[1:]])
+        assert result.stderr == f"error: {tmp_path}/run is the folder of a run; its store is {run_in}\n"
+    part = tmp_path / "part"
+    (part / "audit").mkdir(parents=True)
+    killed = "if a run with --store was killed before its first checkpoint, remove it"
+    assert error(*new, tmp_path / "new", "--out", part).endswith(f"choose another --out; {killed}\n")
+    (part / "lock").touch()
+    assert error(*new, part).endswith(f"before its first checkpoint, remove {part} and the folder of the run\n")
     said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)

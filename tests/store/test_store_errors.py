@@ -204,8 +204,12 @@ def test_other_rules_and_no_stores(path, tmp_path):
         Server.open(tmp_path / "nowhere", RULE)
     (tmp_path / "empty").mkdir()
     for call in (Server.open, check, repair):
-        with pytest.raises(StoreError, match=r"empty holds no store: index\.sqlite is missing"):
+        with pytest.raises(StoreError, match=r"empty holds no store: index\.sqlite is missing$"):
             call(tmp_path / "empty")
+        (tmp_path / "empty" / "lock").touch()
+        with pytest.raises(StoreError, match=r"is missing\. If a process was killed .* remove the folder"):
+            call(tmp_path / "empty")
+        (tmp_path / "empty" / "lock").unlink()
     assert list((tmp_path / "empty").iterdir()) == []
     with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
         Server(RULE, np.zeros(3), num_clients=5, store=path)

@@ -44,7 +44,8 @@ def a_server(kind: Any, model: Any, clients: int, **facts: Any) -> Any:
     The constructor of the server needs a whole task.
     """
     server = kind.__new__(kind)
-    shared = {"logger": SimpleNamespace(output=defaultdict(list)), "clock": SimpleNamespace(current_time=0)}
+    logger = SimpleNamespace(output=defaultdict(list), warning=print)
+    shared = {"logger": logger, "clock": SimpleNamespace(current_time=0)}
     own = {"model": model, "num_clients": clients, "clients_per_round": clients, "sample_option": "uniform"}
     known = {"option": OPTION, "tolerance_for_latency": 999999, "current_round": 1, "gv": SimpleNamespace(**shared)}
     server.__dict__.update(own | known | facts)

@@ -89,17 +89,14 @@ def all_own(values: Iterable[object]) -> bool:
     """Return whether the type of each value is np.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
     torch is not imported.
     """
-    parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
-    own = _NUMPY if parameter is None else _with_torch(sys.modules["torch"].Tensor, parameter)
-    return set(map(type, values)) <= own
+    kinds = set(map(type, values))
+    if len(_own) == 1 and not kinds <= _own:  # torch may have been imported since the last call
+        parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
+        _own.update(() if parameter is None else (sys.modules["torch"].Tensor, parameter))
+    return kinds <= _own
 
 
-_NUMPY: frozenset[type] = frozenset({np.ndarray})
-
-
-@cache
-def _with_torch(*classes: type) -> frozenset[type]:
-    return _NUMPY | frozenset(classes)
+_own: set[type] = {np.ndarray}
 
 
 def memory_of(array: Array) -> object:

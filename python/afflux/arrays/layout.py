@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -403,4 +404,4 @@ class Layout:
 
 
 def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
-    return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)
+    return ((field, vector[field.start : field.start + prod(field.shape)].reshape(field.shape)) for field in fields)

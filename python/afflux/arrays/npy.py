@@ -6,6 +6,7 @@ bfloat16 has no name in this format: ml_dtypes writes it as two plain bytes, and
 import re
 from functools import lru_cache
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,17 @@ _HEADER = re.compile(
 )
 
 
-@reads("an array in NumPy's file format")
+#: For functions that call `view_of`: its errors, and those of the objects that hold the bytes, are AffluxErrors.
+reads_files = reads("an array in NumPy's file format")
+
+
+@reads_files
 def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
+    """As `view_of`; any error is an AffluxError."""
+    return view_of(data, dtype)
+
+
+def view_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
     """Return a read-only view of the array in these bytes.
 
     Args:
@@ -36,12 +46,9 @@ def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
         AffluxError: the bytes are no such file, are truncated, or hold Python objects.
     """
     start, length = _header_place(data)
-    shape, fortran, found = _header(bytes(data[start:length]))
+    shape, fortran, found, count = _header(bytes(data[start:length]))
     if dtype == "bfloat16" and found.itemsize == 2 and found.kind == "V":
         found = np.dtype(_bfloat16())
-    count = 1
-    for n in shape:
-        count *= n
     if length + count * found.itemsize != len(data):
         raise AffluxError(f"{len(data)} bytes hold an array of {length + count * found.itemsize}")
     flat = np.frombuffer(data, found, count, length) if count else np.frombuffer(b"", found)
@@ -68,14 +75,16 @@ def _header_place(data: bytes) -> tuple[int, int]:
 
 
 @lru_cache(4096)
-def _header(header: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+def _header(header: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
+    """Return the shape, whether the order is Fortran's, the dtype and the number of elements."""
     found = _HEADER.fullmatch(header)
     if found is None:
         raise AffluxError("not the header of an array of numbers in NumPy's file format")
     dtype = np.dtype(found[1].decode("ascii"))
     if dtype.hasobject or dtype.itemsize == 0:
         raise AffluxError("not an array of numbers")
-    return tuple(int(n) for n in found[3].split(b",") if n.strip()), found[2] == b"True", dtype
+    shape = tuple(int(n) for n in found[3].split(b",") if n.strip())
+    return shape, found[2] == b"True", dtype, prod(shape)
 
 
 @lru_cache(4096)

@@ -3,8 +3,9 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -19,7 +20,7 @@ from afflux.ops.units import in_bytes
 from afflux.ops.validation import brief, printable
 from afflux.store import Health, Info
 from afflux.store.inspect import clients_named
-from afflux.store.metadata import BACKUP
+from afflux.store.metadata import BACKUP, INDEX
 
 INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
 
@@ -87,6 +88,7 @@ app = typer.Typer(help="Facts about a store; check, repair and export.", no_args
 def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Print the facts about a store (see INFO_HELP)."""
     with report_errors():
+        _refuse_run_folder(path)
         found = store.info(path)
         if as_json:
             echo(json.dumps(asdict(found), indent=2))
@@ -100,6 +102,7 @@ def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
 def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
     """Read every byte (see CHECK_HELP)."""
     with report_errors():
+        _refuse_run_folder(path)
         with _bar("checking") as progress:
             health = store.check(path, progress)
         if as_json:
@@ -116,6 +119,7 @@ def repair(
 ) -> None:
     """Drop damaged rows (see REPAIR_HELP)."""
     with report_errors():
+        _refuse_run_folder(path)
         with _bar("checking") as progress:
             health = store.check(path, progress)
         _print_health(health, whole)
@@ -146,6 +150,7 @@ def export(
 ) -> None:
     """Write rows or params to a file (see EXPORT_HELP)."""
     with report_errors():
+        _refuse_run_folder(path)
         if params:
             if clients is not None:
                 raise AffluxError("[export] give --clients for rows, or --params")
@@ -212,6 +217,30 @@ def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
         lost = f"{len(health.damaged):,} of {_rows(health.clients)}" if health.damaged else "no row"
         lost += f" and {_arrivals(len(health.arrivals))}" if health.arrivals else ""
         echo(f"damaged: {lost} lost{remedy}")
+
+
+def _refuse_run_folder(path: Path) -> None:
+    """Raise AffluxError for the folder of a run; the error names the store of the run, if it is near."""
+    if (path / "audit").is_dir() and not (path / INDEX).exists():
+        place = _store_of(path)
+        raise AffluxError(
+            f"{path} is the folder of a run, and no store"
+            if place is None
+            else f"{path} is the folder of a run; its store is {place}"
+        )
+
+
+def _store_of(run: Path) -> Path | None:
+    """Return the store with the id of the run in this folder, in the working folder or up to two levels above."""
+    with suppress(OSError, UnicodeError):
+        run_id = (run / "audit" / "run_id.txt").read_text("ascii")
+        for folder in (Path(), run.resolve().parent, run.resolve().parent.parent):
+            for place in islice(folder.iterdir(), 1000):
+                with suppress(AffluxError):
+                    notes = store.info(place).notes if (place / INDEX).is_file() else None
+                    if isinstance(notes, dict) and notes.get("run_id") == run_id:
+                        return place
+    return None
 
 
 def _remedy(path: Path, health: Health) -> str:

@@ -15,16 +15,13 @@ from afflux import Server
 from afflux.integrations._server import keeps_clients
 from afflux.integrations._settings import RunSettings
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, plain_id
+from afflux.ops.validation import brief, plain_id, shortened
 from afflux.rules.rule import ClientId
 
 #: A function from an address to the client's id; or, if each reply contains the id, its key in the reply.
 ClientKey = Callable[[ClientId], ClientId] | str
 #: A client rests at most 2**10 times as long as after its first failure.
 _MOST_DOUBLINGS = 10
-#: Of a client's error message longer than their sum, the most characters of its first line and of its end that are kept
-#: and logged: traces of other processes have the cause at the end.
-_FIRST_LINE, _END = 100, 400
 #: Seconds after which the run ends if none of the clients that are there may train: others may come back.
 _MOST_EXCLUDED = 60.0
 _MOST_NAMED = 10  # in one warning
@@ -99,7 +96,7 @@ class Clients:
         if isinstance(self._key, str) and client is None:
             raise AffluxError(f"[client_key] nothing in the reply has the name {self._key!r}")
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
-        if self._is_full() and name not in self.known:
+        if self._most is not None and self._is_full() and name not in self.known:
             reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
             if address in self.there:
                 self._leave_out([address], reason)
@@ -207,7 +204,8 @@ class Clients:
 
     def _selected(self, select: Select, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
         """Return the choice of the user's function."""
-        choice = list(select(list(idle), count))
+        chosen = select(list(idle), count)
+        choice = list(chosen) if isinstance(chosen, Iterable) else [chosen]
         if len(choice) > count or len(set(choice)) < len(choice) or not set(choice) <= set(idle):
             most = f"at most {count} of {brief(idle)}, each once"
             raise AffluxError(f"[choose] the choice is {brief(choice)}, must be {most}")
@@ -292,11 +290,3 @@ def has_id(key: ClientKey | None, address: ClientId) -> bool:
     with suppress(Exception):
         return not callable(key) or plain_id(key(address), "client_key") is not None
     return False
-
-
-def shortened(reason: str) -> str:
-    """Return the first line of a long message, and its end."""
-    reason = reason.strip()
-    if len(reason) <= _FIRST_LINE + _END:
-        return reason
-    return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"

@@ -190,8 +190,10 @@ class TrainingRun:
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
         receipt = self.server.push(**arguments)
-        self._note(receipt.report, base)
-        task.cancel()  # if the push was not of this task
+        if receipt.report is not None:
+            self._note(receipt.report, base)
+        if "task" not in arguments:
+            task.cancel()
         client, joined = arguments.get("client", task.client), receipt.status in JOINED
         if receipt.status not in NO_USE:
             self.clients.succeeded(assigned.address, client, joined=joined)
@@ -216,8 +218,9 @@ class TrainingRun:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
         said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
-        reported = trained.facts or {}
-        facts |= {name: value for name in self.fact_names if (value := finite_number(reported.get(name))) is not None}
+        if self.fact_names:
+            values = {name: finite_number((trained.facts or {}).get(name)) for name in self.fact_names}
+            facts |= {name: value for name, value in values.items() if value is not None}
         if facts or self.fact_names:
             said["facts"] = facts
         arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None

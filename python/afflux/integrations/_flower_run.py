@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from afflux import Task
-from afflux.arrays.npy import array_of, bytes_of
+from afflux.arrays.npy import bytes_of, reads_files, view_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._flower_metrics import ReplyRecords, content_of, mean_of
 from afflux.integrations._loop import Reply, Transport
@@ -260,9 +260,10 @@ def _error_of(message: Message) -> str | None:
     return f"error {message.error.code}: {message.error.reason}" if message.has_error() else None
 
 
+@reads_files
 def model_of(record: ArrayRecord) -> dict[str, Any]:
     """Return the arrays of a record by name, as read-only views of its bytes."""
-    return {name: array_of(array.data, array.dtype) for name, array in record.items()}
+    return {name: view_of(array.data, array.dtype) for name, array in record.items()}
 
 
 def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:

@@ -106,7 +106,7 @@ class CollabTransport(Transport):
         params, found = result if isinstance(result, tuple | list) and len(result) == 2 else (result, {})
         if isinstance(result, FLModel):
             params, found, kind, meta = result.params, result.metrics or {}, result.params_type, result.meta
-        if not (isinstance(params, Mapping) and isinstance(found, Mapping)):
+        if not (isinstance(params, dict | Mapping) and isinstance(found, dict | Mapping)):
             kinds = f"{type(result).__name__} of {type(params).__name__} and {type(found).__name__}"
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
         if kind is not None and kind != app.params_type:

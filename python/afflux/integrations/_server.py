@@ -102,7 +102,7 @@ def are_zero(server: Server, report: Report, base: Pulled | None) -> bool:
     the step; None: no version is compared.
     """
     if server.rule.kind != "model":
-        return not report.norms.any()
+        return not any(report.norms.tolist())
     if base is None or report.version != base.version + 1:
         return False
     return np.array_equal(on_host(base.params), on_host(server.params))

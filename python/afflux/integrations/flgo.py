@@ -203,5 +203,11 @@ def _refuse_options(option: Mapping[str, Any]) -> None:
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:
-    facts: dict[str, Any] = {name: package.get(name) for name in ("num_examples", "loss", "client_lr", "local_steps")}
-    return Trained(package["model"].state_dict(), **facts, facts=package)
+    return Trained(
+        package["model"].state_dict(),
+        package.get("num_examples"),
+        package.get("loss"),
+        package.get("client_lr"),
+        package.get("local_steps"),
+        facts=package,
+    )

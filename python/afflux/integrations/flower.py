@@ -100,9 +100,7 @@ class AsyncStrategy(FedAvg):
         **options: Any,
     ) -> None:
         self.rule = rule_of("AsyncStrategy", rule, {})
-        for name, instead in _OF_ROUNDS.items():
-            if getattr(type(self), name) is not getattr(AsyncStrategy, name):
-                raise AffluxError(f"[AsyncStrategy] {type(self).__name__}.{name} would never be called: {instead}")
+        self._refuse_hooks_of_rounds()
         self.settings, others = RunSettings.split(options)
         if not (client_key is None or isinstance(client_key, str) or callable(client_key)):
             raise AffluxError(f"[AsyncStrategy] client_key is {brief(client_key)}, must be a function or a key")
@@ -119,6 +117,12 @@ class AsyncStrategy(FedAvg):
         self.result = Result()
         self.evaluated_arrays: ArrayRecord | None = None
         self.lost: dict[str, int] = {}
+
+    def _refuse_hooks_of_rounds(self) -> None:
+        """Raise AffluxError if the class, or the object itself, overrides a method that is never called."""
+        for name, instead in _OF_ROUNDS.items():
+            if name in vars(self) or getattr(type(self), name) is not getattr(AsyncStrategy, name):
+                raise AffluxError(f"[AsyncStrategy] {type(self).__name__}.{name} would never be called: {instead}")
 
     def summary(self) -> None:
         """Log the rule, and the settings that have an effect."""
@@ -171,6 +175,7 @@ class AsyncStrategy(FedAvg):
             Exception: a function of the user has raised it.
         """
         timeout, num_rounds = positive("start", "timeout", timeout), count_of(0)("start", "num_rounds", num_rounds)
+        self._refuse_hooks_of_rounds()
         log(INFO, "Starting %s strategy: %d steps", type(self).__name__, num_rounds)
         self.summary()
         arrays, key = _arrays_of(initial_arrays), cast(ClientKey | None, self.client_key)

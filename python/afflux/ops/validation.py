@@ -84,6 +84,8 @@ def integer(least: int, most: int | None = None) -> Check[int]:
 
 #: The largest count of arrivals, of versions and so on: float64 can represent all ints up to it.
 MOST_COUNT = 2**53
+#: The most characters of the first line and of the end of a message that is longer than their sum.
+_FIRST_LINE, _END = 100, 400
 #: The largest number of elements of a vector: its bytes must be countable in 64 bits.
 MOST_ELEMENTS = 2**59
 
@@ -188,6 +190,8 @@ def as_int(value: object) -> int | None:
     >>> as_int(np.int8(3)), as_int(3.0), as_int(3.5), as_int(True), as_int("3")
     (3, 3, None, None, None)
     """
+    if value is None:  # an argument that was left out, in the path of each push
+        return None
     number = _index(value)
     if number is None:
         single = zero_dim(value)
@@ -210,6 +214,8 @@ def as_float(value: object) -> float | None:
     """
     if value is None or type(value) is float:
         return value
+    if type(value) is int and -MOST_COUNT < value < MOST_COUNT:
+        return float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     number = _of_foreign(lambda: float(value))
@@ -264,6 +270,8 @@ def brief(value: object) -> str:
     """Return the value as one printable line for an error message: the beginning of a long text, and the type of any
     other value whose text is long.
     """
+    if type(value) is str and len(value) <= 80 and len(text := repr(value)) <= 80:
+        return text  # ids of clients
     if isinstance(value, str | bytes | bytearray) and len(value) > 80:
         return f"{value[:60]!r:.70}..."
     if isinstance(value, list | tuple | dict | set) and len(value) > 80:
@@ -274,6 +282,16 @@ def brief(value: object) -> str:
         raise_if_from_signal(error)
         return f"of type {type(value).__name__}"
     return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def shortened(reason: str) -> str:
+    """Return an error's message, or of a long one the first line and the end: traces of other processes have the cause
+    at the end.
+    """
+    reason = reason.strip()
+    if len(reason) <= _FIRST_LINE + _END:
+        return reason
+    return f"{reason.splitlines()[0][:_FIRST_LINE]} ... {reason[-_END:]}"
 
 
 def printable(text: str) -> str:
@@ -352,7 +370,7 @@ def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def _text(error: Exception) -> str:
     try:
-        return str(error)[:200]
+        return shortened(str(error))
     except Exception:
         return ""
 

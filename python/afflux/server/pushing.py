@@ -17,7 +17,18 @@ from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
-from afflux.ops.validation import as_float, as_int, as_text, brief, integer, is_from_signal, loss_of, plain_id, positive
+from afflux.ops.validation import (
+    as_float,
+    as_int,
+    as_text,
+    brief,
+    integer,
+    is_from_signal,
+    loss_of,
+    plain_id,
+    positive,
+    shortened,
+)
 from afflux.rules.rule import ClientId, Facts
 from afflux.server import reading
 from afflux.server.aggregator import Aggregator
@@ -273,8 +284,8 @@ _GONE = (
     "max_staleness, max_versions and hold=False, and by a restart without a checkpoint()), or give what pull() gave as "
     "version="
 )
-#: The most characters of a reason.
-_MOST_REASON = 500
+#: The most characters of a faulty client's id.
+_MOST_ID = 500
 
 
 class CallError(AffluxError):
@@ -293,7 +304,7 @@ def _is_clients(error: Exception, *, checking: bool) -> bool:
 def _reason(error: Exception) -> str:
     """Return the message of an error, of limited length."""
     text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
-    return text if len(text) <= _MOST_REASON else f"{text[:_MOST_REASON]} ..."
+    return shortened(text)
 
 
 def _no_arrival(
@@ -314,7 +325,7 @@ def _no_arrival(
             ticket.counted = True
             return "expired", "the task was closed meanwhile"
         if status == "faulty":
-            known = client_id[:_MOST_REASON] if isinstance(client_id, str) else client_id
+            known = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
             admission.faults.append(Fault(known, pulled, reason))
         admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
         ticket.counted = True

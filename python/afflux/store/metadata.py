@@ -21,6 +21,7 @@ from afflux.aggregation.options import codec_of
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import Rule
 from afflux.store.files import LOSS, UnreadableError, new_file, read_bytes, reason
+from afflux.store.lock import LOCK
 
 #: The remedy in errors for damage to anything except rows, their sum, waiting arrivals and Zarr's metadata.
 BACKUP = "only a backup of the folder restores it"
@@ -80,10 +81,9 @@ def folder_of(path: "str | PathLike[str]") -> Path:
     if not exists:
         raise StoreError(f"[store] there is no folder {path}")
     if not has_index:
-        raise StoreError(
-            f"[store] {path} holds no store: {INDEX} is missing. If a process was killed while it made the store, "
-            "remove the folder and make it again"
-        )
+        killed = ". If a process was killed while it made the store, remove the folder and make it again"
+        then = killed if (Path(path) / LOCK).exists() else ""
+        raise StoreError(f"[store] {path} holds no store: {INDEX} is missing{then}")
     return Path(path)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, raise_if_from_signal
+from afflux.ops.validation import brief, raise_if_from_signal, shortened
 from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
@@ -29,8 +29,6 @@ from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
 BATCHES_AT_ONCE = 32
-#: The most characters of an exception's message that a log holds.
-MOST_CHARACTERS = 500
 
 
 GradientTerm = Callable[[torch.Tensor, torch.Tensor], object]
@@ -58,8 +56,7 @@ class TrainingResult(NamedTuple):
         place = extract_tb(error.__traceback__)[-1]
         # An address is another one in each process.
         text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {text_with_notes(error)}")
-        text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
-        fault = f"{text} ({Path(place.filename).name}, line {place.lineno})"
+        fault = f"{shortened(text)} ({Path(place.filename).name}, line {place.lineno})"
         return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
 
 

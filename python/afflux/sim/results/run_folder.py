@@ -118,7 +118,9 @@ def create_run_folder(out: Path | None) -> Path:
     """
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
+        killed = "; if a run with --store was killed before its first checkpoint, remove it"
+        then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= {FOLDER, TENSORBOARD} else ""
+        raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out{then}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -27,6 +27,7 @@ from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
+from afflux.store.lock import LOCK
 
 FORMAT = 2
 #: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
@@ -92,21 +93,24 @@ class InterruptedRun:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
             StoreError: there is no store, or it is damaged.
         """
-        notes = info(path).notes
+        content = info(path)
+        notes = content.notes
         if not isinstance(notes, dict) or "afflux_run" not in notes:
-            raise ConfigError(f"{path} holds no run that could be resumed")
+            killed = "; if its run was killed before its first checkpoint, remove it and the folder of the run"
+            then = killed if notes is None and not content.joins else ""
+            raise ConfigError(f"{path} holds no run that could be resumed{then}")
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         try:
-            content = msgspec.convert(notes, CheckpointNotes)
-            content.check()
+            checkpoint = msgspec.convert(notes, CheckpointNotes)
+            checkpoint.check()
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
-        header = content.header
-        audit = Path(content.audit) if folder is None else folder / audit_log.FOLDER
+        header = checkpoint.header
+        audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         output = AuditOutput(audit, header.updates is not None)
-        interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), content)
-        interrupted._check_run_id(Path(content.audit).parent, folder)
+        interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), checkpoint)
+        interrupted._check_run_id(Path(checkpoint.audit).parent, folder)
         interrupted.check_run_folder()
         return interrupted
 
@@ -321,10 +325,13 @@ def require_unused_store(path: Path) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; choose another --store")
+    killed = f"if a run was killed before its first checkpoint, remove {path} and the folder of the run"
     try:
-        notes = info(path).notes
+        content = info(path)
     except StoreError:
-        raise ConfigError(f"{path} is a folder that is not empty; choose another --store") from None
-    if isinstance(notes, dict) and "afflux_run" in notes:
+        then = f"; {killed}" if (path / LOCK).exists() else ""
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
+    if isinstance(content.notes, dict) and "afflux_run" in content.notes:
         raise ConfigError(f"{path} holds a run; --resume {path} continues it")
-    raise ConfigError(f"{path} is the store of a server that no run has made; choose another --store")
+    then = f"; {killed}" if content.notes is None and not content.joins else ""
+    raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
