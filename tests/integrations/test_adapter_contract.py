@@ -31,7 +31,7 @@ SPOILED = {
     "shape": lambda arrays, first: {**arrays, first: arrays[first].reshape(-1)[:7]},
     "name": lambda arrays, first: {f"{name}_": array for name, array in arrays.items()},
     "missing": lambda arrays, first: {name: array for name, array in arrays.items() if name != first},
-    "more": lambda arrays, first: {**arrays, "more": arrays[first]},
+    "more": lambda arrays, first: {**arrays, "more": arrays[first] + 1},
     "complex": lambda arrays, first: {**arrays, first: arrays[first] * 1j},
     "empty": lambda arrays, first: {},
 }
