@@ -520,7 +520,7 @@ def law_that_raises_later(num_clients, rng):
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({"evaluate": raises}, "while the model was evaluated"),
+        ({"evaluate": raises}, "while the model was evaluated, without gradients"),
         ({"training": raises}, "while client [0-9]+ trained"),
         ({"model": raises}, "while the model was made"),
         ({"clients": lambda client: raises(), "num_clients": 12}, "while client [0-9]+ trained"),
