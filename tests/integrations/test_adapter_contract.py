@@ -280,7 +280,9 @@ def test_one_client_of_no_use_never_ends_a_run(started):
     run = started(fedbuff(buffer_size=2), Behaviour(NAN), Behaviour(), max_failures=1, steps=30)
     assert run.server.version == 30
     assert run.counts["faulty"] > 0
-    assert run.said("non-finite")
+    lines = run.said("non-finite")
+    assert lines
+    assert all("0: its reply is faulty. [push] client" in line for line in lines)  # the client and the reason
 
 
 def test_a_client_for_which_the_rule_has_no_room_is_named_once(started):

@@ -23,6 +23,9 @@ from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
         ("appfl", "fedasync", {"alpha": 0.25}, fedasync(alpha=0.25)),  # which is its own
         ("nvflare", "ca2fl", {"num_updates_for_model": 3, "global_lr": 0.5}, ca2fl(buffer_size=3, server_lr=0.5)),
         ("flgo", "ca2fl", {"buffer_ratio": 0.5, "eta": 0.5}, ca2fl(buffer_size=4, server_lr=0.5)),
+        ("flgo", {"name": "ca2fl", "buffer_ratio": 0.5, "eta": 0.5}, {}, ca2fl(buffer_size=4, server_lr=0.5)),
+        ("nvflare", "ca2fl:num_updates_for_model=3:global_lr=0.5", {}, ca2fl(buffer_size=3, server_lr=0.5)),
+        ("AsyncStrategy", "fadas:buffer_size=3", {}, fadas(buffer_size=3)),
         ("flgo", "fedbuff", {"buffer_ratio": 0.5, "num_clients": 6}, fedbuff(buffer_size=3)),
         ("flgo", "fedbuff", {"dialect": "flgo", "eta": 0.5}, fedbuff(server_lr=0.5, dialect="flgo")),
         (

@@ -55,6 +55,13 @@ def test_what_has_no_meaning_is_refused(settings, options, message):
         started(algorithm(fedbuff(buffer_size=2), **settings), **options)
 
 
+def test_a_setting_of_another_name_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'concurrency'"):
+        algorithm(fedbuff(buffer_size=2), concurrency=3)
+    default = algorithm(fedbuff(buffer_size=2), store=None, timeout=None, server_options=None).Server.settings
+    assert default == algorithm(fedbuff(buffer_size=2)).Server.settings
+
+
 def test_another_version_of_flgo_is_warned_of(monkeypatch):
     monkeypatch.setattr("afflux.integrations.flgo.version", lambda name: "0.5.0")
     with pytest.warns(RuntimeWarning, match=r"tested with flgo 0.4.4; 0.5.0 is installed"):

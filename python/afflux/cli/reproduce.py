@@ -24,6 +24,13 @@ Examples:
   afflux reproduce {name} --data-dir ~/data
   afflux reproduce {name} --cells '{cell}' --seeds 0 --hours 1
 """
+LIST_HELP = """The papers' tables and figures: what each needs, whether it has run, the mean difference from the paper.
+
+\b
+Examples:
+  afflux reproduce list
+  afflux reproduce list --out runs/tables
+"""
 RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a figure.
 
 \b
@@ -89,9 +96,9 @@ def check_a_run(
         typer.echo("\n".join(reproduction.check(out, data_dir, table)))
 
 
-@app.command("list")
+@app.command("list", help=LIST_HELP)
 def list_tables(out: Results = RESULTS) -> None:
-    """List the papers' tables: what each needs, whether it has run, and the mean difference from the paper."""
+    """List the tables (see LIST_HELP)."""
     with report_errors():
         require(*EXTRA)
         from afflux.sim.papers import reproduction
