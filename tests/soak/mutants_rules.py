@@ -122,8 +122,8 @@ RULES = {
         "test_sim_local.py",
     ),
     "reproduce: a run with another setting has ended": (
-        '("afflux", "rule", "options", "seed", "config")',
-        '("afflux", "rule", "options", "seed")',
+        'in ("rule", "options", "seed", "config")',
+        'in ("rule", "options", "seed")',
         "test_sim_finished.py",
     ),
     "reproduce: a line that was cut off is a run": (
@@ -132,8 +132,8 @@ RULES = {
         "test_sim_finished.py",
     ),
     "reproduce: differences are not paired": (
-        "by_seed[run.seed]",
-        "by_seed[0]",
+        "a.late_accuracy() - b.late_accuracy() for",
+        "a.late_accuracy() - others[0].late_accuracy() for",
         "test_sim_finished.py",
     ),
 }

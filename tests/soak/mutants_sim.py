@@ -67,8 +67,8 @@ SIM = {
         "test_sim_data.py",
     ),
     "delays: a device's work grows its deviation as its mean": (
-        "[devices] * np.sqrt(self.work)",
-        "[devices] * self.work",
+        "1] * np.sqrt(self.work)",
+        "1] * self.work",
         "test_delay_laws.py",
     ),
     "training: a small last batch weighs as much as a full one": (
@@ -127,13 +127,13 @@ SIM = {
         "test_faulty_trainings.py",
     ),
     "checkpoint: older versions from which clients train are not kept": (
-        "keep=self._stream.older_versions()",
+        "keep=self.stream.older_versions()",
         "keep=[]",
         "test_sim_resume.py",
     ),
     "checkpoint: another interval": (
-        ">= self._due",
-        "> self._due + 60",
+        ">= self.due",
+        "> self.due + 60",
         "test_sim_resume.py",
     ),
     "resume: what a log holds beyond the checkpoint stays": (
@@ -190,8 +190,8 @@ ADAPTERS = {
         "test_core_clients.py",
     ),
     "replies: a slow client has failed": (
-        'receipt.status == "expired" and readable and base is None',
-        'receipt.status == "never"',
+        'receipt.status != "expired" or trained is None or base is not None',
+        'receipt.status != "never"',
         "test_core_clients.py",
     ),
     "replies: one without an assignment is not counted": (
@@ -200,8 +200,8 @@ ADAPTERS = {
         "test_core_replies.py",
     ),
     "replies: float16 holds any value": (
-        "return -65504.0, 65504.0",
-        "return None",
+        '"float16": (-65504.0, 65504.0)',
+        '"float16": None',
         "test_core_replies.py",
     ),
     "clients: an overdue one is not counted": (

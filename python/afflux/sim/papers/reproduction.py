@@ -109,7 +109,7 @@ def reproduce(
         processes = max(1, min(processes, int(available_memory() / table.memory)))
         with ExitStack() as screen:
             titles = [f"{names[index]}, seed {jobs[index].seed}" for index in places]
-            watch = screen.enter_context(show_progress(titles, _arrivals(wanted[0]), Console(stderr=True)))
+            watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
             compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
     lines = load_lines(sorted(folder.glob("*.jsonl")), jobs)
     return page_of(table, cells, seeds, jobs, lines), len(jobs) - len(lines)
