@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from afflux.sim.papers.presets.registry import find_preset
+from afflux.sim.papers.presets.wkafl import EXPERIMENTS
 from afflux.sim.results.run_result import Evaluation
 
 #: One number of a run, computed from its evaluations; the first one is at the start.
@@ -154,25 +156,11 @@ AFL_OTHERS = {"last": last, "mean of six": mean_of_six, "best of all": best}
 
 
 def _afl_settings(workers: str, steps: int, classes: int, column: str, **more: Any) -> dict[str, Any]:
-    cohort, clients = map(int, workers.split("/"))
+    """Return the settings of the preset with those of the cell, evaluated in each round."""
     stale_models, law = AFL_COLUMNS[column]
-    return {
-        "data": "mnist",
-        "model": "logreg",
-        "num_clients": clients,
-        "protocol": "rounds",
-        "stale_models": stale_models,
-        "steps_law": law,
-        "arrivals": 150 * cohort,
-        "delays": "exponential",
-        "partition": "classes",
-        "classes": classes,
-        "client_lr": 0.1,
-        "local_steps": steps,
-        "batch_size": 64,
-        "eval_every": cohort,
-        **more,
-    }
+    own = {"local_steps": steps, "classes": classes, "stale_models": stale_models, "steps_law": law}
+    preset = find_preset(f"afl-logreg-{workers.replace('/', 'of')}").values()
+    return preset | own | {"eval_every": int(workers.partition("/")[0])} | more
 
 
 def _afl_rule(workers: str, name: str = "afa_cd") -> str:
@@ -219,36 +207,22 @@ def _afl_claim() -> Iterator[Cell]:
 # WKAFL. Section 6.1.1 and the authors' scripts: K-async, one gradient of one batch; MNIST stands for EMNIST MNIST.
 
 
-class WkaflData(NamedTuple):
-    """One data set of WKAFL's Tables 2 and 3."""
+class WkaflNumbers(NamedTuple):
+    """The printed numbers of a data set; its settings are those of the presets."""
 
-    task: str
-    rule: str
-    """WKAFL's own rule at the scripts' values."""
-    server_lr: float
-    batch_size: int
-    rounds: int
-    test_every: int
-    levels: tuple[tuple[int, int], ...]
-    """(P, K) of Table 2."""
-    mixed: tuple[int, int]
-    """(P, K) of Table 3."""
-    table_2: tuple[tuple[float, float, float], ...]
-    """Of WKAFL, TWAFL and SASGD, by level."""
+    preset: str  #: the first of its presets
+    data: str  #: in place of the preset's
+    mixed: int  #: index of the level of Table 3
+    table_2: tuple[tuple[float, float, float], ...]  #: of WKAFL, TWAFL and SASGD, by level
+    #: By L_num: accuracy and stability of WKAFL, TWAFL, GSGM and SASGD.
     table_3: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]
-    """By L_num: accuracy and stability of WKAFL, TWAFL, GSGM and SASGD."""
 
 
 WKAFL_DATA = {
-    "mnist": WkaflData(
-        "papers:dataset=mnist:network=wkafl-cnn",
-        "wkafl:alpha=0.1:sim_min=0.3:beta=10:gamma=0.1:clip=100:stage_two_clip=10:stage_two_version=1000",
-        0.005,
-        4,
-        5000,
-        50,
-        ((1000, 10), (3000, 20), (3000, 10)),
-        (3000, 10),
+    "mnist": WkaflNumbers(
+        "emnist",
+        "mnist",
+        2,
         ((0.9734, 0.9620, 0.9319), (0.9756, 0.9649, 0.8753), (0.9728, 0.9572, 0.8553)),
         {
             1: ((0.9728, 0.9572, 0.9057, 0.8553), (0.0060, 0.0107, 0.0032, 0.0834)),
@@ -256,15 +230,10 @@ WKAFL_DATA = {
             10: ((0.9658, 0.9623, 0.9075, 0.8619), (0.0036, 0.0060, 0.0018, 0.0206)),
         },
     ),
-    "cifar10": WkaflData(
-        "papers:dataset=cifar10:network=lenet5:inputs=raw",
-        "wkafl:alpha=0.1:sim_min=0.3:beta=50:gamma=0.01:clip=70:stage_two_clip=5:stage_two_version=3500",
-        0.0005,
-        8,
-        10_000,
-        100,
-        ((1000, 20), (3000, 20), (3000, 10)),
-        (3000, 20),
+    "cifar10": WkaflNumbers(
+        "cifar10",
+        "cifar10",
+        1,
         ((0.4433, 0.4246, 0.3308), (0.4368, 0.4241, 0.2560), (0.3970, 0.3468, 0.2029)),
         {
             1: ((0.4368, 0.4141, 0.3568, 0.2560), (0.0284, 0.0464, 0.0135, 0.0226)),
@@ -283,23 +252,16 @@ WKAFL_METHODS = {
 WKAFL_OTHERS = {"last": last, "best": best}
 
 
-def _wkafl_cell(short: str, method: str, level: tuple[int, int], classes: int, number: float | None) -> Cell:
-    own, (clients, arrivals) = WKAFL_DATA[short], level
-    rule = f"{WKAFL_METHODS[method] or own.rule}:buffer_size={arrivals}:server_lr={own.server_lr}"
-    settings: dict[str, Any] = {
-        "task": own.task,
-        "num_clients": clients,
-        "concurrency": clients,
-        "refill": arrivals,
-        "arrivals": own.rounds * arrivals,
-        "partition": "wkafl",
-        "classes": classes,
-        "delays": "exponential",
-        "local_steps": 1,
-        "batch_size": own.batch_size,
-        "examples": "batch",
-        "eval_every": own.test_every * arrivals,
-    }
+def _wkafl_cell(short: str, method: str, level: int, classes: int, number: float | None) -> Cell:
+    """Return a cell with the settings of the preset of its level."""
+    own = WKAFL_DATA[short]
+    experiment = EXPERIMENTS[own.preset]
+    clients, arrivals = experiment.levels[level]
+    preset = find_preset(f"wkafl-{own.preset}" + (f"-{clients // arrivals}" if level else ""))
+    rule = f"{WKAFL_METHODS[method] or experiment.rule}:buffer_size={arrivals}:server_lr={experiment.server_lr}"
+    task = preset.settings["task"].value.replace(f"dataset={experiment.data}:", f"dataset={own.data}:")
+    end = {"rounds": 0, "arrivals": experiment.rounds * arrivals}
+    settings = preset.values() | {"task": task, "classes": classes} | end
     if method == "GSGM":  # a client that has entered a pass waits for its end, section 6.1.2
         settings |= {"selection": "blocked-until-pass-ends"}
     return Cell(f"{method}, P/K = {clients}/{arrivals}, L_num = {classes}", rule, settings, number)
@@ -307,7 +269,7 @@ def _wkafl_cell(short: str, method: str, level: tuple[int, int], classes: int, n
 
 def _wkafl_table_2(short: str) -> Iterator[Cell]:
     own = WKAFL_DATA[short]
-    for level, numbers in zip(own.levels, own.table_2, strict=True):
+    for level, numbers in enumerate(own.table_2):
         for method, number in zip(("WKAFL", "TWAFL", "SASGD"), numbers, strict=True):
             yield _wkafl_cell(short, method, level, 1, number)
 

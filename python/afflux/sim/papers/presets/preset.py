@@ -55,6 +55,7 @@ def sourced(source: str, **values: Any) -> dict[str, Sourced]:
     return {name: Sourced(value, source) for name, value in values.items()}
 
 
-def task_of(data: str, model: str) -> str:
-    """Return the setting `task` of a data set and a model of the papers."""
-    return f"papers:dataset={data}:network={model}"
+def task_of(data: str, model: str, inputs: str = "standardised") -> str:
+    """Return the setting `task` of a data set and a model of the papers, and the scale of its images."""
+    scale = "" if inputs == "standardised" else f":inputs={inputs}"
+    return f"papers:dataset={data}:network={model}{scale}"

@@ -17,6 +17,7 @@ class Experiment(NamedTuple):
     data: str
     model: str
     levels: tuple[tuple[int, int], ...]  #: (P, K) of Table 2; the first has no number in its name
+    inputs: str  #: their scale in the scripts, for which server_lr is
     rule: str
     server_lr: float
     batch_size: int
@@ -29,6 +30,7 @@ EXPERIMENTS = {
         "emnist-mnist",
         "wkafl-cnn",
         ((1000, 10), (3000, 20), (3000, 10)),
+        "standardised",
         "wkafl:alpha=0.1:sim_min=0.3:beta=10:gamma=0.1:clip=100:stage_two_clip=10:stage_two_version=1000",
         0.005,
         4,
@@ -39,6 +41,7 @@ EXPERIMENTS = {
         "cifar10",
         "lenet5",
         ((1000, 20), (3000, 20), (3000, 10)),
+        "raw",
         "wkafl:alpha=0.1:sim_min=0.3:beta=50:gamma=0.01:clip=70:stage_two_clip=5:stage_two_version=3500",
         0.0005,
         8,
@@ -53,7 +56,7 @@ def presets() -> Iterator[Preset]:
     for short, own in EXPERIMENTS.items():
         for place, (clients, arrivals) in enumerate(own.levels):
             settings = {
-                **sourced("section 6.1.1", task=task_of(own.data, own.model)),
+                **sourced("section 6.1.1", task=task_of(own.data, own.model, own.inputs)),
                 **sourced("Table 2 and section 6.3.1: P", num_clients=clients),
                 **sourced("section 3: all P clients compute at once", concurrency=clients),
                 **sourced("section 3: K-async", refill=arrivals),
