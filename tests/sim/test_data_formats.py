@@ -395,6 +395,23 @@ def saved(array):
     return file.getvalue()
 
 
+def test_archives_that_are_compressed_by_lzma(tmp_path):
+    """Also one whose directory names fewer bytes than it holds: most is not decompressed."""
+    path, values = tmp_path / "a.npz", np.random.default_rng(0).integers(0, 256, 100_000).astype(np.uint8)
+    archive_of(path, saved(values), zipfile.ZIP_LZMA)
+    assert (read_npz(path, ("x",))[0] == values).all()
+    zeros = saved(np.zeros(100_000_000, np.uint8))
+    archive_of(path, zeros, zipfile.ZIP_LZMA, size=200)
+    del zeros
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_npz(path, ("x",))
+        assert tracemalloc.get_traced_memory()[1] < 75_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_archives_that_are_bombs(tmp_path):
     path = tmp_path / "a.npz"
     zeros = saved(np.zeros(50_000_000, np.uint8))

@@ -318,14 +318,22 @@ int main(int count, char** words) {
   const struct {
     const char* name;
     void (*run)();
-  } cases[] = {{"counts", counts},       {"nested", nested},
-               {"throwing", throwing},   {"callers", callers},
-               {"awake", awake},         {"forks", forks},
-               {"signals", signals},     {"no_threads", no_threads},
-               {"leave", leave},         {"late", late},
-               {"moved", moved},         {"pinned_caller", pinned_caller},
-               {"asks", asks},           {"own_signals", own_signals},
-               {"bare_fork", bare_fork}, {"leave_soon", leave_soon},
+  } cases[] = {{"counts", counts},
+               {"nested", nested},
+               {"throwing", throwing},
+               {"callers", callers},
+               {"awake", awake},
+               {"forks", forks},
+               {"signals", signals},
+               {"no_threads", no_threads},
+               {"leave", leave},
+               {"late", late},
+               {"moved", moved},
+               {"pinned_caller", pinned_caller},
+               {"asks", asks},
+               {"own_signals", own_signals},
+               {"bare_fork", bare_fork},
+               {"leave_soon", leave_soon},
                {"looks_for_its_quota", looks_for_its_quota}};
   bool known = false;
   for (const auto& each : cases)

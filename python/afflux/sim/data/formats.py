@@ -4,8 +4,8 @@ import gzip
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+from typing import IO, Generic, TypeVar
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from afflux.sim.data.files import MOST_BYTES, bad_file, open_file, read_bytes, r
 #: Bytes of an image of CIFAR.
 PIXELS = 3 * 32 * 32
 CHUNK = 1 << 20
+#: zipfile decompresses LZMA without a limit, at most 7,000 bytes for each that it reads, and reads so many at least.
+LEAST_CHUNK = 4096
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -55,10 +57,10 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _at_most(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
+def _at_most(file: IO[bytes] | gzip.GzipFile, count: int, chunk: int = CHUNK) -> bytes:
     """Read up to `count` bytes, in pieces, because a damaged header may name more bytes than the memory has."""
     pieces = []
-    while count > 0 and (piece := file.read(min(count, CHUNK))):
+    while count > 0 and (piece := file.read(min(count, chunk))):
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)
@@ -87,13 +89,13 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         size = sum(member.file_size for member in arrays)
         if size > MOST_BYTES:
             raise bad_file(path, f"has arrays of {size} bytes", f"at most {MOST_BYTES} bytes")
-        # zipfile's other methods decompress without a limit.
-        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in arrays):
-            raise bad_file(path, "is compressed by another method than deflate", expected)
+        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA) for member in arrays):
+            raise bad_file(path, "is compressed by another method than deflate and LZMA", expected)
         contents = []
         for member in arrays:
             with archive.open(member) as content:
-                contents.append(array_of(content.read(member.file_size)))
+                chunk = LEAST_CHUNK if member.compress_type == ZIP_LZMA else CHUNK
+                contents.append(array_of(_at_most(content, member.file_size, chunk)))
         return contents
 
 
