@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.sim import read_audit_log, replay
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.data.registry import read_data_set
 from afflux.sim.errors import ConfigError
@@ -27,6 +28,7 @@ from afflux.sim.papers.paper_tables import (
 from afflux.sim.papers.reproduction import Limits, check, jobs_of, reproduce
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
+from conftest import ROOT
 
 SETTINGS = {"model": "logreg", "num_clients": 8, "concurrency": 3, "arrivals": 12, "eval_every": 6, "local_steps": 1}
 CELLS = (
@@ -209,6 +211,30 @@ def test_a_blocked_run_of_gsgm_defers_nothing():
     blocked, free = compare_module.compare(jobs_of(cells, [0], None), reproduction.SimConfig())
     assert blocked.decisions.get("deferred", 0) == 0
     assert free.decisions["deferred"] > 0
+
+
+LOGS = sorted((ROOT / "docs" / "results" / "logs").glob("*/*.jsonl"))
+
+
+def test_the_tables_of_two_papers_have_logs():
+    assert {path.parent.name for path in LOGS} == {"afl", "wkafl"}
+    assert {read_audit_log(path).header.rule for path in LOGS} >= {
+        "afa_cd",
+        "afa_cs",
+        "wkafl",
+        "twafl",
+        "sasgd",
+        "gsgm",
+    }
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem.partition("_")[0] + path.parent.name)
+def test_the_server_has_the_bits_of_the_machine_that_made_the_log(path):
+    """The updates are kept, so that torch's kernels have no part in it: this must hold on every machine."""
+    log = read_audit_log(path)
+    (result,) = replay(log)
+    assert log.end is not None
+    assert result.digest == log.end.params_sha256
 
 
 def test_images_keep_the_scale_that_the_task_names():
