@@ -19,4 +19,4 @@ def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: Stalenes
 
     State on the server: only params and the buffer. Sweeps: one.
     """
-    return Rule("sasgd", "gradient", buffer_size, Staleness(staleness or Inverse()), NONE, Sgd(server_lr))
+    return Rule("sasgd", "gradient", buffer_size, Staleness(Inverse() if staleness is None else staleness), NONE, Sgd(server_lr))
