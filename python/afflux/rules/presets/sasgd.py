@@ -19,4 +19,5 @@ def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: Stalenes
 
     State on the server: only params and the buffer. Sweeps: one.
     """
-    return Rule("sasgd", "gradient", buffer_size, Staleness(Inverse() if staleness is None else staleness), NONE, Sgd(server_lr))
+    law = Inverse() if staleness is None else staleness
+    return Rule("sasgd", "gradient", buffer_size, Staleness(law), NONE, Sgd(server_lr))
