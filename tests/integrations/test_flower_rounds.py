@@ -70,7 +70,7 @@ def test_a_step_that_no_reply_completes_is_noted():
     steps = []
     result = own.start(grid, initial(), num_rounds=3, evaluate_fn=lambda step, arrays: steps.append(step))
     assert steps[0] == 0
-    assert steps[-1] == own.server.version >= 3
+    assert 3 <= steps[-1] <= own.server.version  # on a busy machine a later call may make one more
     with_metrics = set(result.train_metrics_clientapp)  # a step beside the note of another has its metrics there
     assert with_metrics
     assert with_metrics <= set(steps[1:])
