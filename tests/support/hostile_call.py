@@ -35,10 +35,8 @@ def method_call(rng, name, servers, which, loaded):
     if isinstance(error, BusyError):
         server.flush()
         return "done"
-    if error is None and name == "load_state_dict":
-        loaded.discard(which)
-        if fingerprint(server) != sound:
-            loaded.add(which)
+    if error is None and name == "load_state_dict" and fingerprint(server) != sound:
+        loaded.add(which)
     if which in loaded and "wrote a value that is not finite" in str(error):
         servers[which] = STARTED[which]()
         loaded.discard(which)
