@@ -1,7 +1,7 @@
 """The papers' tables as data; their runs, kept as lines of JSON; pages, limits, and the check of a finished run."""
 
 import json
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 
 import pytest
 from typer.testing import CliRunner
@@ -14,18 +14,19 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.comparison import Line
 from afflux.sim.papers.paper_tables import (
+    BEST_OF_EVERY_FIFTH,
+    LAST,
+    LOG_STABILITY,
+    MEAN_OF_SIX,
+    MEAN_OF_TEN,
+    STABILITY,
     TABLES,
     Cell,
+    Reading,
     Table,
-    best_of_every_fifth,
-    last,
-    log_stability,
-    mean_of_six,
-    mean_of_ten,
     rounds_to,
-    stability,
 )
-from afflux.sim.papers.reproduction import Limits, check, jobs_of, reproduce
+from afflux.sim.papers.reproduction import Limits, check, folder_page, jobs_of, reproduce
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from conftest import ROOT
@@ -35,7 +36,9 @@ CELLS = (
     Cell("first", "fedbuff:buffer_size=3:server_lr=0.5", SETTINGS, 0.5),
     Cell("second", "fedasync:alpha=0.5", SETTINGS, 0.25),
 )
-SMALL = Table("small", "Ours", "a table", "digits", 0.0, CELLS, 2, others={"first one": lambda rows: rows[0].accuracy})
+SMALL = Table(
+    "small", "Ours", "a table", "digits", 0.0, CELLS, 2, others=(Reading("first one", lambda rows: rows[0].accuracy),)
+)
 
 
 @pytest.fixture
@@ -92,16 +95,16 @@ def test_the_settings_of_table_2_are_the_papers():
 def test_readings():
     rows = [Evaluation(number, number, float(number), 0.5 + 0.01 * number, 1.0) for number in range(34)]
     rows[23] = rows[23]._replace(accuracy=0.99)
-    assert best_of_every_fifth(rows) == pytest.approx(0.5 + 0.30)
-    assert mean_of_six(rows) == pytest.approx(0.5 + 0.01 * 17.5)
-    assert last(rows) == pytest.approx(0.83)
-    assert mean_of_ten(rows) == pytest.approx(0.5 + 0.01 * 28.5)
-    assert stability(rows[24:]) == pytest.approx(0.01 * sqrt(110 / 12))
-    assert log_stability([row._replace(accuracy=2.0 ** (row.version % 2)) for row in rows[:10]]) == pytest.approx(
+    assert BEST_OF_EVERY_FIFTH.of(rows) == pytest.approx(0.5 + 0.30)
+    assert MEAN_OF_SIX.of(rows) == pytest.approx(0.5 + 0.01 * 17.5)
+    assert LAST.of(rows) == pytest.approx(0.83)
+    assert MEAN_OF_TEN.of(rows) == pytest.approx(0.5 + 0.01 * 28.5)
+    assert STABILITY.of(rows[24:]) == pytest.approx(0.01 * sqrt(110 / 12))
+    assert LOG_STABILITY.of([row._replace(accuracy=2.0 ** (row.version % 2)) for row in rows[:10]]) == pytest.approx(
         sqrt(10 / 9) * 0.34657359
     )
-    assert rounds_to(0.6)(rows) == 10
-    assert rounds_to(1.0)(rows) != rounds_to(1.0)(rows), "nan: it was not reached"
+    assert rounds_to(0.6).of(rows) == 10
+    assert isnan(rounds_to(1.0).of(rows)), "nan: it was not reached"
 
 
 def test_the_interval_is_that_of_one_further_run():
@@ -138,6 +141,7 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     other = Table("other", "Ours", "the same runs", "", 0.0, CELLS[:1], 2)
     assert reproduce(other, tmp_path, (0, 1))[1] == 0
     assert len(made) == 4
+    assert folder_page(SMALL, tmp_path).content == page.content
     page.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
@@ -146,6 +150,29 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
 def test_a_budget_of_hours_ends_after_the_runs_that_have_started(processes, tmp_path):
     _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=0.0, processes=processes))
     assert 20 < left < 40
+
+
+def test_a_page_holds_all_that_the_folder_holds(tmp_path):
+    """Whatever part of the table the last command has asked for."""
+    one = Limits(processes=1)
+    reproduce(SMALL, tmp_path, (0, 1, 2), limits=one)
+    part, _ = reproduce(SMALL, tmp_path, (1,), pattern="first", limits=one)
+    assert (part.content["seeds"], len(part.content["cells"])) == ([1], 1)
+    whole = folder_page(SMALL, tmp_path)
+    assert whole.content["seeds"] == [0, 1, 2]
+    assert [len(cell["values"]) for cell in whole.content["cells"]] == [3, 3]
+    assert folder_page(SMALL, tmp_path / "empty") is None
+
+
+def test_a_cell_that_diverges_is_a_result(tmp_path, made):
+    wild = Cell("wild", "fedbuff:buffer_size=3", SETTINGS | {"client_lr": 1e38, "local_steps": 3}, 0.5)
+    table = Table("wild", "Ours", "one that diverges", "digits", 0.0, (wild, CELLS[0]), 1)
+    page, left = reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+    assert (left, len(made)) == (0, 2)
+    assert [cell["ours"] is None for cell in page.content["cells"]] == [True, False]
+    assert reproduce(table, tmp_path, (0,), limits=Limits(processes=1))[1] == 0
+    assert len(made) == 2, "it is not tried again"
+    page.draw(tmp_path / "picture.png")
 
 
 def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_path, monkeypatch):

@@ -28,6 +28,9 @@ def method_call(rng, name, servers, which, loaded):
     """A method of the server `which`. `loaded` names those that took a state, whose sums and moments may be anything
     finite: a step that such a state makes fail is no finding, and the server is replaced.
     """
+    if which in loaded and rng.random() < 0.1:  # its steps are not judged: it must not stay so for the whole batch
+        servers[which] = STARTED[which]()
+        loaded.discard(which)
     server = servers[which]
     function, given = OF_SERVERS[name](rng, server)
     sound = before = fingerprint(server)  # calls.py saves the server's own state

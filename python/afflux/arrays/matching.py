@@ -193,9 +193,9 @@ class Matcher:
         """Return the arrays of a tree by name; one that has several names only by those that the layout has, if any."""
         walk = trees.Walk(tree, self._wanted, whole=True)
         short = set(map(_short, self._known))
-        known = {name for name in walk.leaves if _short(name) in short}
-        held = {walk.aliases.get(name, name) for name in known}
-        return {n: array for n, array in walk.leaves.items() if n in known or walk.aliases.get(n, n) not in held}
+        names = {name for name in walk.leaves if _short(name) in short}
+        firsts = {walk.aliases.get(name, name) for name in names}
+        return {n: array for n, array in walk.leaves.items() if n in names or walk.aliases.get(n, n) not in firsts}
 
     @reads("[layout] tree")
     def require_equal_copies(self, tree: Any, arrays: Sequence[Array]) -> None:

@@ -87,11 +87,11 @@ def describe_all_rules() -> Iterator[str]:
 
 def describe_rule(name: str) -> Iterator[str]:
     """Yield the description of one rule with all its options; raise ConfigError for an unknown rule."""
-    taken = rule_parameters(name)
+    parameters = rule_parameters(name)
     formula, more = _docstring(name)
     paper = (sys.modules[rule_function(name).__module__].__doc__ or "").partition("\n")[0]
     yield from (f"{name}    {paper}".rstrip(), "", formula, *(["", more] if more else []), "", "options:")
-    for option, parameter in taken.items():
+    for option, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else format_option(parameter.default)
         yield f"  {option:<18}{default:<18}{_kind(parameter.annotation)}".rstrip()
 

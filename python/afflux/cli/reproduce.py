@@ -69,9 +69,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 #: The finished runs of the papers' tables.
 RESULTS = Path("docs/results")
-Results = Annotated[
-    Path, typer.Option("--out", help="Folder of the finished runs and the pages; it is continued.", show_default=True)
-]
+Results = Annotated[Path, typer.Option("--out", help="Folder of the finished runs and the pages; it is continued.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -106,12 +104,12 @@ def list_tables(out: Results = RESULTS) -> None:
 
         lines, states = [], reproduction.states(out)
         for state in states:
-            own = state.table
-            done = own.open or f"{state.runs} of {state.wanted} runs"
+            row = state.table
+            progress = row.open or f"{state.runs} of {state.wanted} runs"
             difference = "" if isnan(state.difference) else f"{state.difference:.4f}"
-            page = out / f"{own.name}.md"
+            page = out / f"{row.name}.md"
             place = str(page) if page.exists() else ""
-            lines.append((own.name, own.paper, own.shows, own.needs, f"{own.hours:g}", done, difference, place))
+            lines.append((row.name, row.paper, row.shows, row.needs, f"{row.hours:g}", progress, difference, place))
         header = ("table", "paper", "shows", "needs", "CPU h", "state", "difference", "page")
         typer.echo(markdown_table(header, lines))
         typer.echo(f"the finished runs took {sum(state.hours for state in states):.2f} CPU hours")
@@ -139,8 +137,8 @@ def _table_command(table: "PaperTable") -> Callable[..., None]:
             page, left = reproduction.reproduce(
                 table, out, parse_seeds(seeds), pattern=cells, data_dir=data_dir, rounds=rounds, limits=limits
             )
-            if (cells, rounds) == ("*", 0):
-                write_page(page, out)
+            if (whole := reproduction.folder_page(table, out)) is not None:
+                write_page(whole, out)
             typer.echo(page.markdown)
             typer.echo(f"{left} runs are left: the same command continues" if left else f"all runs are in {out}/")
 

@@ -49,18 +49,18 @@ class KnownClients:
         If there are too many clients, the oldest one is removed, preferably one without an assignment or without a
         joined model.
         """
-        known = self._known
-        if client not in known and len(known) >= self._most:
+        clients = self._known
+        if client not in clients and len(clients) >= self._most:
             self._run.expire()
-            useless = (name for name, own in known.items() if not own.joined or name not in self._run.assignments)
-            forgotten = next(useless, next(iter(known)))
+            useless = (name for name, own in clients.items() if not own.joined or name not in self._run.assignments)
+            forgotten = next(useless, next(iter(clients)))
             self._run.cancel(forgotten)
-            del known[forgotten]
-        if client not in known:
-            known[client] = Client()
+            del clients[forgotten]
+        if client not in clients:
+            clients[client] = Client()
             self._run.clients.are(self.ids)
-        known[client] = known.pop(client)  # the newest
-        return known[client]
+        clients[client] = clients.pop(client)  # the newest
+        return clients[client]
 
     def assign(self, client: ClientId) -> Pulled:
         """Record that the client trains from the newest version."""

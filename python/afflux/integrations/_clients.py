@@ -122,8 +122,8 @@ class Clients:
         Raises:
             AffluxError: it knows none, so its state of each client would never be used again.
         """
-        said = isinstance(self._key, str) and not all(address in self._ids for address in self.there)
-        if self.there and self.known and not said and self.known.isdisjoint(map(self.id_of, self.there)):
+        anonymous = isinstance(self._key, str) and not all(address in self._ids for address in self.there)
+        if self.there and self.known and not anonymous and self.known.isdisjoint(map(self.id_of, self.there)):
             raise AffluxError(
                 f"[resume] the store keeps something for {len(self.known)} clients of {self._rule}, such as "
                 f"{brief(min(self.known, key=str))}, and none of the {len(self.there)} clients that are there is one "

@@ -217,23 +217,23 @@ class TrainingRun:
             if self._needs_examples and not self._takes_fractions:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
             count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
-        said = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
+        arguments = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
         if self.fact_names:
             values = {name: finite_number((trained.facts or {}).get(name)) for name in self.fact_names}
             facts |= {name: value for name, value in values.items() if value is not None}
         if facts or self.fact_names:
-            said["facts"] = facts
+            arguments["facts"] = facts
         arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None
         if lacks_base:
             task.cancel()  # the reply becomes "expired"
         if lacks_base or (assigned.pulled is None and client == task.client):
-            said["task"] = task
+            arguments["task"] = task
         else:  # the task was opened before the client was known
-            said.update(client=client, version=task.version if base is None else base)
+            arguments.update(client=client, version=task.version if base is None else base)
         if trained.delta and base is not None:
             buffers = self._buffers_of(base, arrays)
         self.versions.check(arrays, buffers)
-        return {**said, "update" if trained.delta else "model": arrays, "buffers": buffers}
+        return {**arguments, "update" if trained.delta else "model": arrays, "buffers": buffers}
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
         """Return the arguments that convert an update to a gradient, for rules that take gradients.

@@ -134,13 +134,13 @@ class FlowerTransport(Transport):
         if len(arrays) != 1 or len(metrics) > 1:
             counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
             raise ValueError(f"the reply holds {counts}: must be one of each")
-        said = metrics[0] if metrics else {}
+        numbers = metrics[0] if metrics else {}
         key = strategy.client_key if isinstance(strategy.client_key, str) else None
         named = (each[key] for each in records if isinstance(each, MetricRecord | ConfigRecord) and key in each)
         keys = (strategy.weighted_by_key, strategy.loss_key, "client-lr", "local-steps")
-        count, loss, rate, steps = (said.get(name) for name in keys)
-        own = ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None
-        return Trained(model_of(arrays[0]), count, loss, rate, steps, own, next(named, None), said)
+        count, loss, rate, steps = (numbers.get(name) for name in keys)
+        reports = ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None
+        return Trained(model_of(arrays[0]), count, loss, rate, steps, reports, next(named, None), numbers)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Aggregate the metrics."""

@@ -149,15 +149,15 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
         return rule if isinstance(rule, Rule) else from_config(rule)
     rule, *assignments = rule.split(":")
     texts = dict(assignment.partition("=")[::2] for assignment in assignments)
-    given = {**options, **{option: _value_of(text) for option, text in texts.items()}}
+    values = {**options, **{option: _value_of(text) for option, text in texts.items()}}
     own = signature(RULES[rule]).parameters if rule in RULES else {}
-    if num_clients is not None and ("buffer_ratio" in given or given.get("dialect") == "appfl"):
-        given.setdefault("num_clients", num_clients)
-    if "dialect" in own and given.get("dialect") == framework:
-        return make(rule, **given)
+    if num_clients is not None and ("buffer_ratio" in values or values.get("dialect") == "appfl"):
+        values.setdefault("num_clients", num_clients)
+    if "dialect" in own and values.get("dialect") == framework:
+        return make(rule, **values)
     names = [name for name in FRAMEWORK_NAMES.get(framework, ()) if name in own or name in ONLY_IN_DIALECT]
-    kept = {name: given.pop(name) for name in names if name in given}
-    return make(rule, **in_our_names(framework, given), **kept)
+    kept = {name: values.pop(name) for name in names if name in values}
+    return make(rule, **in_our_names(framework, values), **kept)
 
 
 def _value_of(text: str) -> Any:

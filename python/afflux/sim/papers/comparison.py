@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.sim.papers.paper_tables import Cell, Table
+from afflux.sim.papers.paper_tables import Cell, Reading, Table
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.results.run_result import Evaluation
 
@@ -31,8 +31,11 @@ class Line:
     @property
     def mean(self) -> float:
         """Mean over the seeds that have a value."""
-        found = [value for value in self.values if not isnan(value)]
-        return float(np.mean(found)) if found else nan
+        return float(np.mean(self._numbers)) if self._numbers else nan
+
+    @property
+    def _numbers(self) -> list[float]:
+        return [value for value in self.values if not isnan(value)]
 
     @property
     def difference(self) -> float:
@@ -47,10 +50,10 @@ class Line:
         """
         from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-        found = [value for value in self.values if not isnan(value)]
-        if len(found) < 2:
+        count = len(self._numbers)
+        if count < 2:
             return nan, nan
-        half = float(stdtrit(len(found) - 1, 0.975)) * float(np.std(found, ddof=1)) * sqrt(1 + 1 / len(found))
+        half = float(stdtrit(count - 1, 0.975)) * float(np.std(self._numbers, ddof=1)) * sqrt(1 + 1 / count)
         return self.mean - half, self.mean + half
 
     @property
@@ -63,25 +66,26 @@ class Line:
 
 
 def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seconds: float) -> Line:
-    """Return the line of a cell from the evaluations of its runs."""
-    others = {name: float(np.mean([read(run) for run in runs])) for name, read in table.others.items()}
-    return Line(cell, tuple(table.reading(run) for run in runs), others, seconds)
+    """Return the line of a cell from the evaluations of its runs; a run without any, which has diverged, reads nan."""
+
+    def values(reading: Reading) -> tuple[float, ...]:
+        return tuple(reading.of(run) if run else nan for run in runs)
+
+    others = {reading.name: float(np.mean(values(reading))) for reading in table.others}
+    return Line(cell, values(table.reading), others, seconds)
 
 
 def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves: Mapping[str, Any]) -> Page:
     """Return the page of a table: paper, ours, difference, seeds' range and CPU time of each cell."""
-    header = ("cell", "paper", "ours", "range", "difference", "95 %", *table.others, "CPU s")
+    others = [reading.name for reading in table.others]
+    header = ("cell", "paper", "ours", "range", "difference", "95 %", *others, "CPU s")
     body = [
         (
             line.cell.name,
             "" if line.cell.paper is None else _shown(line.cell.paper),
             _shown(line.mean),
             f"{_shown(np.nanmin(line.values))} to {_shown(np.nanmax(line.values))}" if not isnan(line.mean) else "",
-            ""
-            if isnan(line.difference)
-            else f"{line.difference:+.4g}"
-            if abs(line.mean) > 1
-            else f"{line.difference:+.4f}",
+            "" if isnan(line.difference) else f"{line.difference:+.4f}",
             {None: "", True: "in", False: "**out**"}[line.agrees],
             *(_shown(value) for value in line.others.values()),
             f"{line.seconds:.0f}",
@@ -89,22 +93,24 @@ def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves
         for line in lines
     ]
     compared = [line for line in lines if not isnan(line.difference)]
-    said = [f"{table.paper}, {table.shows}. {table.needs}; seeds {', '.join(map(str, seeds))}."]
-    said.append(f"*paper*, *ours*: {_name(table)}, mean over seeds.")
+    text = [
+        f"{table.paper}, {table.shows}. {table.needs}; seeds {', '.join(map(str, seeds))}.",
+        f"*paper*, *ours*: {table.reading.name}, mean over seeds.",
+    ]
     if compared:
         mean = sum(abs(line.difference) for line in compared) / len(compared)
         largest = max(compared, key=lambda line: abs(line.difference))
-        said.append(
+        text.append(
             f"Mean absolute difference {mean:.4f}, largest {largest.difference:+.4f} ({largest.cell.name}). *95 %*: "
             f"whether the paper's number is in the prediction interval of our seeds, or nearer than {SMALL}."
         )
     if table.note:
-        said.append(table.note)
-    markdown = "\n".join(said) + "\n\n" + markdown_table(header, body)
+        text.append(table.note)
+    markdown = "\n".join(text) + "\n\n" + markdown_table(header, body)
     content = {
         "table": table.name,
         "seeds": list(seeds),
-        "reading": _name(table),
+        "reading": table.reading.name,
         "cells": [
             {
                 "cell": line.cell.name,
@@ -120,11 +126,6 @@ def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves
         ],
     }
     return Page(table.name, markdown, content, lambda path: draw(table, lines, curves, path))
-
-
-def _name(table: Table) -> str:
-    first = (table.reading.__doc__ or "").partition("\n")[0]
-    return first.removeprefix("Return the ").rstrip(".")
 
 
 def _shown(value: float) -> str:
@@ -160,7 +161,7 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
     axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(_name(table))
+    axes.set_xlabel(table.reading.name)
     axes.legend(loc="best", frameon=False, fontsize=8)
     axes.set_title(f"{table.paper}: {table.shows}", fontsize=9)
     figure.savefig(path, dpi=150)

@@ -5,9 +5,11 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
@@ -41,7 +43,8 @@ class Outcome(Evaluated):
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Outcome":
         """Return the outcome that a line of the file holds."""
-        return cls(line["rule"], line["seed"], tuple(starmap(Evaluation, line["evaluations"])), line["max_staleness"])
+        rows = msgspec.convert(line["evaluations"], tuple[Evaluation, ...])
+        return cls(line["rule"], line["seed"], rows, line["max_staleness"])
 
     def late_accuracy(self, share: float = 0.25) -> float:
         """Return the mean accuracy of the evaluations in the last `share` of the arrivals, which is less noisy."""
@@ -79,9 +82,9 @@ class FinishedRuns(dict[int, list[RunResult]]):
         path: Path,
         jobs: Sequence[Job],
         inputs: Sequence[Mapping[str, str]] = (),
-        more: Callable[[int, RunResult], Mapping[str, Any]] = lambda index, result: {},
+        more: Callable[[int, RunResult | None], Mapping[str, Any]] = lambda index, result: {},
     ) -> None:
-        """Write to `path`; `more` returns further facts of a line."""
+        """Write to `path`; `more` returns further facts of a line, also of a job that has diverged: None."""
         self._path, self._jobs, self._inputs, self._more = path, jobs, inputs, more
         if path.exists():
             # Remove a line that an interrupt cut off, so that the next line does not continue it.
@@ -94,29 +97,35 @@ class FinishedRuns(dict[int, list[RunResult]]):
         if self._inputs:
             facts |= {"inputs": self._inputs[index], "versions": package_versions()}
         with self._path.open("a", encoding="utf-8") as file:
-            for result in results:
-                line = facts | asdict(Outcome.of(result)) | dict(self._more(index, result))
-                file.write(json.dumps(line) + "\n")
-            if not results:
-                file.write(json.dumps(facts | asdict(Outcome(job.spec.label, job.seed, (), 0))) + "\n")
+            runs: Sequence[RunResult | None] = results or [None]
+            for result in runs:
+                outcome = Outcome(job.spec.label, job.seed, (), 0) if result is None else Outcome.of(result)
+                file.write(json.dumps(facts | asdict(outcome) | dict(self._more(index, result))) + "\n")
         super().__setitem__(index, results)
 
 
-def load_lines(paths: Sequence[Path], jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
-    """Return the lines of the finished jobs, by index; a line that was cut off does not count.
+def all_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the lines of the files; a line that was cut off does not count.
 
     Raises:
         ConfigError: a file holds something else.
     """
-    records = {}
+    records = []
     for path in paths:
         try:
             lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
             for line in map(json.loads, lines):
                 Outcome.of_line(line)
-                records[_key(line)] = line
+                _key(line)
+                records.append(line)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
+    return records
+
+
+def load_lines(paths: Sequence[Path], jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+    """Return the lines of the finished jobs, by index; errors are those of `all_lines`."""
+    records = {_key(line): line for line in all_lines(paths)}
     return {index: records[key] for index, job in enumerate(jobs) if (key := _key(_identity(job))) in records}
 
 

@@ -12,17 +12,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
-from afflux.sim.papers.finished_runs import FinishedRuns, Outcome, inputs_of_jobs, load_lines, load_outcomes
+from afflux.sim.papers.finished_runs import FinishedRuns, Outcome, all_lines, inputs_of_jobs, load_lines, load_outcomes
 from afflux.sim.papers.paper_tables import TABLES, Cell, Table
 from afflux.sim.papers.publishing import Page
-from afflux.sim.results.run_result import RunResult
+from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import Job, available_cpus, compare
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.rule_specs import needs_validation_gradient, parse_rule
 
 #: The largest difference of a CNN's final accuracy between the kernels of two machines.
 CNN_DIFFERENCE = 0.025
@@ -45,7 +46,8 @@ def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None, r
     for seed in seeds:
         for cell in cells:
             config = SimConfig(data_dir=data_dir, **cell.settings)
-            jobs.append(Job(parse_rule(cell.rule), seed, config=replace(config, rounds=rounds) if rounds else config))
+            config = replace(config, rounds=rounds) if rounds else config
+            jobs.append(Job(parse_rule(cell.rule), seed, config=config, may_diverge=True))
     return jobs
 
 
@@ -94,25 +96,39 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     if places:
         wanted, names = [jobs[index] for index in places], [cell.name for cell in cells] * len(seeds)
-        own, spent = [inputs[index] for index in places], 0.0
+        digests, spent = [inputs[index] for index in places], 0.0
 
-        def facts(index: int, result: RunResult) -> dict[str, Any]:
+        def facts(index: int, result: RunResult | None) -> dict[str, Any]:
             nonlocal spent
+            place = {"table": table.name, "cell": names[places[index]]}
+            if result is None:
+                return place
             spent += result.seconds
-            return {"table": table.name, "cell": names[places[index]]} | record(result, own[index])
+            return place | record(result, digests[index])
 
         def enough() -> bool:
             return limits.hours is not None and spent >= 3600 * limits.hours
 
-        finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, own, facts)
-        processes = limits.processes or available_cpus()
-        processes = max(1, min(processes, int(available_memory() / table.memory)))
+        finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, digests, facts)
+        most = max(1, int(available_memory() / table.memory))
+        processes = min(limits.processes or available_cpus(), most)
         with ExitStack() as screen:
             titles = [f"{names[index]}, seed {jobs[index].seed}" for index in places]
             watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
             compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
     lines = load_lines(sorted(folder.glob("*.jsonl")), jobs)
     return page_of(table, cells, seeds, jobs, lines), len(jobs) - len(lines)
+
+
+def folder_page(table: Table, folder: Path) -> Page | None:
+    """Return the page of all cells and seeds that have a finished run of the paper's length; None if there is none."""
+    files = sorted(folder.glob("*.jsonl"))
+    seeds = {line["seed"] for line in all_lines(files) if line.get("table") == table.name}
+    jobs = jobs_of(table.cells, sorted({*range(table.seeds), *seeds}), None)
+    lines = load_lines(files, jobs)
+    if not lines:
+        return None
+    return page_of(table, table.cells, sorted({jobs[index].seed for index in lines}), jobs, lines)
 
 
 def page_of(
@@ -123,16 +139,30 @@ def page_of(
     lines: Mapping[int, Mapping[str, Any]],
 ) -> Page:
     """Return the page of the cells with finished runs, from the lines of the jobs by index."""
-    shown: list[Line] = []
-    curves: dict[str, list[Outcome]] = {}
+    runs = {cell.name: runs for cell, runs, _ in _finished(cells, jobs, lines)}
+    return table_page(table, _lines_of(table, cells, jobs, lines), seeds, runs)
+
+
+def _finished(
+    cells: Sequence[Cell], jobs: Sequence[Job], lines: Mapping[int, Mapping[str, Any]]
+) -> list[tuple[Cell, list[Outcome], float]]:
+    """Return the cells that have finished runs, these runs, and their CPU seconds."""
+    content = []
     for place, cell in enumerate(cells):
-        own = [lines[index] for index in range(place, len(jobs), len(cells)) if index in lines]
-        runs = [Outcome.of_line(line) for line in own]
+        runs = [lines[index] for index in range(place, len(jobs), len(cells)) if index in lines]
         if runs:
-            seconds = sum(line.get("seconds", nan) for line in own)
-            shown.append(line_of(table, cell, [run.evaluations for run in runs], seconds))
-            curves[cell.name] = runs
-    return table_page(table, shown, seeds, curves)
+            seconds = sum(line.get("seconds", 0.0) for line in runs)
+            content.append((cell, [Outcome.of_line(line) for line in runs], seconds))
+    return content
+
+
+def _lines_of(
+    table: Table, cells: Sequence[Cell], jobs: Sequence[Job], lines: Mapping[int, Mapping[str, Any]]
+) -> list[Line]:
+    return [
+        line_of(table, cell, [run.evaluations for run in runs], seconds)
+        for cell, runs, seconds in _finished(cells, jobs, lines)
+    ]
 
 
 def _arrivals(job: Job) -> int:
@@ -162,7 +192,7 @@ def schedule_digest(result: RunResult, inputs: Mapping[str, str]) -> str:
     """
     digest = sha256((inputs.get("clients", "") + result.first_params_sha256).encode())
     digest.update(result.clients.astype("<i8").tobytes())
-    if result.spec.name != "zenopp":  # whose steps depend on the values of the updates
+    if not needs_validation_gradient(result.spec.build()):  # else its steps depend on the values of the updates
         digest.update(result.staleness.astype("<i8").tobytes())
     digest.update(np.array([one.virtual_time for one in result.evaluations], "<f8").tobytes())
     return digest.hexdigest()
@@ -190,14 +220,14 @@ def _processor() -> str:
 
 
 def available_memory() -> float:
-    """Return the GB of memory that are available; infinity if the system does not say."""
+    """Return the GB of memory that are available, or about half of all; a terabyte if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:
             facts = dict(line.split(":", 1) for line in file)
         return int(facts["MemAvailable"].split()[0]) / 1e6
     except (OSError, KeyError, ValueError):
         pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2e9 if pages else float("inf")
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2e9 if pages else 1000.0
 
 
 class State(NamedTuple):
@@ -213,18 +243,24 @@ class State(NamedTuple):
 def states(folder: Path) -> list[State]:
     """Return the state of each table."""
     files = sorted(folder.glob("*.jsonl"))
-    found = []
+    content = []
     for table in TABLES.values():
-        seeds = range(table.seeds)
-        jobs = jobs_of(table.cells, seeds, None)
+        jobs = jobs_of(table.cells, range(table.seeds), None)
         lines = load_lines(files, jobs)
-        own = [line for line in lines.values() if line.get("table") == table.name]
-        page = page_of(table, table.cells, list(seeds), jobs, lines) if lines else None
-        differences = [] if page is None else [c["difference"] for c in page.content["cells"]]
-        known = [abs(value) for value in differences if value is not None]
-        hours = sum(line.get("seconds", 0.0) for line in own) / 3600
-        found.append(State(table, len(lines), len(jobs), hours, float(np.mean(known)) if known else nan))
-    return found
+        differences = [abs(line.difference) for line in _lines_of(table, table.cells, jobs, lines)]
+        mean = float(np.nanmean(differences)) if not all(map(isnan, differences)) else nan
+        hours = sum(line.get("seconds", 0.0) for line in lines.values() if line.get("table") == table.name) / 3600
+        content.append(State(table, len(lines), len(jobs), hours, mean))
+    return content
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a line holds, beside the outcome, for a later check."""
+
+    cell: str
+    schedule: str
+    params: str
+    machine: dict[str, str]
 
 
 def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int | None = None) -> list[str]:
@@ -248,35 +284,44 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
         if name in (None, table.name):
             jobs = jobs_of(table.cells, range(table.seeds), data_dir)
             lines = load_lines([folder / f"{table.name}.jsonl"], jobs)
-            choices += [(table, jobs, lines, index) for index in lines]
+            choices += [(table, jobs, lines, index) for index, line in lines.items() if line["evaluations"]]
     if not choices:
         raise ConfigError(f"{folder} holds no finished run" + (f" of {name}" if name else ""))
     table, jobs, lines, index = Random(seed).choice(choices)
-    then, job = lines[index], jobs[index]
-    place = then["machine"]
-    said = [f"{table.name}: {then['cell']}, seed {job.seed}, of {place['cpu']}, torch {place['torch']}"]
-    (result,) = compare([job], SimConfig())
-    now = record(result, inputs_of_jobs([job])[0])
-    _agree("schedule", then["schedule"], now["schedule"], said)
-    if place == now["machine"]:
-        _agree("params", then["params"], now["params"], said)
-        return said
-    said.append(f"here: {now['machine']['cpu']}, torch {now['machine']['torch']}")
+    job = jobs[index]
+    try:
+        then = msgspec.convert(lines[index], Record)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{folder / table.name}.jsonl holds a run that cannot be checked: {error}") from None
+    report = [f"{table.name}: {then.cell}, seed {job.seed}, of {', '.join(then.machine.values())}"]
+    results = compare([job], SimConfig())
+    if not results:
+        raise ConfigError("\n".join([*report, "a client diverged"]))
+    now = msgspec.convert({"cell": then.cell} | record(results[0], inputs_of_jobs([job])[0]), Record)
+    _agree("schedule", then.schedule, now.schedule, report)
+    if then.machine == now.machine:
+        _agree("params", then.params, now.params, report)
+        return report
+    report.append(f"here: {', '.join(now.machine.values())}")
     cells = range(index % len(table.cells), len(jobs), len(table.cells))
-    others = [table.reading(Outcome.of_line(lines[one]).evaluations) for one in cells if one in lines]
-    before, after = table.reading(Outcome.of_line(then).evaluations), table.reading(result.evaluations)
-    if len(others) < 3 or any(map(isnan, [*others, before, after])):
-        said.append("fewer than three seeds: accuracies are not compared")
-        return said
+    seeds = line_of(table, table.cells[cells[0]], [_evaluations(lines[one]) for one in cells if one in lines], 0.0)
+    before, after = table.reading.of(_evaluations(lines[index])), table.reading.of(results[0].evaluations)
+    if len(seeds.values) < 3 or any(map(isnan, [*seeds.values, before, after])):
+        report.append("fewer than three seeds: accuracies are not compared")
+        return report
     least = SMALL if (job.config or SimConfig()).model == "logreg" else CNN_DIFFERENCE
-    most = max(2 * float(np.std(others, ddof=1)), least)
-    said.append(f"accuracy: {after:.4f}, it was {before:.4f}; they may be {most:.4f} apart")
+    most = max(2 * float(np.std(seeds.values, ddof=1)), least)
+    report.append(f"{table.reading.name}: {after:.4f}, it was {before:.4f}; they may be {most:.4f} apart")
     if abs(after - before) > most:
-        raise ConfigError("\n".join(said))
-    return said
+        raise ConfigError("\n".join(report))
+    return report
 
 
-def _agree(what: str, then: str, now: str, said: list[str]) -> None:
-    said.append(f"{what}: {now[:16]}... " + ("equal" if then == now else f"differs, it was {then[:16]}..."))
+def _evaluations(line: Mapping[str, Any]) -> Sequence[Evaluation]:
+    return Outcome.of_line(line).evaluations
+
+
+def _agree(what: str, then: str, now: str, report: list[str]) -> None:
+    report.append(f"{what}: {now[:16]}... " + ("equal" if then == now else f"differs, it was {then[:16]}..."))
     if then != now:
-        raise ConfigError("\n".join(said))
+        raise ConfigError("\n".join(report))

@@ -80,7 +80,7 @@ def compare(
     finished: dict[int, list[RunResult]] | None = None,
     task: Task | None = None,
     workers: int = 1,
-    enough: Callable[[], bool] = bool,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 

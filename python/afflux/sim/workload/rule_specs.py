@@ -98,11 +98,11 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     label, text = _split_label(text.strip())
     name, assignments = split_rule_name(text)
     _refuse_commas(text, name)
-    taken = rule_parameters(name)
-    options = {key: value for key, value in (common or {}).items() if key in taken}
-    for option, value in split_assignments(f"rule {text}", assignments, name, taken).items():
+    parameters = rule_parameters(name)
+    options = {key: value for key, value in (common or {}).items() if key in parameters}
+    for option, value in split_assignments(f"rule {text}", assignments, name, parameters).items():
         try:
-            options[option] = option_value(value, taken[option].annotation)
+            options[option] = option_value(value, parameters[option].annotation)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rule {text}: {option}: {error}") from None
     return RuleSpec(name, tuple(sorted(options.items())), label)
