@@ -210,6 +210,8 @@ def test_replay_of_what_has_no_updates(tmp_path):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "make the run with --keep-updates" in result.stderr
     assert invoke("replay", str(tmp_path / "a" / "config.json"), "--out", str(out)).exit_code == 2
+    useless = invoke("replay", str(tmp_path / "a" / "audit" / "fedasync-seed0.jsonl"), "--buffer-size", "20")
+    assert (useless.exit_code, "are options of the rules that --rule names" in useless.stderr) == (2, True)
     assert not out.exists()
 
 

@@ -117,6 +117,7 @@ def test_a_run_folder_is_read_again(tmp_path):
         assert run.digest == original.digest
         assert run.decisions == original.decisions
         assert run.totals == original.totals
+        assert run.first_params_sha256 == original.first_params_sha256 != ""
         assert same(run.summary(0.5), original.summary(0.5))
         assert (run.leader, run.settings, run.division) == (original.leader, original.settings, original.division)
     for table in ("evaluations", "arrivals", "participation", "targets", "differences"):

@@ -383,6 +383,14 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
         InterruptedRun.of(tmp_path / "store")
 
 
+def test_controls_of_more_than_two_gib_are_read(expected, tmp_path, monkeypatch):
+    """Their archive ends with other records than that of a small one."""
+    monkeypatch.setattr("zipfile.ZIP64_LIMIT", 100)
+    with pytest.raises(Stopped):
+        begin("afa_cs", tmp_path, stop_at(10))
+    assert reproducible(resume(InterruptedRun.of(tmp_path / "store"))) == expected("afa_cs")[0]
+
+
 def test_damaged_controls_are_an_error(tmp_path):
     with pytest.raises(Stopped):
         begin("afa_cs", tmp_path, stop_at(10))

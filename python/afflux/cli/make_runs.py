@@ -10,7 +10,7 @@ import typer
 from afflux.cli.common import echo, parse_rules
 from afflux.ops.validation import printable
 from afflux.sim import interrupts
-from afflux.sim.errors import EXTRA, require
+from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -108,6 +108,8 @@ def replay_log(
     from afflux.sim.runs.compare import Job
     from afflux.sim.runs.library import replay
 
+    if not rules and any(value is not None for value in common.values()):
+        raise ConfigError("--buffer-size and --server-lr are options of the rules that --rule names; give --rule")
     log, folder = read_audit_log(path), new_folder(out)
     specs = parse_rules(rules, **common) if rules else [log.spec()]
     title = Job(specs[0], log.header.seed, tuple(specs[1:])).title

@@ -183,7 +183,7 @@ def replay(
     ] = None,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of mnist.npz, if it is not the log's.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of the data sets, if it is not the log's.")] = None,
     task: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION of the log's task, if it is in a file.")] = None,
     out: OutFolder = None,
 ) -> None:

@@ -72,8 +72,9 @@ def _counts(name: str) -> Callable[[Sequence[RunResult], float], Rows]:
 
 
 def _targets(results: Sequence[RunResult], target: float) -> Rows:
+    goals = usual_targets(results, target)
     for run in results:
-        for goal in usual_targets(results, target):
+        for goal in goals:
             hit = run.first_to_reach(goal)
             yield run.spec.label, run.seed, goal, *((None, None, None) if hit is None else hit[:3])
 

@@ -128,5 +128,6 @@ def _result(run: _Run, rule: _Rule, config: _Config, evaluations: list[Evaluatio
         division=config.division,
         options=rule.options,
         parts=rule.parts,
+        first_params_sha256=log.header.first_params_sha256,
         sha256=run.params_sha256,
     )

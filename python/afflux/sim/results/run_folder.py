@@ -31,7 +31,7 @@ CSV_TABLES = {
     "summary.csv": "summary",
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
-PACKAGES = ("matplotlib", "pandas", "jinja2")  #: they write the files
+PACKAGES = ("matplotlib", "pandas", "jinja2", "sklearn")  #: they write the files; SciPy comes with the last one
 #: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
 _UNFINISHED_TEXT = """\

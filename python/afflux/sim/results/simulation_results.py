@@ -74,12 +74,12 @@ class SimulationResults(Sequence[RunResult]):
         return paired_differences(self._runs, number, level, self.config.target)
 
     def to_dataframe(self, table: str = "evaluations") -> Any:
-        """Return results as a pandas DataFrame, whose first columns are rule and seed.
+        """Return results as a pandas DataFrame, whose first columns are rule and seed, except for the last two.
 
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
-                of each), participation (arrivals of each client), targets, or differences (of the final accuracy
-                between rules, without rule and seed).
+                of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
+                deviation of these numbers for each rule), or differences (of the final accuracy between rules).
 
         Raises:
             ConfigError: an unknown table.

@@ -405,7 +405,7 @@ def _run_folder(
 
 def _require_packages(tensorboard: bool) -> None:
     """Raise MissingExtraError, before any work is done, unless all files of a run folder can be written."""
-    require("matplotlib")
+    require(*run_folder.PACKAGES)
     if tensorboard:
         require_tensorboard()
 

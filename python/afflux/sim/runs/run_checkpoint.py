@@ -236,6 +236,7 @@ class InterruptedRun:
                 with ZipFile(file) as archive:  # as np.savez writes them: a small file must not unpack to a large one
                     if any(entry.compress_type or entry.file_size > size for entry in archive.infolist()):
                         raise ValueError("its arrays are compressed")
+                file.seek(0)
                 with np.load(file, allow_pickle=False) as arrays:
                     return dict(arrays)
         except (OSError, ValueError, EOFError, KeyError, RecursionError, MemoryError, BadZipFile) as error:

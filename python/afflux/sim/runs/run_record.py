@@ -184,6 +184,7 @@ class RunRecord:
             division=setup.division,
             options=self.spec.all_options(),
             parts=server.rule.to_config(),
+            first_params_sha256=params_sha256(setup.initial_params),
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), server.version, result.digest))

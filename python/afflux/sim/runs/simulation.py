@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
@@ -13,7 +13,7 @@ from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import Progress
-from afflux.sim.results.run_result import RunResult, params_sha256
+from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
@@ -123,5 +123,5 @@ def simulate(
         feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
         if checkpoints is not None:
             checkpoints.save()
-        facts: Any = {"first_params_sha256": params_sha256(setup.initial_params), "seconds": process_time() - start}
-        return [replace(server.result(), **facts) for server in servers]
+        seconds = process_time() - start
+        return [replace(server.result(), seconds=seconds) for server in servers]

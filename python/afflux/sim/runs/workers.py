@@ -98,7 +98,7 @@ class Workers:
         self._queues: list[deque[int]] = []
         self._pipes: list[Any] = []
         self._thread = threading.Thread(target=self._feed, name="afflux-workers", daemon=True)
-        self._content = content = pickled(task)
+        self._task, content = task, pickled(task)
         # Runs before multiprocessing waits for its children, because workers end only when they receive a stop message.
         self._at_exit = Finalize(self, _end, (self._processes, self._pipes, self._thread), exitpriority=100)
         try:
@@ -135,7 +135,7 @@ class Workers:
 
         The call waits for the trainings of the last run that workers have been given.
         """
-        if self._shape != _shape_of(setup, len(self._processes)) or self._content != pickled(task):
+        if self._shape != _shape_of(setup, len(self._processes)) or task is not self._task:
             return False
         with self._changed:
             try:

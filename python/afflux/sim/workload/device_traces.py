@@ -46,10 +46,11 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
         The texts and the numbers of each line.
 
     Raises:
-        ConfigError: the file cannot be read, lacks a column, or a value is no such number.
+        ConfigError: the file cannot be read or lacks a column, a line has another number of values, or a value is no
+            such number.
     """
     expected = f"a CSV file with the columns {', '.join([*names, *numbers])}"
-    lines = read_text(path, expected).splitlines()
+    lines = read_text(path, expected).split("\n")  # a value may hold other ends of lines of Unicode
     delimiter = max(",;\t", key="".join(lines[:1]).count)
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
@@ -58,13 +59,13 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
         if absent:
             its = f"only {brief(', '.join(columns))}" if columns else "it is empty"
             raise bad_file(path, f"has no column {', '.join(absent)}, {its}", expected)
-        values = [
-            (
-                [(line[column] or "").strip() for column in names],
-                [_number(path, reader.line_num, column, line[column]) for column in numbers],
-            )
-            for line in reader
-        ]
+        values = []
+        for line in reader:
+            if None in line or None in line.values():
+                problem = f"has another number of values in line {reader.line_num}"
+                raise bad_file(path, problem, f"{len(columns)}, as in its first line")
+            texts = [line[column].strip() for column in names]
+            values.append((texts, [_number(path, reader.line_num, column, line[column]) for column in numbers]))
     except csv.Error as error:
         raise bad_file(path, f"is no CSV file after line {reader.line_num}: {error}", expected) from None
     if not values:
@@ -72,7 +73,7 @@ def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> li
     return values
 
 
-def _number(path: Path, line: int, column: str, text: str | None) -> float:
+def _number(path: Path, line: int, column: str, text: str) -> float:
     try:
         value = float(text or 0)
     except ValueError:

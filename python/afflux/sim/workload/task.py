@@ -17,8 +17,11 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 if TYPE_CHECKING:
     from torch import nn
 
-TrainingFunction: TypeAlias = Callable[..., tuple[float, int, int]]
-"""(model, data, rng) -> mean loss, local steps, examples. The model holds the pulled params; it is trained in place."""
+TrainingFunction: TypeAlias = Callable[..., tuple[float | None, int, int]]
+"""(model, data, rng) -> mean loss or None, local steps, examples.
+
+The model holds the pulled params; it is trained in place.
+"""
 Evaluate: TypeAlias = Callable[["nn.Module"], tuple[float, float]]
 """(model) -> accuracy, loss. The model is in evaluation mode, under `torch.no_grad()`."""
 Loss: TypeAlias = Callable[[Any, Any], Any]
