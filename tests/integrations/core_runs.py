@@ -73,8 +73,8 @@ class Echo(Transport):
     def step_done(self, step, metrics):
         self.steps.append((step, len(metrics)))
 
-    def evaluate(self, step):
-        self.evaluated.append(step)
+    def evaluate(self, newest):
+        self.evaluated.append(newest.version)
 
     def notes(self):
         return {"steps": self.steps}

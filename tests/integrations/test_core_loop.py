@@ -1,6 +1,7 @@
 """The loop that sends tasks and takes replies: its steps, its log, its end."""
 
 import logging
+import time
 
 import pytest
 
@@ -29,6 +30,35 @@ def test_the_loop_notes_each_step_once():
     assert transport.evaluated == [0, 3, 6, 7]
     assert run.server.version == 7
     assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("hook", ["step_done", "evaluate"])
+def test_a_step_becomes_due_while_another_one_is_noted(hook):
+    """What is evaluated as a version is that version, and the last one is the result: `pull` makes due steps."""
+
+    class Slow(Echo):
+        def note(self, name):
+            if name == hook:
+                server = run.server
+                server.push(client=9, version=server.version, update=MODEL)
+                time.sleep(0.02)
+
+        def step_done(self, step, metrics):
+            super().step_done(step, metrics)
+            self.note("step_done")
+
+        def evaluate(self, newest):
+            self.evaluated.append((newest.version, float(newest.params[0])))
+            self.note("evaluate")
+
+    transport = Slow()
+    run = run_of(fedbuff(buffer_size=2), num_clients=3, poll_interval=0.001, server_options={"flush_after": 0.01})
+    with Loop(run, transport) as loop:
+        loop.run(3)
+        versions = {version: value for version, value in transport.evaluated}
+        assert len(versions) == len(transport.evaluated), "each once"
+        assert {step for step, _ in transport.steps} | {0} == versions.keys()
+        assert (loop.result.version, float(loop.result.params[0])) == transport.evaluated[-1]
 
 
 def test_the_loop_logs_steps_and_counts(tmp_path, caplog):

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from afflux import Task
+from afflux.aggregation.reports import Pulled
 from afflux.arrays.npy import bytes_of, reads_files, view_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._flower_metrics import ReplyRecords, content_of, mean_of
@@ -154,9 +155,9 @@ class FlowerTransport(Transport):
 
     # Evaluation
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self, newest: Pulled) -> None:
         """Evaluate on the server, and send evaluations to nodes, in parallel with training."""
-        arrays = self.arrays(self.training.server.pull())
+        step, arrays = newest.version, self.arrays(newest)
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(step, arrays)
         if not (metrics is None or isinstance(metrics, MetricRecord)):
             what = f"evaluate_fn for step {step} is {brief(metrics)}"

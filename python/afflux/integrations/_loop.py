@@ -7,6 +7,7 @@ from time import sleep
 from typing import Any, Self
 
 from afflux import Task
+from afflux.aggregation.reports import Pulled
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._settings import is_due
 from afflux.rules.rule import ClientId
@@ -58,8 +59,8 @@ class Transport(ABC):
         """
         return ""
 
-    def evaluate(self, step: int) -> None:  # noqa: B027
-        """Evaluate the newest version, that of this step. Called every `evaluate_every` steps and at the end."""
+    def evaluate(self, newest: Pulled) -> None:  # noqa: B027
+        """Evaluate a version. Called with the newest one every `evaluate_every` steps and at the end."""
 
     def finish(self) -> None:  # noqa: B027
         """Wait for work beside training. Called after the last step was made and evaluated."""
@@ -98,6 +99,7 @@ class Loop:
         self._gone: float | None = None  # time of the last warning that no client is connected; None: some are
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
+        self._last: Pulled | None = None  # the version of the last step, once it was evaluated
         if training.settings.store is not None and training.server.joins:
             transport.logger.info("Going on from step %d of store %s", self._first, training.settings.store)
 
@@ -118,14 +120,19 @@ class Loop:
             RuntimeError: all clients fail.
         """
         server = self.training.server
-        if server.version == 0:
-            self.transport.evaluate(0)
+        if server.version == 0 and (newest := server.pull()).version == 0:  # `pull` may make a step that is due
+            self.transport.evaluate(newest)
         while server.version < last:
             self.send_out()
             self.take_replies(last)
         self.training.end()
         self.transport.finish()
         self._log_end(last)
+
+    @property
+    def result(self) -> Pulled:
+        """The version that was evaluated last; the newest one if no step was needed."""
+        return self.training.server.pull() if self._last is None else self._last
 
     def _log_end(self, last: int) -> None:
         log, step, first = self.transport.logger.info, self.training.server.version, self._first
@@ -196,15 +203,18 @@ class Loop:
 
     def _note_step(self, last: int) -> None:
         """Log, evaluate and store the newest version, once, independent of what caused its step."""
-        step, before, settings = self.training.server.version, self._noted, self.training.settings
-        if step == before:
+        before, settings = self._noted, self.training.settings
+        if self.training.server.version == before:
             return
-        self._noted = step
+        newest = self.training.server.pull()  # may make a further step: that is the one to note
+        step = self._noted = newest.version
         text, report = str(self.transport.step_done(step, self.training.take_metrics())), self.training.report
         if report is not None and report.version == step:  # else `flush_after` made the step beside a call
             text += f" staleness: mean {report.staleness.mean():.1f}, largest {report.staleness.max()}"
         self.transport.logger.info("[STEP %d] %s", step, text)
         if is_due(settings.evaluate_every, before, step) or step >= last:
-            self.transport.evaluate(step)
+            self.transport.evaluate(newest)
         if is_due(settings.checkpoint_every, before, step):
             self.training.checkpoint(self.transport.notes())
+        if step >= last:
+            self._last = newest

@@ -13,6 +13,7 @@ from nvflare.collab.api.exceptions import RunAborted
 from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
+from afflux.aggregation.reports import Pulled
 from afflux.arrays.interop import all_own
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
@@ -122,9 +123,9 @@ class CollabTransport(Transport):
         self._app.publish_metrics("train", step, means)
         return {name: f"{mean:.4g}" for name, mean in means.items()}
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self, newest: Pulled) -> None:
         """Fire the event of a new version, and evaluate it on the server."""
-        model = self._training.versions.copied(self._training.server.pull())
+        step, model = newest.version, self._training.versions.copied(newest)
         self._app.publish_version(step, model)
         result = self._app.evaluate(step, model)
         if not (result is None or isinstance(result, Mapping)):

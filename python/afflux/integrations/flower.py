@@ -198,7 +198,7 @@ class AsyncStrategy(FedAvg):
                 with suppress(AffluxError):
                     self.result.arrays = transport.arrays(training.server.pull())
                 raise
-            self.result.arrays = transport.arrays(training.server.pull())
+            self.result.arrays = transport.arrays(loop.result)
         return self.result
 
     def _wait_for_nodes(self, grid: Grid, key: ClientKey | None) -> int:

@@ -147,7 +147,7 @@ class AsyncServer(FLComponent):
             transport.require_function()
         with Loop(training, transport) as loop:
             loop.run(self.num_rounds)
-            return training.versions.copied(training.server.pull())
+            return training.versions.copied(loop.result)
 
     # NVFlare's jobs and events
 
