@@ -21,15 +21,15 @@ namespace afflux {
 // Returns the quota of the process as it was at the first call; 0 without one.
 inline std::size_t own_quota() noexcept {
   // No static local: after a fork during its initialization, the child would wait for it for ever.
-  static std::atomic<int> known{-1};
-  int quota = known.load(std::memory_order_relaxed);
+  static std::atomic<int> cached{-1};
+  int quota = cached.load(std::memory_order_relaxed);
   if (quota < 0) {
     try {
       quota = cpu_quota();
-    } catch (...) {  // no memory
-      quota = 0;
+    } catch (...) {  // no memory: the next call looks again
+      return 0;
     }
-    known.store(quota, std::memory_order_relaxed);
+    cached.store(quota, std::memory_order_relaxed);
   }
   return static_cast<std::size_t>(quota);
 }

@@ -371,6 +371,7 @@ def test_a_store_goes_on(rule, started, tmp_path):
         assert server.version == 4
         before, counts = server.params.tobytes(), server.counts
         rows = None if server.rows is None else {*server.rows.client_ids}
+    assert (not rows) == (not rule.calibrate.cached)
     assert before == first.server.params.tobytes()
     again = started(rule, Behaviour(), steps=4, **options)
     assert again.server.params.tobytes() == before

@@ -17,14 +17,14 @@ from core_runs import MODEL, run_of
         ({"timeout": -1}, "timeout is -1, must be finite and positive"),
         ({"max_failures": 1.5}, "max_failures is 1.5"),
         ({"store": 3}, "store is 3, must be a folder's path"),
-        ({"server_options": {"max_stalenes": 3}}, r"server_options\] .*did you mean 'max_staleness'"),
+        ({"server_options": {"max_stalenes": 3}}, "did you mean 'max_staleness'"),
         ({"server_options": {"faults": "raise"}}, 'faults="raise" would end the run for one client'),
         ({"server_options": {"inplace": True}}, "inplace=True overwrites the version"),
         ({"server_options": [("log", True)]}, "must be a dict"),
     ],
 )
 def test_settings_are_checked(wrong, message):
-    with pytest.raises(AffluxError, match=rf"\[settings.*{message}"):
+    with pytest.raises(AffluxError, match=rf"\[settings(\.server_options)?\].*{message}"):
         RunSettings(**wrong)
 
 

@@ -274,6 +274,7 @@ def test_keras(keras):
         "5.moving_variance": "statistic",
         "6.seed_generator_state": "local",
     }
+    assert set(Layout.of(start, select="trainable").roles) >= {"0.kernel", "1.bias", "2.gamma", "3.beta"}
     client.set_weights([weight + 1 for weight in client.get_weights()])
     assert server.push(client=0, version=0, model=client).status == "joined"
     mine = keras_model(keras)

@@ -1,5 +1,6 @@
 """The role of each array of a model: as the caller declares it by patterns, else by its module, its name and dtype."""
 
+import sys
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from logging import getLogger
@@ -141,7 +142,7 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "local"
     is_float = type_of(name, array) in FLOATS
     declared = walk.declared.get(name)
-    if declared is None and not is_float and type(array).__name__ == "Parameter":
+    if declared is None and not is_float and is_torch(array) and isinstance(array, sys.modules["torch"].nn.Parameter):
         declared = False  # in a dict of parameters
     if declared is False:
         trains = is_float or (is_torch(array) and array.requires_grad)

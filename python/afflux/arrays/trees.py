@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from afflux.arrays.fields import Role
-from afflux.arrays.interop import label, memory_of
+from afflux.arrays.interop import is_torch, label, memory_of
 from afflux.arrays.libraries import children, is_keras, is_static, keras_variables, variable_of_flax
 from afflux.arrays.modules import (
     adapter_names,
@@ -49,7 +49,8 @@ class Walk:
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
         self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
         self.synonyms: dict[str, str] = {}  # names that only trees which are passed later use, and those of the arrays
-        self._first: dict[Any, str] = {}  # the names of torch tensors, by their memory, and of variables
+        #: First names by the memory of torch tensors, and by the id of variables, which stand beside them.
+        self._first: dict[Any, tuple[str, object]] = {}
         self.node = self._visit(tree, ())
 
     @property
@@ -64,15 +65,16 @@ class Walk:
             return self._leaf(tree, path)
         if is_keras(tree):
             values = {name: variable.value for name, variable in keras_variables(tree).items()}
-            # With torch's backend each value is a Parameter, also that of a counter.
-            values = {n: value.detach() if hasattr(value, "detach") else value for n, value in values.items()}
+            for name, value in values.items():
+                if is_torch(value) and not value.is_floating_point():  # a counter, which Keras makes a Parameter
+                    values[name] = value.detach()
             return self._branch("dict", values.items(), path)
         if is_module(tree):
             return self._module(tree, path)
         if (variable := variable_of_flax(tree)) is not None:
             if variable[1] is not None:
                 self.kinds[".".join(path)] = variable[1]
-            return self._leaf(variable[0], path, id(tree))
+            return self._leaf(variable[0], path, tree)
         if has_attribute(tree, "shape"):
             return self._leaf(tree, path)
         if isinstance(tree, Mapping):
@@ -117,16 +119,17 @@ class Walk:
             self.declared[".".join((*path, name))] = name in buffers
         return self._branch("dict", arrays.items(), path)
 
-    def _leaf(self, array: Any, path: tuple[str, ...], identity: int | None = None) -> str | None:
-        """Add an array; `identity` is that of the variable that holds it."""
+    def _leaf(self, array: Any, path: tuple[str, ...], variable: object = None) -> str | None:
+        """Add an array; `variable` is the object that holds it, if there is one."""
         name = ".".join(path)
         if self._wanted is not None and name not in self._wanted:
             return None
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
-        if self._whole and name not in self.aliases and (memory := identity or memory_of(array)) is not None:
-            first = self._first.setdefault(memory, name)
+        memory = memory_of(array) if variable is None else id(variable)
+        if self._whole and name not in self.aliases and memory is not None:
+            first, _ = self._first.setdefault(memory, (name, variable))  # a variable that lives keeps its id
             if first is not name:
                 self.aliases[name] = first
         return name

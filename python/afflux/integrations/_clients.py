@@ -96,7 +96,7 @@ class Clients:
         if isinstance(self._key, str) and client is None:
             raise AffluxError(f"[client_key] nothing in the reply has the name {self._key!r}")
         name = plain_id(client, "client_key") if isinstance(self._key, str) else self.id_of(address)
-        if self._most is not None and self._is_full() and name not in self.known:
+        if self._is_full() and name not in self.known:
             reason = f"{brief(name)} would be client {len(self.known) + 1} of num_clients={self._most}"
             if address in self.there:
                 self._leave_out([address], reason)

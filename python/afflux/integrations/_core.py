@@ -110,7 +110,8 @@ class TrainingRun:
             self.versions = VersionArrays(arrays, self.server)  # a store may have another order
             self.clients = Clients(self.server, settings, key)
         fact_names = self.server.options.fact_names(rule)
-        self.fact_names, self._takes_fractions = tuple({*fact_names} - {EXAMPLES}), EXAMPLES in fact_names
+        self.fact_names = tuple(name for name in fact_names if name != EXAMPLES)
+        self._takes_fractions = EXAMPLES in fact_names
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.assignments: dict[Any, Assignment] = {}
@@ -190,8 +191,7 @@ class TrainingRun:
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
         receipt = self.server.push(**arguments)
-        if receipt.report is not None:
-            self._note(receipt.report, base)
+        self._note(receipt.report, base)
         if "task" not in arguments:
             task.cancel()
         client, joined = arguments.get("client", task.client), receipt.status in JOINED

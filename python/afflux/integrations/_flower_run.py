@@ -75,7 +75,8 @@ class FlowerTransport(Transport):
         #: The arrays of a version.
         self.arrays = OncePerVersion(lambda version: record_of(self.training.versions.of(version)))
         #: Whether FedAvg's own method aggregates evaluations.
-        self.is_default = type(self.strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
+        method = getattr(self.strategy.aggregate_evaluate, "__func__", None)
+        self.is_default = method is FedAvg.aggregate_evaluate
         if (choose := self.strategy.choose) is not None:
             self.training.clients.select = lambda nodes, count: choose(nodes, count, self.training.server.version + 1)
 

@@ -137,19 +137,24 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
     Raises:
         AffluxError: `rule` is not a rule; an option is unknown, has a wrong type or value, or is given twice.
     """
+    pairs = [*options.items()]
     if isinstance(rule, Mapping) and "name" in rule and "part" not in rule:
-        options = {**rule, **options}
-        rule = options.pop("name")
+        pairs += [(option, value) for option, value in rule.items() if option != "name"]
+        rule = rule["name"]
     if not isinstance(rule, str):
         if not (isinstance(rule, Rule) or (isinstance(rule, Mapping) and "part" in rule)):
             words = "must be a Rule, its name and options, or a Rule.to_config()"
             raise AffluxError(f"[{framework}] rule is {brief(rule)}, {words}")
-        if options:
-            raise AffluxError(f"[{framework}] {brief([*options])}: a rule that is given whole has its options inside")
+        if pairs:
+            raise AffluxError(
+                f"[{framework}] {brief([name for name, _ in pairs])}: a rule that is given whole has its options inside"
+            )
         return rule if isinstance(rule, Rule) else from_config(rule)
     rule, *assignments = rule.split(":")
-    texts = dict(assignment.partition("=")[::2] for assignment in assignments)
-    values = {**options, **{option: _value_of(text) for option, text in texts.items()}}
+    pairs += [(option, _value_of(text)) for option, _, text in (one.partition("=") for one in assignments)]
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise AffluxError(f"[{framework}] an option of {rule} is given twice: {brief([name for name, _ in pairs])}")
     own = signature(RULES[rule]).parameters if rule in RULES else {}
     if num_clients is not None and ("buffer_ratio" in values or values.get("dialect") == "appfl"):
         values.setdefault("num_clients", num_clients)

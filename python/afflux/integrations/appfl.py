@@ -168,7 +168,6 @@ class AffluxAggregator(BaseAggregator):
         One client, or a few with forged ids, never end a run: as many clients as the run has must have failed.
         """
         ids, count, clients = self._clients.ids, self._chosen.num_clients, self.run.clients
-        clients.are(ids)
         if count is not None and len(ids) >= count:
             if not clients.there:  # the rule has room for none of them
                 raise RuntimeError(f"none of {len(ids)} clients may train: {reason}")

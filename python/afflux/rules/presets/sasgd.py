@@ -8,7 +8,7 @@ from afflux.rules.staleness import Inverse, StalenessLaw
 from afflux.rules.weights import Staleness
 
 
-def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: StalenessLaw | None = None) -> Rule:
+def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: StalenessLaw = Inverse()) -> Rule:  # noqa: B008 - frozen
     """x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
 
     Args:
@@ -19,5 +19,4 @@ def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: Stalenes
 
     State on the server: only params and the buffer. Sweeps: one.
     """
-    law = Inverse() if staleness is None else staleness
-    return Rule("sasgd", "gradient", buffer_size, Staleness(law), NONE, Sgd(server_lr))
+    return Rule("sasgd", "gradient", buffer_size, Staleness(staleness), NONE, Sgd(server_lr))
