@@ -52,7 +52,7 @@ SERVER = {
         "test_statistics.py",
     ),
     "layout: further names of a tied array are unknown": (
-        "if n in known or walk.aliases.get(n, n) not in held}",
+        "if n in names or walk.aliases.get(n, n) not in firsts}",
         "if True}",
         "test_roles.py",
     ),
