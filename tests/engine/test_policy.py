@@ -167,9 +167,10 @@ def test_what_is_not_sound_is_found_wherever_it_is(isa, kind, wrong):
         params, states = np.zeros(size, np.float32), [np.zeros(size, np.float32) for _ in range(KINDS[kind])]
         done = []
         ops.apply(ops.Pass(params, params, combine, step=step, states=states, most=most), done=done)
+        assert update_most < np.inf or done == [all((np.abs(v) <= min(most, 3.4e38)).all() for v in (params, *states))]
         return done
 
-    for at, (most, update_most) in product(range(size), ((1e-6, np.inf), (np.inf, 4.0))):
+    for at, (most, update_most) in product(range(size), ((1e-6, np.inf), (np.inf, 4.0), (np.inf, np.inf))):
         expected = under(TILED, sound, at, most, update_most)
         assert under(POLICIES[0], sound, at, most, update_most) == expected
         if update_most == 4.0:
