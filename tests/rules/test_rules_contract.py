@@ -2,7 +2,6 @@
 that it finds the minimum of a bowl.
 """
 
-import io
 import json
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from afflux import Server
 from conftest import THREADS, awkward, bits
-from variants import BUFFER, CLIENTS, SIZE, VARIANTS, make, push, serve, trace, twice
+from variants import BUFFER, CLIENTS, VARIANTS, make, push, serve, trace, twice
 
 NAMES = [variant for variant, (_, options) in VARIANTS.items() if not options]
 
@@ -87,37 +86,6 @@ def test_threads_and_instruction_sets_give_the_same_bits(variant, rng):
     finally:
         ops.choose_isa(chosen)
     assert len(results) == 1
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_saved_state_goes_on_with_the_same_bits(variant):
-    """Saved in the middle of a buffer, through a file and JSON; the names, shapes and types of the state stay."""
-    rule = make(variant)
-    pushes = [(round, i, join) for round, joins in enumerate(trace(variant, 14, 10)) for i, join in enumerate(joins)]
-    server, shapes = serve(variant), set()
-    for count, (_, first, join) in enumerate(pushes):
-        if first == 0:
-            hand_in(server, [join])
-        push(server, [join])
-        shapes.add(tuple((name, v.shape, v.dtype.str) for name, v in server.rule_vectors.items()))
-        if count == len(pushes) // 2 + (1 if rule.buffer_size > 1 else 0):
-            state, file = server.state_dict(), io.BytesIO()
-            assert rule.buffer_size == 1 or server.arrivals_waiting > 0
-            np.savez(file, **state["arrays"])
-            file.seek(0)
-            server = serve(variant, np.full(SIZE, 7.0))
-            server.load_state_dict({"meta": json.loads(json.dumps(state["meta"])), "arrays": dict(np.load(file))})
-            again = server.state_dict()
-            assert again["meta"] == state["meta"]
-            assert {k: bits(v) for k, v in again["arrays"].items()} == {k: bits(v) for k, v in state["arrays"].items()}
-    assert len(shapes) == 1
-    straight = serve(variant)
-    for _, first, join in pushes:
-        if first == 0:
-            hand_in(straight, [join])
-        push(straight, [join])
-    assert everything(server) == everything(straight)
-    assert server.version == straight.version
 
 
 #: {rule: server_lr}, and where an adaptive step of about that length ends: within 2 server_lr of the minimum.

@@ -227,25 +227,6 @@ def test_a_log_of_24_threads_replays_to_the_same_bits(rng):
     assert sum(len(report.clipped) for report in reports) > 10
 
 
-def test_the_window_is_saved(rng, tmp_path):
-    """By state_dict, and by a store that is opened amid a buffer: the bits of a run without an interruption."""
-    rule, norms = fedadam(buffer_size=3), random_norms(rng, 200)
-    straight = serve(rule, clip_norms=2)
-    push(straight, norms)
-    server = serve(rule, clip_norms=2)
-    push(server, norms[:100])
-    loaded = serve(rule, clip_norms=2)
-    loaded.load_state_dict(server.state_dict())
-    with serve(rule, clip_norms=2, store=tmp_path / "store") as stored:
-        push(stored, norms[:100])
-    with Server.open(tmp_path / "store") as opened:
-        assert opened.options.clip_norms == 2.0
-        for each in (loaded, opened):
-            for client, norm in enumerate(norms[100:], 100):
-                each.push(client=client, version=each.version, update=vector(norm))
-            assert bits(each.params) == bits(straight.params)
-
-
 def test_a_state_without_a_window_and_forged_windows():
     server = serve(fedbuff(buffer_size=3), clip_norms=2)
     push(server, [1.0, 1.0, 5.0])

@@ -385,24 +385,6 @@ def through_json(state):
     return {"meta": json.loads(json.dumps(state["meta"])), "arrays": state["arrays"]}
 
 
-@pytest.mark.parametrize("bad", [None, 4])
-def test_a_state_holds_copies_of_lent_vectors(rng, bad):
-    vectors = [awkward(rng, 50) for _ in range(10)]
-    if bad is not None:
-        vectors[1][bad] = np.nan
-    server, other = made(log=True), made(log=True)
-    for i, vector in enumerate(vectors[:5]):
-        server.push(client=i, update=vector, version=0, loss=0.0, copy=i != 1 and i % 2 == 0)
-    other.load_state_dict(through_json(server.state_dict()))
-    assert other.log == server.log
-    for one in (server, other):
-        for i, vector in enumerate(vectors[5:], 5):
-            report = one.push(client=i, update=vector, version=0, loss=0.0, copy=False).report
-        assert report.rejected[1] == ("" if bad is None else f"non-finite value at index {bad}")
-    assert bits(server.params) == bits(other.params)
-    assert np.isfinite(server.params).all()
-
-
 @pytest.mark.parametrize("options", [{"inplace": True}, {"accumulate": True}, {"max_norm": 1e12}])
 def test_a_state_with_lent_vectors_where_vectors_are_copied(rng, options):
     """They are checked as a push checks them, and the round has their norms."""

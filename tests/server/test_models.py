@@ -1,6 +1,5 @@
 """Servers of models: trees in and out, buffers apart, other types of params and slots, params in place."""
 
-import json
 import warnings
 
 import numpy as np
@@ -285,15 +284,6 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
         assert bits(fresh.params) == bits(server.params)
 
 
-def test_an_infinite_norm_is_saved():
-    server = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64", max_abs=1e200)
-    server.push(client=0, update=np.array([1e200, 1e200]), version=0)
-    other = Server(fedavg(buffer_size=2), np.zeros(2), dtype="float64", max_abs=1e200)
-    state = server.state_dict()
-    other.load_state_dict(state | {"meta": json.loads(json.dumps(state["meta"], allow_nan=False))})
-    assert other.push(client=1, update=np.zeros(2), version=0).report.norms.tolist() == [np.inf, 0.0]
-
-
 def test_a_value_beyond_bfloat16_is_refused():
     """float32's largest value rounds to infinity."""
     server = Server(fedavg(), np.zeros(3), slot_dtype="bfloat16", max_abs=1e30)
@@ -303,35 +293,15 @@ def test_a_value_beyond_bfloat16_is_refused():
 
 
 @pytest.mark.parametrize("options", [dict(dtype="float64"), dict(slot_dtype="bfloat16")])
-def test_checkpoints_of_other_types(options, rng):
-    def fresh():
-        return Server(ca2fl(buffer_size=2), np.zeros(9), num_clients=3, **options)
-
-    vectors = rng.standard_normal((5, 9))
-    server, restored = fresh(), fresh()
-    for client in range(3):
-        server.push(client=client, update=vectors[client], version=0)
-    restored.load_state_dict(server.state_dict())
-    for target in (server, restored):
-        target.push(client=0, update=vectors[3], version=1)
-    ours, theirs = server.state_dict(), restored.state_dict()
-    assert ours["meta"] == theirs["meta"]
-    assert all(bits(array) == bits(theirs["arrays"][name]) for name, array in ours["arrays"].items())
+def test_states_of_other_types_are_refused(options):
+    state = Server(ca2fl(buffer_size=2), np.zeros(9), num_clients=3, **options).state_dict()
     other = Server(ca2fl(buffer_size=2), np.zeros(9), num_clients=3)
     with pytest.raises(AffluxError, match=f"{next(iter(options))} is '{next(iter(options.values()))}' in the state"):
-        other.load_state_dict(ours)
+        other.load_state_dict(state)
 
 
-def test_checkpoints_hold_buffers_and_layout():
-    def fresh():
-        return Server(fedavg(buffer_size=2), module())
-
-    server, restored = fresh(), fresh()
-    server.push(client=0, update=parameters(module(1)), version=0, buffers=with_statistics(2, 20))
-    restored.load_state_dict(server.state_dict())
-    for target in (server, restored):
-        target.push(client=1, update=parameters(module(2)), version=0, buffers=with_statistics(4, 40))
-        assert target.pull().buffers.tolist() == [3.0] * 4 + [1.0] * 4 + [30.0]
+def test_states_of_other_layouts_are_refused():
+    server = Server(fedavg(buffer_size=2), module())
     with pytest.raises(AffluxError, match=r"layout is .* in the state, None here"):
         Server(fedavg(buffer_size=2), np.zeros(34)).load_state_dict(server.state_dict())
 

@@ -6,30 +6,14 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server, StoreError, UnavailableError, replay
-from afflux.rules import RULES, ca2fl, fedbuff, wkafl
+from afflux.rules import ca2fl, fedbuff, wkafl
 from conftest import FORKS, bits
-from inside import slots_limit
 from stores import CLIENTS, M, made, same, some_pushes
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 CODECS = ["float32", "float16", "bfloat16", *(f"affine-{bits}" for bits in (8, 4, 2, 1)), "affine-vector-8",
           "affine-vector-4", "affine-vector-2", "affine-vector-1", "rotated-4", "rotated-2", "rotated-1"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_every_rule_has_the_bits_of_memory(name, tmp_path, mapped):
-    size, path = 300, tmp_path / "store"
-    there, here = made(name, size, path), made(name, size)
-    for server in (there, here):
-        some_pushes(server, size, 20)
-    same(there, here)
-    there.close()
-    again = Server.open(path, here.rule)
-    same(again, here)
-    for server in (again, here):
-        some_pushes(server, size, 25)
-    same(again, here)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -51,32 +35,6 @@ def test_every_codec_has_the_bits_of_memory(name, codec, tmp_path, mapped):
         assert bits(again.rows.row(client)) == bits(here.rows.row(client))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float64"},
-        {"slot_dtype": "bfloat16"},
-        {"duplicates": "both"},
-        {"duplicates": "both", "codec": "affine-2", "slot_dtype": "bfloat16"},
-        {"codec": "rotated-4", "dtype": "float64"},
-        {"duplicates": "reject", "check_versions": True},
-        {"num_threads": 1, "max_versions": 3, "max_slots": 5},
-    ],
-    ids=str,
-)
-def test_options_are_those_of_before(options, tmp_path):
-    size = 140_001
-    there, here = made("ca2fl", size, tmp_path / "store", **options), made("ca2fl", size, **options)
-    for server in (there, here):
-        some_pushes(server, size, 8)
-    there.close()
-    again = Server.open(tmp_path / "store", here.rule, num_threads=2)
-    for server in (again, here):
-        some_pushes(server, size, 8)
-    same(again, here)
-    assert slots_limit(again) == slots_limit(here)
-
-
 def test_models_keep_their_layout_and_buffers(tmp_path):
     model = {"weight": np.ones((4, 5), np.float32), "bn": {"running_mean": np.zeros(3, np.float32)}}
     update = {"weight": np.full((4, 5), 2, np.float32)}
@@ -96,18 +54,6 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     again.push(client="bob", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
     assert again.pull().buffers.tolist() == [8.0] * 3
     assert again.layout == there.layout
-
-
-def test_client_ids_may_be_text(tmp_path):
-    there = Server(ca2fl(buffer_size=2), np.zeros(5), num_clients=4, store=tmp_path / "store")
-    for client in ("ann", "böb", "\0", "日本"):
-        there.push(client=client, update=np.full(5, len(client), np.float32), version=there.version)
-    with pytest.raises(AffluxError, match=r"\[push\] client_id '\\ud800' is no Unicode text"):
-        there.push(client="\ud800", update=np.ones(5), version=there.version)
-    there.close()
-    again = Server.open(tmp_path / "store", ca2fl(buffer_size=2))
-    assert again.rows.client_ids == ["ann", "böb", "\0", "日本"]
-    assert again.rows.row("日本").tolist() == [2.0] * 5
 
 
 def test_params_outlive_their_server(tmp_path):
@@ -139,16 +85,6 @@ def test_a_closed_server_says_so(tmp_path):
     server.close()
     with pytest.raises(StoreError, match=r"cannot read .*index\.sqlite: the server has closed it"):
         rows.row(1)
-
-
-def test_a_handed_in_memory_is_kept(tmp_path):
-    there, here = made("zenopp", 10, tmp_path / "store"), made("zenopp", 10)
-    for server in (there, here):
-        for _ in range(3):
-            some_pushes(server, 10, 2)
-            server.set_rule_vector("validation", np.full(10, server.version + 0.5))
-    there.close()
-    same(Server.open(tmp_path / "store", here.rule), here)
 
 
 def test_threads_push_into_a_store(tmp_path):

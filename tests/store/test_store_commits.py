@@ -120,20 +120,6 @@ def test_notes_and_kept_versions_come_back(tmp_path):
     assert again.notes == {"events": [1, 2.5, "three"]}
 
 
-def test_lent_vectors_are_kept_by_a_checkpoint(tmp_path):
-    there, here = (
-        Server(fedbuff(buffer_size=3), np.zeros(300), log=True, **to) for to in ({"store": tmp_path / "store"}, {})
-    )
-    vectors = [np.full(300, value, np.float32) for value in (1, 2, np.nan, 4, 5)]
-    for server in (there, here):
-        for client, vector in enumerate(vectors):
-            server.push(client=client, update=vector, version=0, copy=False)
-    there.close()
-    again = Server.open(tmp_path / "store", fedbuff(buffer_size=3))
-    same(again, here)
-    assert again.arrivals_waiting == 2
-
-
 def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path, monkeypatch):
     """What comes next must not be written over what is committed."""
     path = tmp_path / "store"
