@@ -251,6 +251,21 @@ def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
     assert server.discard() == 1
 
 
+def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(clock, monkeypatch):
+    def interrupted(self, num_threads):
+        raise KeyboardInterrupt
+
+    server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Round, "make", interrupted)
+        push(server, 0)
+        with pytest.raises(KeyboardInterrupt):
+            push(server, 1)
+    assert push(server, 2).status == "joined"
+    clock.now += 11
+    assert server.pull().version == 2
+
+
 def test_a_step_that_cannot_be_made_is_tried_once(clock):
     tries = []
 

@@ -311,10 +311,10 @@ SERVER = {
         "ops.Combine(updates, weights, 0.0)",
         "test_streaming_threads.py",
     ),
-    "streaming: terms that are left hold up a late step": (
+    "flush_after: an interrupted round holds up a late step": (
         "return not_now if working else None",
         "return not_now",
-        "test_streaming_threads.py",
+        "test_flush_after.py",
     ),
     "streaming: a buffer without a step is waited for": (
         "return bool(term.done) or state.round is None",
