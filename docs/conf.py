@@ -26,6 +26,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures would hold msgspec's and NumPy's internals; docstrings give shapes and dtypes
 napoleon_numpy_docstring = False
+napoleon_attr_annotations = False  # as above
 
 html_theme = "furo"
 html_title = "afflux"
@@ -99,7 +100,14 @@ def escape_formulas(app: Sphinx, what: str, name: str, item: object, options: ob
     lines[:] = [re.sub(r"(?<!`)(\||\*\*|(?<=\w)_(?=\W|$))(?!`)", r"\\\1", line) for line in lines]
 
 
+def keep_colons(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Keeps napoleon from reading an attribute's text up to a colon as its type: the first line is an empty comment."""
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]
+
+
 def setup(app: Sphinx) -> None:
-    """Registers the two transformations of sources."""
+    """Registers the transformations of sources and docstrings."""
     app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", keep_colons, priority=100)
     app.connect("autodoc-process-docstring", escape_formulas, priority=100)

@@ -46,6 +46,13 @@ def test_the_reference_holds_every_public_name(site, module):
     assert not [name for name in sorted(names) if f'.{name}"' not in anchors]
 
 
+def test_texts_of_attributes_are_whole(site):
+    """A colon ends none of them: what stands before it is no type."""
+    pages = [page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")]
+    assert not [page for page in pages if ">Type<span" in page]
+    assert any("are sound: then later bits do not change" in page for page in pages)
+
+
 def test_the_page_of_commands_has_every_option(site):
     """Also those that a short help leaves out."""
     page = (site / "commands.html").read_text(encoding="utf-8")

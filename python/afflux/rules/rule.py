@@ -52,25 +52,38 @@ class InnerSweep(Protocol):
 class Arrivals(Struct, frozen=True, eq=False):
     """The facts about a full buffer, frozen, in canonical order: by client (see `client_order`), pulled version and
     join.
+
+    Attributes:
+        version: the server's version t before this step.
+        client_ids: the clients, M of them.
+        versions: (M,) int64, the version that each client pulled.
+        staleness: (M,) int64, version - version pulled, >= 0.
+        num_examples: (M,) int64; float64 if a client has pushed the fact "num_examples", which replaces the number.
+        losses: (M,) float64, as reported by the clients; NaN if not reported.
+        norms: (M,) float64, Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons
+            with NaN are false. So a rule that reads norms either declares `Needs(norms=True)`, and no vector is lent,
+            or checks for NaN.
+        gram: (R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
+        scalars: the rule's own numbers after the last round.
+        ends_pass: under gradient scheduling: this round is the last one of its pass over all clients.
+        inner_sweep: the function that `inner` calls, if the rule needs it.
+        local_steps: (M,) int64, as reported by the clients (push(local_steps=...)); 0 if not reported.
+        facts: by name, (M,) float64, the facts that `Needs(facts=...)` and `Server(facts=...)` list, as the clients
+            have pushed them (push(facts=...)). NaN where a client has not given one; none of those in `Needs` is NaN.
     """
 
-    version: int  #: the server's version t before this step
+    version: int
     client_ids: tuple[ClientId, ...]
-    versions: Int64  #: (M,) the version that each client pulled
-    staleness: Int64  #: (M,) version - version pulled, >= 0
-    num_examples: Int64 | Float64  #: (M,); float64 if a client has pushed the fact "num_examples", which replaces it
-    losses: Float64  #: (M,) as reported by the clients; NaN if not reported
-    #: (M,) Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons with NaN are
-    #: false. So a rule that reads norms either declares `Needs(norms=True)`, and no vector is lent, or checks for NaN.
+    versions: Int64
+    staleness: Int64
+    num_examples: Int64 | Float64
+    losses: Float64
     norms: Float64
-    gram: Float64 | None = None  #: (R + M, R + M) inner products of rule vectors and vectors, if the rule needs them
-    scalars: Scalars = struct_field(default_factory=dict)  #: the rule's own numbers after the last round
-    ends_pass: bool = False  #: under gradient scheduling: this round is the last one of its pass over all clients
-    inner_sweep: InnerSweep | None = None  #: the function that `inner` calls, if the rule needs it
-    #: (M,) int64, as reported by the clients (push(local_steps=...)); 0 if not reported
+    gram: Float64 | None = None
+    scalars: Scalars = struct_field(default_factory=dict)
+    ends_pass: bool = False
+    inner_sweep: InnerSweep | None = None
     local_steps: Int64 = struct_field(default_factory=lambda: np.zeros(0, np.int64))
-    #: by name, (M,) float64: the facts that `Needs(facts=...)` and `Server(facts=...)` list, as the clients have pushed
-    #: them (push(facts=...)). NaN where a client has not given one; none of those in `Needs` is NaN.
     facts: Mapping[str, Float64] = struct_field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -139,18 +152,30 @@ def names_of_facts(part: str, name: str, value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The needs of a weigh part beyond the facts of `Arrivals`: its attribute `needs`."""
+    """The needs of a weigh part beyond the facts of `Arrivals`: its attribute `needs`.
 
-    gram: bool = False  #: all inner products; one more sweep over the buffer
-    inner: bool = False  #: Arrivals.inner; a sweep over the buffer for each call
-    norms: bool = False  #: Arrivals.norms of every arrival: vectors cannot be lent, because a lent one has none
-    examples: bool = False  #: Arrivals.num_examples: adapters then refuse replies without the number
-    facts: tuple[str, ...] = ()  #: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them
-    #: names of the R vectors (d,) that the server holds for the part; they start at zero, except those in `handed_in`
+    Attributes:
+        gram: all inner products; one more sweep over the buffer.
+        inner: Arrivals.inner; a sweep over the buffer for each call.
+        norms: Arrivals.norms of every arrival: vectors cannot be lent, because a lent one has none.
+        examples: Arrivals.num_examples: adapters then refuse replies without the number.
+        facts: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them.
+        rule_vectors: names of the R vectors (d,) that the server holds for the part; they start at zero, except those
+            in `handed_in`.
+        handed_in: the rule vectors that the user sets, with Server.set_rule_vector.
+        scalars: names of the rule's own numbers, and their first values.
+        passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait.
+    """
+
+    gram: bool = False
+    inner: bool = False
+    norms: bool = False
+    examples: bool = False
+    facts: tuple[str, ...] = ()
     rule_vectors: tuple[str, ...] = ()
-    handed_in: tuple[str, ...] = ()  #: the rule vectors that the user sets, with Server.set_rule_vector
-    scalars: Scalars = field(default_factory=dict)  #: names of the rule's own numbers, and their first values
-    passes: bool = False  #: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait
+    handed_in: tuple[str, ...] = ()
+    scalars: Scalars = field(default_factory=dict)
+    passes: bool = False
 
     @property
     def products(self) -> bool:
@@ -163,15 +188,25 @@ class Weights(Struct, frozen=True, eq=False):
 
     The direction is v = sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the rule vectors
     by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+
+    Attributes:
+        vectors: (M,) float64; 0 rejects an arrival: its vector is not read, and its client's cached row does not
+            change.
+        rule_vectors: (R,); empty: they do not enter the direction.
+        next: (R, R + M) float64; None: the rule vectors do not change.
+        scalars: the rule's own numbers after this round; None: unchanged.
+        rejected: by index of an arrival, the reason why its weight is 0.
+        cosines: (M,) float64, for the report.
+        skip: no step is made: the buffer is emptied, version and rule vectors do not change.
     """
 
-    vectors: Float64  #: (M,); 0 rejects an arrival: its vector is not read, and its client's cached row does not change
-    rule_vectors: tuple[float, ...] = ()  #: (R,); empty: they do not enter the direction
-    next: Float64 | None = None  #: (R, R + M); None: they do not change
-    scalars: Scalars | None = None  #: the rule's own numbers after this round; None: unchanged
-    rejected: Mapping[int, str] = struct_field(default_factory=dict)  #: index of an arrival -> why its weight is 0
-    cosines: Float64 | None = None  #: (M,) for the report
-    skip: bool = False  #: no step is made: the buffer is emptied, version and rule vectors do not change
+    vectors: Float64
+    rule_vectors: tuple[float, ...] = ()
+    next: Float64 | None = None
+    scalars: Scalars | None = None
+    rejected: Mapping[int, str] = struct_field(default_factory=dict)
+    cosines: Float64 | None = None
+    skip: bool = False
 
 
 class Weigh(Protocol):
