@@ -1,14 +1,11 @@
 """The command `python -m bench`. It imports the modules of the benchmark only when it runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from afflux import ops
-
-if TYPE_CHECKING:
-    from bench.output.files import Files
 
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
@@ -41,6 +38,7 @@ and its largest error against float64.
 
 
 def bench(
+    context: typer.Context,
     rows: Annotated[str, typer.Option(help="Operations by name, or all, scaling, peers; see --list.")] = DEFAULT_ROWS,
     d: Annotated[int | None, typer.Option("-d", min=1, help="Length of the vectors; default: see --list.")] = None,
     m: Annotated[int | None, typer.Option("-M", min=1, help="Updates a round; default: see --list.")] = None,
@@ -59,75 +57,58 @@ def bench(
     folder: Annotated[
         Path | None, typer.Option("--out", file_okay=False, help="JSON, tables and bars, into this folder.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: its own rows, of which -d and --repeats count.")] = "cpu",
     against: Annotated[
         Path | None, typer.Option(exists=True, help="An older build to compare with: _engine*.so, or its checkout.")
     ] = None,
     machines: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Print the JSON files of a folder side by side, and stop."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Print a table of each JSON file in a folder, and stop. With --markdown PAGE, replace the tables of "
+            "that page, and draw pictures beside the files.",
+        ),
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
     """Time the engine's operations (see HELP)."""
+    from bench import run
     from bench.output.files import Files
+    from bench.output.machines import markdown, write
+    from bench.rows import ROWS
+    from bench.spec.row import Asked
 
     if machines:
-        from bench.output.machines import markdown
-
-        others: dict[str, object] = {"-d": d, "-M": m, "--threads": threads, "--isa": isa, "--repeats": repeats}
-        others |= {"--compile": compiled, "--quick": quick, "--json": json_path, "--markdown": markdown_path}
-        others |= {"--picture": picture_path, "--samples": samples, "--out": folder, "--against": against}
-        others |= {
-            "--list": list_only,
-            "--rows": rows != DEFAULT_ROWS,
-            "--sets": sets != 2,
-            "--device": device != "cpu",
-        }
-        if names := [name for name, value in others.items() if value]:
-            raise typer.BadParameter(f"does not go with {', '.join(names)}", param_hint="--machines")
+        refuse(context, "--machines", set(context.params) - {"machines", "markdown_path"})
         try:
-            typer.echo(markdown(machines), nl=False)
+            if markdown_path:
+                write(markdown_path, machines, ROWS)
+            else:
+                typer.echo(markdown(machines, ROWS), nl=False)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--machines") from None
         return
-    from bench import run
-    from bench.spec.row import Asked
-
     files = Files(json_path, markdown_path, picture_path, samples, folder)
     asked = Asked(d, m, threads or ops.default_threads(), quick, sets)
     few = run.QUICK_REPEATS if quick else None
     if against:
         from bench import against as comparison
 
-        for name, used in (("--compile", compiled), ("--picture", picture_path), ("--device", device != "cpu")):
-            if used:
-                raise typer.BadParameter(f"does not go with {name}", param_hint="--against")
+        refuse(context, "--against", {"compiled", "picture_path"})
         compared = comparison.DEFAULT_ROWS if rows == DEFAULT_ROWS else rows
         comparison.run(against, compared, asked, isa, repeats or few or comparison.REPEATS, files)
-    elif device != "cpu":
-        on_gpu(device, rows, d, repeats, compiled, files)
     elif list_only:
         run.list_rows(asked)
     else:
         run.run(rows, asked, isa, repeats or few or run.REPEATS, compiled, files)
 
 
-def on_gpu(device: str, rows: str, d: int | None, repeats: int | None, compiled: bool, files: "Files") -> None:
-    """Run the rows of cuda.py on a GPU."""
-    from bench import cuda
-    from bench.output import tables
-    from bench.output.files import write_run
-
-    if reason := cuda.why_not() if device == "cuda" else "known: cpu, cuda":
-        raise typer.BadParameter(reason, param_hint="--device")
-    names = list(cuda.ROWS) if rows == DEFAULT_ROWS else [name.strip() for name in rows.split(",")]
-    if unknown := [name for name in names if name not in cuda.ROWS]:
-        what = f"not on a GPU: {', '.join(unknown)}; known rows: {', '.join(cuda.ROWS)}"
-        raise typer.BadParameter(what, param_hint="--rows")
-    files.check()
-    sizes = [cuda.D, cuda.SMALL] if d is None else [d]
-    out = cuda.run(sizes, cuda.here(), repeats or cuda.REPEATS, names, compiled)
-    chosen = [cuda.ROWS[name] for name in names]
-    tables.show(out, chosen)
-    write_run(files, out, chosen)
+def refuse(context: typer.Context, option: str, others: set[str]) -> None:
+    """Raise an error if the command line has one of the other options, which would have no effect beside `option`."""
+    sources = {
+        other.opts[0]: context.get_parameter_source(other.name or "")
+        for other in context.command.params
+        if other.name in others
+    }
+    if names := [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]:
+        raise typer.BadParameter(f"does not go with {', '.join(names)}", param_hint=option)

@@ -2,7 +2,9 @@
 
 Contenders are also CuPy, CUDA graphs, and torch's copies, sums and products from device to device.
 
-python -m bench.cuda [-h] [--out FOLDER] [d ...]      without typer and rich, which a bare machine may lack
+python -m bench.cuda [-h] [--out FOLDER] [--rows ROW ...] [--repeats N] [d ...]
+
+It imports neither typer nor rich, which a bare machine may lack.
 """
 
 import argparse
@@ -20,7 +22,6 @@ from bench.measure import library_probes, machine
 from bench.measure.library_probes import COPIED, TORCH
 from bench.measure.timing import Timed, entrant, measure
 from bench.output import report, tables
-from bench.output.json_text import to_json, without_samples
 from bench.rows import cupy_contenders
 from bench.rows.ca2fl import CA2FL
 from bench.rows.fadas import FADAS
@@ -217,16 +218,18 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cuda")
     parser.add_argument("--out", type=Path, help="a folder for bench.json and bench.md")
+    parser.add_argument("--rows", choices=ROWS, nargs="+", default=list(ROWS))
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("sizes", metavar="d", type=int, nargs="*", default=[D, SMALL])
     asked = parser.parse_args()
     if reason := why_not():
         raise SystemExit(f"no GPU bench: {reason}")
-    out, rows = run(asked.sizes, here()), [*ROWS.values()]
-    print(text := tables.to_markdown(out, rows))
+    out = run(asked.sizes, here(), asked.repeats, asked.rows)
+    print(text := tables.to_markdown(out, tables.tables(out, [ROWS[name] for name in asked.rows])))
     if asked.out:
         asked.out.mkdir(exist_ok=True, parents=True)
         (asked.out / "bench.md").write_text(text, encoding="utf-8")
-        (asked.out / "bench.json").write_text(to_json(without_samples(out)), encoding="utf-8")
+        (asked.out / "bench.json").write_text(report.to_json(report.without_samples(out)), encoding="utf-8")
 
 
 if __name__ == "__main__":

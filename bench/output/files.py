@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from bench.output import tables
-from bench.output.json_text import to_json, without_samples
+from bench.output.report import to_json, without_samples
 from bench.spec.row import Row
 
 
@@ -58,4 +58,4 @@ def write_run(files: Files, out: dict[str, Any], rows: list[Row]) -> None:
 
         picture.write(path, out, rows)
 
-    files.write(out, tables.to_markdown(out, rows), draw)
+    files.write(out, tables.to_markdown(out, tables.tables(out, rows)), draw)

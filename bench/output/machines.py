@@ -1,45 +1,50 @@
-"""The runs of several machines side by side, as Markdown: one JSON file of results each."""
+"""A table and pictures of each machine's run: a folder has one JSON file of results for each machine."""
 
 import json
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bench.output.report import FORMAT
-from bench.output.tables import processor, size
-from bench.spec.columns import Line
+from bench.output.tables import summary, to_markdown
+from bench.spec.row import Row
 
-#: The operations in the table, in this order.
-SHOWN = (
-    *("ingest", "gram", "fedbuff", "fedbuff-bf16", "ca2fl", "fadas", "wkafl"),
-    *("mf-ca2fl-affine-8", "mf-ca2fl-affine-4", "mf-ca2fl-rotated-2", "mf-ca2fl-float16"),
-)
-#: afflux's figures, as in the table, by operation, d and M.
-Cells = dict[tuple[str, int, int], str]
+#: The lines of a page between which its tables are.
+BEGIN, END = "<!-- machines -->\n", "<!-- end of machines -->"
 
 
-def markdown(folder: Path) -> str:
-    """Return two tables of all results in a folder: the machines, and each operation's share of its limit.
+def markdown(folder: Path, known: list[Row], page: Path | None = None) -> str:
+    """Return the tables of all results in a folder; for a page, draw and link their pictures.
 
     Raises:
         ValueError: there are no results, or a file is none of this version's.
     """
-    runs = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
-    if not runs:
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
         raise ValueError(f"{folder} has no results: python -m bench --json {folder / 'NAME.json'} writes some")
-    keys = sorted({key for _, cells in runs.values() for key in cells}, key=lambda key: (SHOWN.index(key[0]), *key[1:]))
-    head = ["operation", "d", "M", *(f"{name}: GB/s, % of limit, x best torch" for name in runs)]
-    rows = [[key[0], f"{key[1]:_d}", str(key[2]), *(cells.get(key, "") for _, cells in runs.values())] for key in keys]
-    heads = ["", "processor", "cores", "caches", "best read GB/s", "instruction set", "policy", "commit", "samples"]
-    return _table(heads, [[name, *about] for name, (about, _) in runs.items()]) + "\n" + _table(head, rows)
+    return "\n".join(_of_machine(path, known, page) for path in paths)
 
 
-def _read(path: Path) -> tuple[list[str], Cells]:
-    """Return the description of the machine, and the figures."""
+def write(page: Path, folder: Path, known: list[Row]) -> None:
+    """Replace the tables of a page by those of all results in a folder, and draw the pictures beside the results.
+
+    Raises:
+        ValueError: as `markdown`, or the page has no place for the tables.
+    """
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page} has no lines {BEGIN.strip()} and {END}")
+    page.write_text(f"{before}{BEGIN}{markdown(folder, known, page)}\n{END}{after}", encoding="utf-8")
+
+
+def _of_machine(path: Path, known: list[Row], page: Path | None) -> str:
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         if run["format"] == FORMAT:
-            return _about(run), _cells(run)
+            names = {row["name"] for row in run["rows"]}
+            rows = [row for row in known if row.name in names]
+            text = f"### {path.stem}\n\n{to_markdown(run, [summary(rows, run['cases'])])}"
+            return text + _pictures(path, run, rows, page) if page else text
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     except (AttributeError, KeyError, TypeError):
@@ -47,39 +52,8 @@ def _read(path: Path) -> tuple[list[str], Cells]:
     raise ValueError(f"{path} holds no results of format {FORMAT}: python -m bench --json writes them")
 
 
-def _cells(run: dict[str, Any]) -> Cells:
-    """Return the figures by operation, d and M.
+def _pictures(path: Path, run: dict[str, Any], rows: list[Row], page: Path) -> str:
+    from bench.output import picture
 
-    Of several cases with the same operation, d and M, such as other numbers of threads, the first one counts.
-    """
-    cells: Cells = {}
-    for case in run["cases"]:
-        for line in chain.from_iterable(case["rows"].values()):
-            if line["first"] and line["operation"] in SHOWN:
-                cells.setdefault((line["operation"], line["d"], line["m"]), _cell(line))
-    return cells
-
-
-def _about(run: dict[str, Any]) -> list[str]:
-    box, soft = run["machine"], run["software"]
-    best = max((case["best"].get("read", 0.0) for case in run["cases"]), default=0.0)
-    return [
-        processor(box),
-        f"{box['usable_cores']} of {box['cores']}",
-        ", ".join(f"{cache} {size(amount)}" for cache, amount in box["caches"].items()),
-        f"{best:.1f}",
-        soft["instruction_set"],
-        soft.get("policy") or "none yet",
-        (soft["commit"] or "?")[:12],
-        str(run["settings"]["repeats"]),
-    ]
-
-
-def _cell(line: Line) -> str:
-    best = line.get("times_best")
-    return f"{line['gbps']:.1f}, {line['percent_of_limit']:.0f} %" + (f", {best:.2f}" if best else "")
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    drawn = picture.write(path.with_suffix(".png"), run, rows)
+    return "".join(f"\n![{path.stem}]({file.relative_to(page.parent)})\n" for file in drawn)

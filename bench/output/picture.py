@@ -21,16 +21,23 @@ ALONG = {"d": "elements, d", "m": "updates a round, M", "clients": "clients, N"}
 MARKERS = ("o", "s", "^", "D", "v")
 
 
-def write(path: Path, out: dict[str, Any], rows: list[Row]) -> None:
-    """Draw the operations into `path`, and the growth beside it, or into `path` if nothing else was timed."""
+def write(path: Path, out: dict[str, Any], rows: list[Row]) -> list[Path]:
+    """Draw the operations into `path`, and the growth beside it, or into `path` if nothing else was timed.
+
+    Returns:
+        The files that were written.
+    """
     growing = [row for row in rows if row.along]
     others = [row for row in rows if not row.along]
     where = out["machine"]["cpu"] + f", {out['software']['instruction_set']}"
+    figures = {}
     if others:
-        operations(out["cases"], others, where).savefig(path, dpi=150)
+        figures[path] = operations(out["cases"], others, where)
     if growing:
-        beside = path.with_name(f"{path.stem}-scaling{path.suffix}") if others else path
-        growth(out["cases"], growing, where).savefig(beside, dpi=150)
+        figures[path.with_stem(f"{path.stem}-scaling") if others else path] = growth(out["cases"], growing, where)
+    for file, figure in figures.items():
+        figure.savefig(file, dpi=150)
+    return list(figures)
 
 
 def groups(cases: list[dict[str, Any]], rows: list[Row]) -> list[tuple[str, list[Line]]]:

@@ -112,11 +112,12 @@ def sentence(loss: dict[str, Any]) -> str:
     return f"{loss['row']}: {loss['name']} {often} faster{where}{caveat}"
 
 
-def to_markdown(out: dict[str, Any], rows: list[Row]) -> str:
+def to_markdown(out: dict[str, Any], printed: list[Printed]) -> str:
+    """Return the conditions of a run, these tables, and who is faster than afflux."""
     lines = [conditions(out) + ".", ""]
     lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
-    for printed in tables(out, rows):
-        lines += as_markdown(printed)
+    for table in printed:
+        lines += as_markdown(table)
     lines += ["**Where we lose**", "", *(f"- {loss}" for loss in where_we_lose(out)), ""]
     return "\n".join(lines)
 

@@ -16,6 +16,12 @@ def adaptive(params: Tensor, updates: list[Tensor], *states: Tensor) -> list[Ten
     return fadas.summed(params, updates, *states, of=cupy)
 
 
+def two_sums(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
+    import cupy
+
+    wkafl.step(parts, block, params, moved, of=cupy)
+
+
 def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Contender:
     return Contender("CuPy", what, make, kept, 4)
 
@@ -33,6 +39,8 @@ CONTENDERS = {
     ),
     "fadas": contender("the formula", fadas.functional(adaptive, convert=as_cupy), 3),
     "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, convert=as_cupy), 11),
-    "wkafl": contender("U @ U.T, our weights, one matmul for estimate and step", wkafl.products(wkafl.in_cupy), 3),
+    "wkafl": contender(
+        "U @ U.T, our weights, one matmul for estimate and step", wkafl.two_products(gram.whole, two_sums, as_cupy), 3
+    ),
     **{f"mf-ca2fl-{codec.name}": coded(bits) for codec, bits in mf_ca2fl.CODECS.items()},
 }

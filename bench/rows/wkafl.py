@@ -1,11 +1,10 @@
 """WKAFL: the inner products of gradients with their estimate, the weights, and the step that uses them.
 
-The weights depend on whole vectors, so their reference, `coefficients`, also reads whole vectors. It computes the
-paper's formulas in float64, without the Gram matrix.
+The weights depend on whole vectors, so their reference, `coefficients`, has the inner products of whole vectors. It
+computes the paper's formulas in float64, without `CosineSelection`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import e, inf, sqrt
 from typing import Any
 
@@ -18,10 +17,10 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.rule import Arrivals, InnerSweep, Weights
 from bench.rows import gram
 from bench.rows.references import weighted_sum
-from bench.spec.arrays import Conversion, Vector, as_cupy, as_tensor
+from bench.spec.arrays import Conversion, Vector, as_tensor
 from bench.spec.contender import Arrays, Round, best, ours, plain
 from bench.spec.inputs import LR, Float64, Inputs, Int64
-from bench.spec.optional_torch import Tensor, torch
+from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
 from bench.spec.streams import Streams, Traffic
 
@@ -32,23 +31,25 @@ ALPHA, SIM_MIN, BETA, CLIP = SELECTION.alpha, SELECTION.sim_min, SELECTION.beta,
 # The reference in float64
 
 
-def coefficients(gradients: Vector, estimate: Vector, staleness: Int64) -> Float64:
+def shifted(products: Float64, shift: float = ALPHA) -> Float64:
+    """Return all inner products of g_i + shift * e, (M, M), computed from those of [e, g_1 .. g_M]."""
+    count = len(products) - 1
+    sums = np.hstack([np.full((count, 1), shift), np.eye(count)])
+    return np.asarray(sums @ products @ sums.T)
+
+
+def exact_products(gradients: Vector, estimate: Vector) -> Float64:
+    return shifted(gram.exact([estimate, *gradients])["gram"])
+
+
+def coefficients(products: Float64, staleness: Int64) -> Float64:
     """Return (2, M): the coefficients of g'_i = g_i + alpha * estimate in the new estimate and in the direction."""
-
-    def pieces() -> Iterator[Float64]:
-        for piece in gram.slices(estimate.shape[0], len(gradients)):
-            yield on_host(gradients[:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
-
-    norms = np.sqrt(sum(np.square(piece).sum(axis=1) for piece in pieces()))
+    norms = np.sqrt(np.diag(products))
     clips = np.minimum(1, CLIP / norms)
     trust = (e / 2) ** -staleness
     in_estimate = clips * trust / trust.sum()
-    onto, square = np.zeros_like(norms), 0.0
-    for piece in pieces():
-        part = in_estimate @ piece
-        onto += piece @ part
-        square += part @ part
-    cosines = onto / (norms * sqrt(square))
+    onto = products @ in_estimate
+    cosines = onto / (norms * sqrt(in_estimate @ onto))
     chosen = np.where(cosines >= SIM_MIN, np.exp(BETA * cosines), 0)
     in_direction = clips * chosen / chosen.sum() if chosen.any() else in_estimate
     return np.array([in_estimate, in_direction])
@@ -75,7 +76,7 @@ def ready(inputs: Inputs, run: Callable[[int], object], params: list[Any], estim
 
     def before(k: int) -> Arrays:
         last = estimate(k)
-        weights = coefficients(inputs.updates[k], last, inputs.staleness)
+        weights = coefficients(exact_products(inputs.updates[k], last), inputs.staleness)
         return inputs.read(k, weights, estimate=last) | {"params": params[k]}
 
     def after(result: Any) -> Arrays:
@@ -134,13 +135,11 @@ def first_sweep(inputs: Inputs) -> Round:
         return ops.inner(vectors, even, memory=estimate, shift=ALPHA, num_threads=inputs.num_threads)
 
     def before(k: int) -> Arrays:
-        squares, onto, terms, last = np.zeros(inputs.m), np.zeros(inputs.m), np.zeros(inputs.m), 0.0
-        for piece in gram.slices(inputs.d, inputs.m):
-            moved = on_host(inputs.updates[k][:, piece]) + ALPHA * on_host(estimate[piece]).astype(np.float64)
-            part = even @ moved
-            squares, last = squares + np.square(moved).sum(axis=1), last + float(part @ part)
-            onto, terms = onto + moved @ part, terms + np.abs(moved) @ np.abs(part)
-        return {"inner": np.array([*squares, *onto, last]), "terms": np.array([*squares, *terms, last])}
+        products = exact_products(inputs.updates[k], estimate)
+        squares, onto = np.diag(products), products @ even
+        last = float(even @ onto)
+        most = np.sqrt(squares * last)  # of the magnitudes of the products' terms, by Cauchy and Schwarz
+        return {"inner": np.array([*squares, *onto, last]), "terms": np.array([*squares, *most, last])}
 
     def after(found: Any) -> Arrays:
         return {"inner": np.concatenate([found.squares, found.products, [found.square]])}
@@ -182,24 +181,10 @@ def eager(inputs: Inputs) -> Round:
     return ready(inputs, run, params, lambda k: estimate)
 
 
-@dataclass(frozen=True)
-class Sweeps:
-    """Two sweeps over a block [estimate, g_1 .. g_M], with afflux's weights between them."""
-
-    convert: Conversion
-    inner: Callable[[Tensor], Tensor]  #: (1 + M, 1 + M): all inner products of the block's rows
-    #: (parts, block, params, moved): moved = parts block, (2, d), in one product, which is faster than two `mv`.
-    #: Then params += moved[1].
-    step: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-
-
-def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
-    torch.mm(parts, block, out=moved)
-    params.add_(moved[1])
-
-
-def in_torch() -> Sweeps:
-    return Sweeps(as_tensor, gram.in_batches, step)
+def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor, *, of: Any = torch) -> None:
+    """Compute moved = parts block, (2, d), in one product, which is faster than two `mv`; then params += moved[1]."""
+    of.matmul(parts, block, out=moved)
+    params += moved[1]
 
 
 def elementwise_products(block: Tensor) -> Tensor:
@@ -217,54 +202,45 @@ def elementwise_step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor
     params.add_(moved[1])
 
 
-def compiled() -> Sweeps:
-    return Sweeps(as_tensor, *(torch.compile(f, dynamic=False) for f in (elementwise_products, elementwise_step)))
+def inner_sweep(products: Float64) -> InnerSweep:
+    """Return a function as Arrivals.inner, from all inner products of [estimate, g_1 .. g_M]; own_weight is 0."""
 
-
-def in_cupy() -> Sweeps:
-    import cupy
-
-    def step(parts: Tensor, block: Tensor, params: Tensor, moved: Tensor) -> None:
-        cupy.matmul(parts, block, out=moved)
-        params += moved[1]
-
-    return Sweeps(as_cupy, gram.whole, step)
-
-
-@dataclass(frozen=True)
-class FromGram:
-    """The result of ops.inner, computed from all inner products of [estimate, g_1 .. g_M]."""
-
-    gram: Float64
-
-    def __call__(
-        self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
+    def inner(
+        weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
-        """Return what Arrivals.inner returns; own_weight is 0."""
-        count = len(self.gram) - 1
-        moved = np.hstack([np.full((count, 1), shift), np.eye(count)])
-        products = moved @ self.gram @ moved.T
-        given = np.zeros(count) if weights is None else weights
-        onto = products @ given
-        return ops.InnerProducts(np.diag(products), onto, float(given @ onto))
+        of_sums = shifted(products, shift)
+        onto = of_sums @ (np.zeros(len(of_sums)) if weights is None else weights)
+        return ops.InnerProducts(np.diag(of_sums), onto, 0.0 if weights is None else float(weights @ onto))
+
+    return inner
 
 
-def products(made: Callable[[], Sweeps]) -> Callable[[Inputs], Round]:
-    """Return a contender on the contiguous blocks, with its own params."""
+def two_products(
+    inner: Formula, step: Formula, convert: Conversion = as_tensor, *, compiled: bool = False
+) -> Callable[[Inputs], Round]:
+    """Return a contender on contiguous blocks [estimate, g_1 .. g_M], with its own params and afflux's weights.
+
+    Args:
+        inner: computes all inner products of a block's rows, (1 + M, 1 + M).
+        step: takes the coefficients of the block's rows in the new estimate and in the step, the block, params and
+            memory for both sums.
+        convert: converts the vectors.
+        compiled: whether both are compiled.
+    """
 
     def make(inputs: Inputs) -> Round:
-        sweeps, place = made(), inputs.place
+        place = inputs.place
+        calls: list[Formula] = [torch.compile(f, dynamic=False) if compiled else f for f in (inner, step)]
         inputs.blocks[0][0] = inputs.last_mean()
-        blocks = [sweeps.convert(place, block) for block in inputs.blocks]
+        blocks = [convert(place, block) for block in inputs.blocks]
         own = place.copied(inputs.params[0])
-        params, moved = sweeps.convert(place, own), sweeps.convert(place, place.filled((2, inputs.d), 0))
+        params, moved = convert(place, own), convert(place, place.filled((2, inputs.d), 0))
 
         def run(k: int) -> object:
-            gram = on_host(sweeps.inner(blocks[k])).astype(np.float64)
-            weights = weigh(inputs, FromGram(gram))
+            weights = weigh(inputs, inner_sweep(on_host(calls[0](blocks[k])).astype(np.float64)))
             assert weights.next is not None
             parts = np.array([weights.next[0], [-LR * weights.rule_vectors[0], *(-LR * weights.vectors)]], np.float32)
-            sweeps.step(sweeps.convert(place, parts), blocks[k], params, moved)
+            calls[1](convert(place, parts), blocks[k], params, moved)
             blocks[(k + 1) % len(blocks)][0] = moved[0]  # the next round reads it there
             return params, moved[0], weights.vectors
 
@@ -297,14 +273,14 @@ CONTENDERS = [
     best(
         "torch bmm, mm",
         "U U^T in batches, our weights, one mm for estimate and step; contiguous U",
-        products(in_torch),
+        two_products(gram.in_batches, step),
         3,
         caveat=IN_FLOAT32,
     ),
     best(
         "torch.compile",
         "each product and both sums elementwise, compiled; our weights",
-        products(compiled),
+        two_products(elementwise_products, elementwise_step, compiled=True),
         3,
         caveat=f"{IN_FLOAT32}; compiles for each M",
         compiles=True,

@@ -19,8 +19,8 @@ pytest.importorskip("rich")
 pytest.importorskip("typer")
 torch = pytest.importorskip("torch")
 
-from bench.output import picture, report, tables  # noqa: E402
-from bench.output.json_text import to_json, without_samples  # noqa: E402
+from bench.output import tables  # noqa: E402
+from bench.output.report import to_json, without_samples  # noqa: E402
 from bench.rows import ROWS  # noqa: E402
 
 REPEATS = 3
@@ -144,22 +144,6 @@ def test_json_has_a_line_for_each_contender(result, quick):
     assert to_json({"a": [], "b": {"c": [1, {}]}, "d": {"e": None}}).splitlines() == [
         *("{", ' "a": [', " ],", ' "b": {', '  "c": [', "   1,", "   {}", "  ]", " },", ' "d": {"e": null}', "}"),
     ]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=lambda path: path.stem)
-def test_tracked_results_make_the_tables_that_are_shown(path, tmp_path):
-    text = path.read_text(encoding="utf-8")
-    out = json.loads(text)
-    assert out["format"] == report.FORMAT
-    assert text == to_json(without_samples(out))
-    rows = [row for row in ROWS if row.name in {row["name"] for row in out["rows"]}]
-    shown = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
-    printed = [tables.of_row(row, out["cases"]) for row in rows]
-    in_page = [table for table in printed if f"**{table.title}**" in shown]
-    assert in_page
-    assert all("\n".join(tables.as_markdown(table)) in shown for table in in_page)
-    picture.write(tmp_path / "made.png", out, rows)
-    assert (tmp_path / "made.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_limit_is_the_best_of_what_is_comparable(case):

@@ -15,13 +15,16 @@ from benching import THREADS, D, M, bench, cache  # noqa: F401
 from conftest import ROOT
 
 pytest.importorskip("rich")
-typer = pytest.importorskip("typer")
+pytest.importorskip("typer")
 pytest.importorskip("torch")
 
-from bench import against, builds, command  # noqa: E402
-from bench.measure.timing import Timed, measure_groups  # noqa: E402
-from bench.rows.fedbuff import FEDBUFF  # noqa: E402
-from bench.rows.server.streaming import STREAMING  # noqa: E402
+from typer.testing import CliRunner
+
+from bench import against, builds
+from bench.__main__ import app
+from bench.measure.timing import Timed, measure_groups
+from bench.rows.fedbuff import FEDBUFF
+from bench.rows.server.streaming import STREAMING
 
 ENGINE = Path(_engine.__file__)
 REPEATS = 6  # so many that the median's interval exists
@@ -132,16 +135,16 @@ def test_this_build_against_itself(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"against": Path(__file__).parent}, "no built extension"),
-        ({"against": ENGINE, "compiled": True}, "does not go with --compile"),
-        ({"against": ENGINE, "picture_path": Path("x.png")}, "does not go with --picture"),
-        ({"against": ENGINE, "device": "cuda"}, "does not go with --device"),
-        ({"against": ENGINE, "rows": "fedbuf"}, "unknown: fedbuf"),
+        (["--against", Path(__file__).parent], "no built extension"),
+        (["--against", ENGINE, "--compile"], "does not go with --compile"),
+        (["--against", ENGINE, "--picture", "x.png"], "does not go with --picture"),
+        (["--against", ENGINE, "--rows", "fedbuf"], "unknown: fedbuf"),
     ],
 )
 def test_refusals(arguments, message):
-    with pytest.raises(typer.BadParameter, match=message):
-        command.bench(**arguments)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 2
+    assert message in done.output
 
 
 def test_pairs_are_ours_that_both_builds_have():

@@ -145,7 +145,7 @@ def test_a_run(place, device, monkeypatch):
     assert [line["name"].split(":")[0] for line in out["launches"]] == ["torch zero_", "torch zero_, item()"] + [
         "afflux"
     ] * 3
-    text = tables.to_markdown(out, [cuda.ROWS[row] for row in rows])
+    text = tables.to_markdown(out, tables.tables(out, [cuda.ROWS[row] for row in rows]))
     assert text.startswith("emulated; ")
     assert "Launches" in text
 

@@ -10,37 +10,54 @@ from conftest import ROOT
 pytest.importorskip("rich")
 pytest.importorskip("typer")
 
-from bench.output.machines import SHOWN, markdown
+from bench.output.machines import BEGIN, END, markdown, write
+from bench.output.report import to_json, without_samples
 from bench.rows import ROWS
 
 MACHINES = ROOT / "bench" / "results" / "machines"
 
 
-def test_the_readme_has_the_tables_of_all_tracked_results():
-    text = (ROOT / "bench" / "README.md").read_text()
-    _, rest = text.split("<!-- machines -->\n")
-    tables, _ = rest.split("<!-- end of machines -->")
-    assert tables == markdown(MACHINES)
+def test_one_command_makes_the_tables_and_pictures_of_all_tracked_results(tmp_path):
+    pytest.importorskip("matplotlib")
+    folder, page = tmp_path / "results" / "machines", tmp_path / "README.md"
+    folder.mkdir(parents=True)
+    shown = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    before, rest = shown.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}older tables\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    for path in MACHINES.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert text == to_json(without_samples(json.loads(text)))
+        (folder / path.name).write_text(text, encoding="utf-8")
+    write(page, folder, ROWS)
+    assert page.read_text(encoding="utf-8") == shown
+    assert {path.name for path in folder.iterdir()} == {path.name for path in MACHINES.iterdir()}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
 
 
-def test_the_operations_are_rows_of_the_benchmark():
-    assert set(SHOWN) <= {row.name for row in ROWS}
+def test_a_page_without_a_place_for_tables_stays(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(BEGIN)
+    with pytest.raises(ValueError, match="has no lines <!-- machines -->"):
+        write(page, MACHINES, ROWS)
+    assert page.read_text() == BEGIN
 
 
-def test_a_run_is_a_file_and_a_file_a_column(tmp_path):
+def test_a_run_is_a_file_and_a_file_a_table(tmp_path):
     pytest.importorskip("torch")
     done = bench("--quick", "-d", 5000, "--rows", "fedbuff,ingest", "--json", tmp_path / "here.json")
     assert done.returncode == 0, done.stderr
-    (tmp_path / "older.json").write_text((MACHINES / "xeon-2.5ghz.json").read_text())
+    (tmp_path / "older.json").write_text((MACHINES / "epyc-zen3.json").read_text())
     done = bench("--machines", tmp_path)
     assert done.returncode == 0, done.stderr
-    about, operations = (table.splitlines() for table in done.stdout.split("\n\n"))
-    assert [line.split(" | ")[0] for line in about[2:]] == ["| here", "| older"]
-    assert "prefetch=" in about[2]
-    assert "none yet" in about[3]
-    assert operations[0].count("GB/s, % of limit, x best torch") == 2
-    assert [line.split(" | ")[:2] for line in operations[2:4]] == [["| ingest", "5_000"], ["| ingest", "25_000_000"]]
-    assert operations[2].endswith(" |  |")
+    here, older = done.stdout.split("### ")[1:]
+    assert here.startswith("here\n")
+    assert older.startswith("older\n")
+    assert [line.split(" | ")[:2] for line in here.splitlines() if line.startswith("| ") and "5_000" in line] == [
+        ["| ingest", "5_000"],
+        ["| fedbuff", "5_000"],
+    ]
+    assert "commit c1d4b536b336" in older
+    assert "| wkafl | 25_000_000 |" in older
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"format": 3}', '{"format": 4}'])
@@ -54,8 +71,7 @@ def test_what_holds_no_results_is_named(tmp_path, text):
 
 def test_a_folder_without_results_says_how_to_make_some(tmp_path):
     with pytest.raises(ValueError, match=r"has no results: python -m bench --json"):
-        markdown(tmp_path)
-    assert json.loads((MACHINES / "xeon-2.5ghz.json").read_text())["format"] == 4
+        markdown(tmp_path, ROWS)
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path):
