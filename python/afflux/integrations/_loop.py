@@ -193,8 +193,8 @@ class Loop:
                     training.receive(key, reply)
                 training.clients.require_some_of_use()
                 self._note_step(last)
-        training.expire()
-        training.clients.require_some_of_use()
+        if training.expire() or not replies:  # messages that could not be sent are failures, too
+            training.clients.require_some_of_use()
         if not replies:
             training.poll()
         self._note_step(last)  # also a step that `flush_after` has made
