@@ -229,8 +229,10 @@ class TrainingRun:
             arguments["facts"] = numbers | (arguments.get("facts") or {})
         is_own = assigned.pulled is None and client == task.client  # else its task was opened before it was known
         base = None if is_own and not delta else assigned.base
-        named = {"client": client, "version": base or task.version}
-        arguments |= {"task": task} if is_own or (delta and base is None) else named
+        if is_own or (delta and base is None):
+            arguments["task"] = task
+        else:
+            arguments |= {"client": client, "version": base or task.version}
         arguments["update" if delta else "model"] = arrays = own_dict(trained.arrays)
         if delta and base is None:
             task.cancel()  # the reply becomes "expired"

@@ -75,8 +75,7 @@ class FlowerTransport(Transport):
         #: The arrays of a version.
         self.arrays = OncePerVersion(lambda version: record_of(self.training.versions.of(version)))
         #: Whether FedAvg's own method aggregates evaluations.
-        method = getattr(self.strategy.aggregate_evaluate, "__func__", None)
-        self.is_default = method is FedAvg.aggregate_evaluate
+        self.is_default = getattr(self.strategy.aggregate_evaluate, "__func__", None) is FedAvg.aggregate_evaluate
         if (choose := self.strategy.choose) is not None:
             self.training.clients.select = lambda nodes, count: choose(nodes, count, self.training.server.version + 1)
 

@@ -14,7 +14,6 @@ from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
 from afflux.aggregation.reports import Pulled
-from afflux.arrays.interop import all_own
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
 from afflux.integrations._reading import MAPPINGS, bounded, finite_number, means_of
@@ -114,7 +113,7 @@ class CollabTransport(Transport):
         count = found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND))
         loss, rate, steps = found.get(app.loss_key), found.get("client_lr"), found.get("local_steps")
         metrics, delta = _numbers(found) or None, app.params_type == "DIFF"
-        return Trained(_in_memory(params), count, loss, rate, steps, metrics, facts=found, delta=delta)
+        return Trained(params, count, loss, rate, steps, metrics, facts=found, delta=delta)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Send the means of the clients' metrics."""
@@ -145,14 +144,7 @@ def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _in_memory(params: Model) -> Model:
-    """Return params after loading the arrays that NVFlare has left on disk."""
-    if all_own(params.values()):
-        return params
-    return {name: array.materialize() if hasattr(array, "materialize") else array for name, array in params.items()}
-
-
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Return the metrics that trackers accept: a limited number of finite numbers."""
-    numbers = ((name, finite_number(value)) for name, value in bounded(metrics).items() if name.isprintable())
-    return {name: number for name, number in numbers if number is not None}
+    numbers = {name: finite_number(value) for name, value in bounded(metrics).items() if name.isprintable()}
+    return {name: number for name, number in numbers.items() if number is not None}

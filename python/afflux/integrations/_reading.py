@@ -24,7 +24,9 @@ def own_dict(arrays: Any) -> dict[str, Any]:
         raise ValueError(f"the model of the reply is {brief(arrays)}, must be arrays by name")
     found = dict(arrays)
     if not all_own(found.values()):
-        for array in found.values():
+        for name, array in found.items():
+            if hasattr(array, "materialize"):  # NVFlare has left it on disk
+                found[name] = array = array.materialize()
             getattr(array, "shape", None), getattr(array, "dtype", None)
     return found
 

@@ -66,9 +66,8 @@ def algorithm(
         AffluxError: a setting has a wrong type or value.
     """
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
-    options: Options = {} if server_options is None else server_options
     shared: dict[str, Any] = {"store": store, "timeout": timeout, "num_threads": num_threads, "roles": roles}
-    settings = RunSettings(max_failures=max_failures, server_options=options, **shared)
+    settings = RunSettings(max_failures=max_failures, server_options=server_options or {}, **shared)
     server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
