@@ -199,7 +199,7 @@ class FLGo(Adapter):
                 if arrays is None:
                     return {}
                 says = behaviour.says("num_examples", "loss", "local_steps")
-                return {"num_examples": None, **says, "model": SimpleNamespace(state_dict=lambda: arrays)}
+                return {"num_examples": None, **says, "model": SimpleNamespace(state_dict=lambda **options: arrays)}
 
         interval = settings.pop("checkpoint_every", 1)  # FLGo has an option for it
         with warnings.catch_warnings():
@@ -318,7 +318,7 @@ def test_roles(started):
     assert {name.rpartition(".")[2]: role for name, role in roles.items()} == {"w": "trained", "b": "local"}
 
 
-@pytest.mark.parametrize("kind", [*SPOILED, 0, -3, NAN])
+@pytest.mark.parametrize("kind", [*SPOILED, 0, -3, NAN, 10**30])
 def test_a_reply_of_no_use_changes_nothing_but_a_count(kind, started):
     """Arrays that are no model of this kind, and numbers of examples that are none."""
     bad = Behaviour(3.0, spoils=kind) if kind in SPOILED else Behaviour(3.0, examples=kind)

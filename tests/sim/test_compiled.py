@@ -340,6 +340,17 @@ def test_what_cannot_be_compiled(make, message):
         make().run()
 
 
+def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
+    def fail(graph, inputs):
+        raise ValueError("the first line\n" + "a line of the trace\n" * 500 + "the cause")
+
+    monkeypatch.setattr(compiled_training, "_compiled", fail)
+    with pytest.raises(ConfigError) as error:
+        trained(nn.Linear(2, CLASSES), [(torch.zeros(BATCH, 2), torch.zeros(BATCH, dtype=torch.long))], compile=True)
+    assert str(error.value).startswith("the clients' step cannot be compiled: ValueError: the first line ... ")
+    assert str(error.value).endswith("\nthe cause")
+
+
 @needs_compiler
 def test_data_of_other_types_are_errors():
     words = [({"word": "a"}, 0)] * BATCH

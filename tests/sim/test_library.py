@@ -432,6 +432,7 @@ def returns(value):
     [
         ({"training": returns(3)}, "training returns 3, must return loss, steps, examples"),
         ({"training": returns((0.5, 0, 4))}, "training returns 0 steps and 4 examples"),
+        ({"training": returns((0.5, 1, 10**30))}, "training returns 1 steps and 10{30} examples, .* fewer than 2"),
         ({"evaluate": returns(0.5)}, "evaluate returns 0.5, must return accuracy, loss"),
         ({"model": returns(3)}, "model returns int, must return a torch.nn.Module"),
         ({"model": nn.Linear(6, 3).double()}, "parameter weight is torch.float64 on cpu, must be float32"),

@@ -190,14 +190,12 @@ class Clients:
         idle = [address for address in self.there if address not in busy]
         if failures := self._failures:
             idle = [address for address in idle if address not in failures or now >= failures[address].until]
-        if self.select is not None:
-            count, most = len(idle), count
+        most = count if self.select is None else len(idle)
+        idle = self._random.sample(idle, len(idle) if self.are_kept else min(most, len(idle)))
         if self.are_kept:
-            idle = self._with_room(self._random.sample(idle, len(idle)), count, busy)
-        else:
-            idle = self._random.sample(idle, min(count, len(idle)))
+            idle = self._with_room(idle, most, busy)
         if self.select is not None and idle:
-            idle = self._selected(self.select, idle, most, not busy)
+            idle = self._selected(self.select, idle, count, not busy)
         if self._key is not None:
             self._chosen.update(dict.fromkeys(idle, self._looks))
         return idle
@@ -273,12 +271,9 @@ class Clients:
                 (address, reason), count = next(iter(self._left_out.items())), len(self._left_out)
                 example = f"for example {address}: {reason}"
                 raise RuntimeError(f"none of the {count} clients that are there may train, {example}")
-        if len(self._failures) < len(self.there):
-            return
-        failures = [self._failures[address] for address in self.there if address in self._failures]
-        most = most or self._settings.max_failures
-        if failures and len(failures) == len(self.there) and all(failed.times >= most for failed in failures):
-            last = max(failures, key=lambda failed: failed.until)
+        most, failures = most or self._settings.max_failures, self._failures
+        if self.there and all(each in failures and failures[each].times >= most for each in self.there):
+            last = max((failures[each] for each in self.there), key=lambda failed: failed.until)
             raise RuntimeError(
                 f"none of {len(self.there)} clients is of use: each has failed {most} times in a row or more, for "
                 f"example: {last.reason}"

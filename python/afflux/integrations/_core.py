@@ -9,7 +9,7 @@ Adapters with a loop use _loop.py. An adapter whose framework calls it uses `Tra
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
@@ -66,9 +66,10 @@ class Assignment:
     @property
     def base(self) -> Pulled | None:
         """The version that the client trains from; None if it is no longer held."""
-        with suppress(AffluxError):
+        try:
             return self.pulled or self.task.pulled
-        return None
+        except AffluxError:
+            return None
 
 
 class TrainingRun:
@@ -103,7 +104,7 @@ class TrainingRun:
     ) -> None:
         self.settings = settings
         self.concurrency, self.timeout = settings.concurrency or max(1, num_clients), settings.timeout or 3600.0
-        self._needs_examples = weighs_by_examples(rule)
+        self._needs_examples, self._takes_gradients = weighs_by_examples(rule), rule.kind == "gradient"
         require_names(arrays)
         self.server = open_server(rule, arrays, settings, max(1, num_clients), self.concurrency)
         with self.closed_on_error():
@@ -140,8 +141,7 @@ class TrainingRun:
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
-        lease = self.timeout if self.clock is monotonic else None  # the server's own clock is not virtual
-        return self.server.checkout(self.clients.id_of(address), lease=lease)
+        return self.server.checkout(self.clients.id_of(address))
 
     def sent(self, key: Key | None, task: Task, address: ClientId | None = None, pulled: Pulled | None = None) -> None:
         """Record that a task was sent.
@@ -178,26 +178,29 @@ class TrainingRun:
         Returns:
             The receipt; None if the key has no open assignment, as for the second of two replies.
         """
-        assigned = self.assignments.pop(key, None) if isinstance(key, int | str) else None
+        assigned = self.assignments.pop(key, None) if isinstance(key, Key) else None
         if assigned is None:
             self.lost["unknown"] += 1
             return None
-        self.note_duration(assigned.start)
-        task, base, trained = assigned.task, assigned.base, None
+        task, trained = assigned.task, None
+        if self.note_duration(assigned.start) >= self.timeout:
+            task.cancel()  # the reply becomes "expired"
+        base = assigned.base if self.report is None else None
         try:
             trained = read()
-            arguments = self._arguments(assigned, base, trained)
+            arguments = self._arguments(assigned, trained)
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
         receipt = self.server.push(**arguments)
-        self._note(receipt.report, base)
+        if receipt.report is not None:
+            self._note(receipt.report, base)
         if "task" not in arguments:
             task.cancel()
         client, joined = arguments.get("client", task.client), receipt.status in JOINED
         if receipt.status not in NO_USE:
             self.clients.succeeded(assigned.address, client, joined=joined)
-        elif receipt.status != "expired" or trained is None or base is not None:  # else the client is only slow
+        elif receipt.status != "expired" or trained is None:  # else the client is only slow
             self._failed(assigned, f"its reply is {receipt.status}. {receipt.reason}".strip())
         if receipt.status == "replaced":
             self._metrics = {join: own for join, own in self._metrics.items() if own[0] != client}
@@ -205,42 +208,45 @@ class TrainingRun:
             self._metrics[receipt.join] = client, trained.metrics
         return receipt
 
-    def _arguments(self, assigned: Assignment, base: Pulled | None, trained: Trained) -> dict[str, Any]:
+    def _arguments(self, assigned: Assignment, trained: Trained) -> dict[str, Any]:
         """Return the arguments of the push of a reply; raise an error if the reply is invalid."""
-        task = assigned.task
+        task, delta, count = assigned.task, trained.delta, trained.num_examples
         client = self.clients.identify(assigned.address, trained.client)
-        if trained.num_examples is None and self._needs_examples:
+        arguments: dict[str, Any] = {"loss": finite_number(trained.loss)}
+        if count is not None:
+            arguments["num_examples"] = count
+        elif self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
-        count = 1 if trained.num_examples is None else trained.num_examples
-        facts: dict[str, float] = {}
         if type(count) is not int and (weight := fraction_of(count)) is not None:
             if self._needs_examples and not self._takes_fractions:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")
-            count, facts = 1, {EXAMPLES: weight} if self._takes_fractions else {}
-        arguments = {"num_examples": count, "loss": finite_number(trained.loss), **self._rate_of(trained)}
+            arguments |= {"num_examples": 1, "facts": {EXAMPLES: weight} if self._takes_fractions else None}
+        if self._takes_gradients or trained.local_steps is not None:
+            arguments |= self._rate_of(trained)
         if self.fact_names:
             values = {name: finite_number((trained.facts or {}).get(name)) for name in self.fact_names}
-            facts |= {name: value for name, value in values.items() if value is not None}
-        if facts or self.fact_names:
-            arguments["facts"] = facts
-        arrays, buffers, lacks_base = own_dict(trained.arrays), None, trained.delta and base is None
-        if lacks_base:
-            task.cancel()  # the reply becomes "expired"
-        if lacks_base or (assigned.pulled is None and client == task.client):
+            numbers = {name: value for name, value in values.items() if value is not None}
+            arguments["facts"] = numbers | (arguments.get("facts") or {})
+        is_own = assigned.pulled is None and client == task.client  # else its task was opened before it was known
+        base = None if is_own and not delta else assigned.base
+        if is_own or (delta and base is None):
             arguments["task"] = task
-        else:  # the task was opened before the client was known
-            arguments.update(client=client, version=task.version if base is None else base)
-        if trained.delta and base is not None:
-            buffers = self._buffers_of(base, arrays)
-        self.versions.check(arrays, buffers)
-        return {**arguments, "update" if trained.delta else "model": arrays, "buffers": buffers}
+        else:
+            arguments |= {"client": client, "version": base or task.version}
+        arguments["update" if delta else "model"] = arrays = own_dict(trained.arrays)
+        if delta and base is None:
+            task.cancel()  # the reply becomes "expired"
+        elif delta and base is not None:
+            arguments["buffers"] = self._buffers_of(base, arrays)
+        self.versions.check(arrays, arguments.get("buffers"))
+        return arguments
 
     def _rate_of(self, trained: Trained) -> dict[str, Any]:
         """Return the arguments that convert an update to a gradient, for rules that take gradients.
 
         For others, only the number of steps that the client has reported.
         """
-        if self.server.rule.kind != "gradient":
+        if not self._takes_gradients:
             reported = as_int(trained.local_steps)
             return {} if reported is None or not 0 < reported < MOST_COUNT else {"local_steps": reported}
         rate = self.settings.client_lr if trained.client_lr is None else trained.client_lr
@@ -251,9 +257,7 @@ class TrainingRun:
 
     def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
         """Return the client's values of the model's buffers, from its differences."""
-        layout = self.server.layout
-        if layout is None:
-            return None
+        layout = self.versions.layout
         for field in layout.constants:
             values = np.asarray(on_host(delta.get(field.name, 0)))
             if not ((values == 0) | (values != values)).all():  # infinity minus infinity is NaN
@@ -268,20 +272,20 @@ class TrainingRun:
             self.note_duration(assigned.start)
             self._failed(assigned, reason)
 
-    def note_duration(self, start: float) -> None:
-        """Record the duration of a reply to a task that was sent at this time of the clock."""
-        self.slowest = max(self.slowest, self.clock() - start)
+    def note_duration(self, start: float) -> float:
+        """Record the duration of a reply to a task that was sent at this time of the clock, and return it."""
+        self.slowest = max(self.slowest, duration := self.clock() - start)
+        return duration
 
     def poll(self) -> None:
         """Make the step that `flush_after` requires, if one is due."""
-        self._note(self.server.poll())
+        if (report := self.server.poll()) is not None:
+            self._note(report)
 
-    def _note(self, report: Report | None, base: Pulled | None = None) -> None:
+    def _note(self, report: Report, base: Pulled | None = None) -> None:
         """Store the report of a step; warn once if all its updates are 0."""
-        if report is None:
-            return
-        first, self.report = self.report is None, report
-        if not self._has_warned and are_zero(self.server, report, base if first else None):
+        self.report = report
+        if not self._has_warned and are_zero(self.server, report, base):
             self._has_warned = True
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
             self.clients.warn(text, report.version)

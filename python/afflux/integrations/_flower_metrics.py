@@ -26,21 +26,20 @@ class ReplyRecords(Mapping[str, Any]):
     ConfigRecords that are larger together than the limit are left out, from the first of them on.
 
     Attributes:
-        content: the records, under their names.
+        content: the records, under their names: those of the argument, which is changed.
     """
 
-    def __init__(self, records: Iterable[tuple[str, Any]], weight: str) -> None:
-        content: dict[str, MetricRecord | ConfigRecord] = {}
-        room = _MOST_CONFIG
-        for name, record in records:
+    def __init__(self, content: RecordDict, weight: str) -> None:
+        self.content, room = content, _MOST_CONFIG
+        for name, record in [*content.items()]:
             if isinstance(record, MetricRecord):
                 metrics = bounded(record, weight)
-                content[name] = record if len(metrics) == len(record) else MetricRecord(metrics)
-            elif isinstance(record, ConfigRecord) and room > 0:
+                if len(metrics) < len(record):
+                    content[name] = MetricRecord(metrics)
+            else:
                 room -= len(name) + sum(len(key) + _size_of(value) for key, value in record.items())
-                if room >= 0:
-                    content[name] = record
-        self.content = RecordDict(content)
+                if room < 0:
+                    del content[name]
 
     def __getitem__(self, kind: str) -> dict[str, dict[str, Any]]:
         records: Any = {"metrics": self.content.metric_records, "configs": self.content.config_records}[kind]

@@ -75,8 +75,7 @@ class FlowerTransport(Transport):
         #: The arrays of a version.
         self.arrays = OncePerVersion(lambda version: record_of(self.training.versions.of(version)))
         #: Whether FedAvg's own method aggregates evaluations.
-        method = getattr(self.strategy.aggregate_evaluate, "__func__", None)
-        self.is_default = method is FedAvg.aggregate_evaluate
+        self.is_default = getattr(self.strategy.aggregate_evaluate, "__func__", None) is FedAvg.aggregate_evaluate
         if (choose := self.strategy.choose) is not None:
             self.training.clients.select = lambda nodes, count: choose(nodes, count, self.training.server.version + 1)
 
@@ -131,18 +130,21 @@ class FlowerTransport(Transport):
     # Training
 
     def _trained(self, message: Message) -> Trained:
-        strategy, records = self.strategy, list(message.content.values())  # the properties by kind take 10 us each
-        arrays, metrics = ([each for each in records if isinstance(each, kind)] for kind in (ArrayRecord, MetricRecord))
+        strategy, records = self.strategy, message.content.copy()  # its properties by kind take 10 us each
+        arrays = {name: record for name, record in records.items() if isinstance(record, ArrayRecord)}
+        for name in arrays:
+            del records[name]
+        metrics = [record for record in records.values() if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) > 1:
             counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
             raise ValueError(f"the reply holds {counts}: must be one of each")
-        numbers = metrics[0] if metrics else {}
-        key = strategy.client_key if isinstance(strategy.client_key, str) else None
-        named = (each[key] for each in records if isinstance(each, MetricRecord | ConfigRecord) and key in each)
-        keys = (strategy.weighted_by_key, strategy.loss_key, "client-lr", "local-steps")
-        count, loss, rate, steps = (numbers.get(name) for name in keys)
-        reports = ReplyRecords(message.content.items(), strategy.weighted_by_key) if metrics else None
-        return Trained(model_of(arrays[0]), count, loss, rate, steps, reports, next(named, None), numbers)
+        weight, key, client = strategy.weighted_by_key, strategy.client_key, None
+        numbers = dict(metrics[0].items()) if metrics else {}
+        if isinstance(key, str):
+            client = next((record[key] for record in records.values() if key in record), None)
+        reports = ReplyRecords(records, weight) if metrics else None
+        count, loss, rate, steps = map(numbers.get, (weight, strategy.loss_key, "client-lr", "local-steps"))
+        return Trained(model_of(*arrays.values()), count, loss, rate, steps, reports, client, numbers)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Aggregate the metrics."""

@@ -139,10 +139,9 @@ class Loop:
         counts = {name: count for name, count in self.training.counts.items() if count}
         if step == first:
             log("No step was needed: the store holds step %d of %d: %s", first, last, counts)
-        elif not first:
-            log("Made %d steps: %s", step, counts)
         else:
-            log("Made %d steps, after %d of earlier runs; of all runs: %s", step - first, first, counts)
+            earlier = f", after {first} of earlier runs; of all runs" if first else ""
+            log("Made %d steps%s: %s", step - first, earlier, counts)
 
     def _warn_too_few(self) -> None:
         server, there = self.training.server, len(self.training.clients.there)
@@ -193,8 +192,8 @@ class Loop:
                     training.receive(key, reply)
                 training.clients.require_some_of_use()
                 self._note_step(last)
-        training.expire()
-        training.clients.require_some_of_use()
+        if training.expire() or not replies:  # messages that could not be sent are failures, too
+            training.clients.require_some_of_use()
         if not replies:
             training.poll()
         self._note_step(last)  # also a step that `flush_after` has made

@@ -14,10 +14,9 @@ from nvflare.collab.api.proxy_list import ProxyList
 
 from afflux import Task
 from afflux.aggregation.reports import Pulled
-from afflux.arrays.interop import all_own
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._loop import Reply, Transport
-from afflux.integrations._reading import bounded, finite_number, means_of
+from afflux.integrations._reading import MAPPINGS, bounded, finite_number, means_of
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
@@ -70,9 +69,8 @@ class CollabTransport(Transport):
         """Call the client's function, without waiting."""
         site, timeout = ProxyList([self._sites[address]]), self._training.timeout
         try:
-            call = getattr(
-                site(blocking=False, timeout=timeout, process_resp_cb=self._take, key=task.id), self._app.call
-            )
+            publisher = site(blocking=False, timeout=timeout, process_resp_cb=self._take, key=task.id)
+            call = getattr(publisher, self._app.call)
             self._open[task.id] = call(self._model_of(task.pulled), task.version, **self._app.call_args)
         except (RuntimeError, TypeError) as error:  # the client publishes no such function, or one of other arguments
             self.logger.warning("Client %s cannot be called: %s", address, error)
@@ -104,18 +102,18 @@ class CollabTransport(Transport):
 
     def _read(self, result: Any) -> Trained:
         app, kind, meta = self._app, None, {}
-        params, found = result if isinstance(result, tuple | list) and len(result) == 2 else (result, {})
+        params, found = result if isinstance(result, (tuple, list)) and len(result) == 2 else (result, {})
         if isinstance(result, FLModel):
             params, found, kind, meta = result.params, result.metrics or {}, result.params_type, result.meta
-        if not (isinstance(params, dict | Mapping) and isinstance(found, dict | Mapping)):
+        if not (isinstance(params, MAPPINGS) and isinstance(found, MAPPINGS)):
             kinds = f"{type(result).__name__} of {type(params).__name__} and {type(found).__name__}"
             raise ValueError(f"the reply is a {kinds}, must be params by name, a pair (params, metrics) or an FLModel")
         if kind is not None and kind != app.params_type:
             raise ValueError(f"the FLModel is {kind}, params_type says {app.params_type}")
         count = found.get(app.weight_key, meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND))
-        loss, rate, steps = (found.get(name) for name in (app.loss_key, "client_lr", "local_steps"))
+        loss, rate, steps = found.get(app.loss_key), found.get("client_lr"), found.get("local_steps")
         metrics, delta = _numbers(found) or None, app.params_type == "DIFF"
-        return Trained(_in_memory(params), count, loss, rate, steps, metrics, facts=found, delta=delta)
+        return Trained(params, count, loss, rate, steps, metrics, facts=found, delta=delta)
 
     def step_done(self, step: int, metrics: list[Metrics]) -> object:
         """Send the means of the clients' metrics."""
@@ -144,13 +142,6 @@ def _for_calls(model: dict[str, Any]) -> dict[str, Any]:
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
     return model
-
-
-def _in_memory(params: Model) -> Model:
-    """Return params after loading the arrays that NVFlare has left on disk."""
-    if all_own(params.values()):
-        return params
-    return {name: array.materialize() if hasattr(array, "materialize") else array for name, array in params.items()}
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:

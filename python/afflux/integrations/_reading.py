@@ -12,17 +12,21 @@ from afflux.arrays.interop import all_own
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_float, brief, zero_dim
 
+#: Types for `isinstance`, which recognizes a dict faster.
+MAPPINGS = (dict, Mapping)
 #: The limits of one reply: kept metrics, characters of each name, and numbers in all metrics.
 _MOST_NAMES, _MOST_CHARACTERS, _MOST_NUMBERS = 100, 100, 1000
 
 
 def own_dict(arrays: Any) -> dict[str, Any]:
     """Return the arrays of a reply in a new dict, after reading their shapes and dtypes, which may raise an error."""
-    if not isinstance(arrays, dict | Mapping):  # a dict is recognized faster
+    if not isinstance(arrays, MAPPINGS):
         raise ValueError(f"the model of the reply is {brief(arrays)}, must be arrays by name")
     found = dict(arrays)
     if not all_own(found.values()):
-        for array in found.values():
+        for name, array in found.items():
+            if hasattr(array, "materialize"):  # NVFlare has left it on disk
+                found[name] = array = array.materialize()
             getattr(array, "shape", None), getattr(array, "dtype", None)
     return found
 
@@ -35,11 +39,11 @@ def bounded(metrics: Mapping[Any, Any], weight: str | None = None) -> dict[str, 
     record = {weight: metrics[weight]} if weight is not None and weight in metrics else {}
     most_names, room = _MOST_NAMES + len(record), _MOST_NUMBERS
     for name, value in metrics.items():
-        numbers = value if isinstance(value, list) else [value]
+        numbers = value if isinstance(value, list) else (value,)
         fits = isinstance(name, str) and len(name) <= _MOST_CHARACTERS and len(numbers) <= room and name not in record
         if not fits or len(record) >= most_names:
             continue
-        if type(value) is float or all(as_float(number) is not None for number in numbers):
+        if None not in map(as_float, numbers):
             record[name] = value
             room -= len(numbers)
     return record

@@ -34,7 +34,7 @@ class VersionArrays:
     def __init__(self, arrays: Any, server: Server) -> None:
         layout = server.layout
         assert layout is not None  # the server was made with arrays by name
-        self._layout, self._constants = layout, server._adapter.constants
+        self.layout, self._constants = layout, server._adapter.constants
         # The layout of a store may have another order.
         self._names = [*arrays] if isinstance(arrays, Mapping) else trees.names(layout.nesting)
         self._likes = {name: Like.of(name, array) for name, array in layout.arrays(arrays).items()}
@@ -58,14 +58,14 @@ class VersionArrays:
 
     def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None, *, writable: bool) -> dict[str, Any]:
         arrays = {}
-        for field, values in self._layout._pieces_of(params, buffers):
+        for field, values in self.layout._pieces_of(params, buffers):
             if field.name in self._limits:
                 # A step may exceed the range of float16, and an older store may hold integers beyond their range.
                 values = values.reshape(-1).clip(*self._limits[field.name][1]).reshape(field.shape)
             arrays[field.name] = self._likes[field.name].made_of(field.name, values)
         arrays.update(self._constants.items(writable=writable))
-        arrays.update((alias.name, arrays[str(alias.of)]) for alias in self._layout.aliases if alias.of in arrays)
-        return {name: arrays[name] for name in self._names if name in arrays}
+        arrays.update((alias.name, arrays[str(alias.of)]) for alias in self.layout.aliases if alias.of in arrays)
+        return arrays if [*arrays] == self._names else {name: arrays[name] for name in self._names if name in arrays}
 
     def check(self, arrays: Mapping[str, Any], buffers: npt.NDArray[np.float64] | None) -> None:
         """Check that a reply's values fit the dtypes of the model.

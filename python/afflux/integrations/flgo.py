@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from os import PathLike
 from typing import Any
 
+from afflux.aggregation.options import Options
+from afflux.arrays.roles import Roles
 from afflux.integrations._core import NO_USE, Trained, TrainingRun
 from afflux.integrations._frameworks import missing, warn_of_version
 from afflux.integrations._settings import RunSettings, rule_of
@@ -27,12 +30,18 @@ __all__ = ["AffluxServer", "algorithm"]
 
 #: The key of a package, beside FLGo's own `__cid` and `__t`, with the id of the task that it answers.
 TASK = "__afflux_task"
-#: The settings of `algorithm`. FLGo has options of its own for the others.
-_SETTINGS = {"store", "timeout", "max_failures", "num_threads", "roles", "server_options"}
 
 
 def algorithm(
-    rule: Rule | Mapping[str, Any] | None = None, *, client: type[Any] = BasicClient, **settings: Any
+    rule: Rule | Mapping[str, Any] | None = None,
+    *,
+    client: type[Any] = BasicClient,
+    store: "str | PathLike[str] | None" = None,
+    timeout: float | None = None,
+    max_failures: int = 5,
+    num_threads: int | None = None,
+    roles: Roles | None = None,
+    server_options: Options | None = None,
 ) -> type[Any]:
     """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
 
@@ -41,30 +50,25 @@ def algorithm(
             with FLGo's names `buffer_ratio` and `eta` in addition to afflux's, or the result of `Rule.to_config`.
             None: the configuration in FLGo's option "rule".
         client: the class of the clients; they reply with their models, {"model": ...}, as BasicClient does.
-        settings: settings that all adapters share; None is the default of each:
-
-            - store: a folder for the server's state. If it holds a server, `run` continues from it.
-            - timeout: virtual time after which another client trains instead of one that has not replied; by default
-              FLGo's tolerance for latency.
-            - max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after
-              which a client counts as failed, by default 5. `run` raises an error when all clients that may be drawn
-              have failed.
-            - num_threads: threads of a step; by default all CPUs that this process may use.
-            - roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
-            - server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
+        store: a folder for the server's state. If it holds a server, `run` continues from it. None: in memory.
+        timeout: virtual time after which another client trains instead of one that has not replied; None: FLGo's
+            tolerance for latency.
+        max_failures: consecutive failures (unusable packages, dropouts, no package within the timeout) after which a
+            client counts as failed. `run` raises an error when all clients that may be drawn have failed.
+        num_threads: threads of a step; None: all CPUs that this process may use.
+        roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
+        server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
 
     Returns:
         A class with the attributes Server and Client.
 
     Raises:
         AffluxError: a setting has a wrong type or value.
-        TypeError: a setting has another name.
     """
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
-    for name in settings.keys() - _SETTINGS:
-        raise TypeError(f"algorithm() got an unexpected keyword argument {name!r}")
-    run_settings = RunSettings(**{name: value for name, value in settings.items() if value is not None})
-    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": run_settings})
+    shared: dict[str, Any] = {"store": store, "timeout": timeout, "num_threads": num_threads, "roles": roles}
+    settings = RunSettings(max_failures=max_failures, server_options=server_options or {}, **shared)
+    server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
 
@@ -203,11 +207,5 @@ def _refuse_options(option: Mapping[str, Any]) -> None:
 
 
 def _trained(package: Mapping[str, Any]) -> Trained:
-    return Trained(
-        package["model"].state_dict(),
-        package.get("num_examples"),
-        package.get("loss"),
-        package.get("client_lr"),
-        package.get("local_steps"),
-        facts=package,
-    )
+    count, loss, rate, steps = map(package.get, ("num_examples", "loss", "client_lr", "local_steps"))
+    return Trained(package["model"].state_dict(keep_vars=True), count, loss, rate, steps, facts=package)

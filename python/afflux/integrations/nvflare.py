@@ -80,9 +80,8 @@ class AsyncServer(FLComponent):
     ) -> None:
         super().__init__()
         # NVFlare reads these attributes by the names of the arguments, and writes them into the job's configuration.
-        self.rule = (
-            rule if isinstance(rule, str) else _plain("rule", rule.to_config() if isinstance(rule, Rule) else rule)
-        )
+        config = rule.to_config() if isinstance(rule, Rule) else rule
+        self.rule = config if isinstance(config, str) else _plain("rule", config)
         self.rule_options, self.call_args = _plain("rule_options", rule_options), _plain("call_args", call_args)
         self.settings = _plain("settings", settings)
         self.num_rounds, self.call, self.params_type = num_rounds, call, params_type

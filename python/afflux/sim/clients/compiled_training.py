@@ -21,6 +21,7 @@ import torch
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from afflux.ops.validation import shortened
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.task import Loss
@@ -133,7 +134,8 @@ class CompiledStep:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"the clients' step cannot be compiled: {_first_lines(error)}") from error
+            text = shortened(f"{type(error).__name__}: {error}")
+            raise ConfigError(f"the clients' step cannot be compiled: {text}") from error
 
     def _trace(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> torch.fx.GraphModule:
         """Return the graph of a step; raise ConfigError if it changes the module's buffers."""
@@ -224,8 +226,3 @@ def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
             digest.update(content)
     digest.update(repr([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]).encode())
     return digest.hexdigest()
-
-
-def _first_lines(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return " ".join([f"{type(error).__name__}:", *lines[:3]])[:500]

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, raise_if_from_signal, shortened
+from afflux.ops.validation import MOST_COUNT, brief, raise_if_from_signal, shortened
 from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
@@ -346,6 +346,7 @@ def _checked(result: Any) -> tuple[float | None, int, int]:
         loss, steps, examples = None if loss is None else float(loss), int(steps), int(examples)
     except (TypeError, ValueError):
         raise ConfigError(f"training returns {brief(result)}, must return loss, steps, examples") from None
-    if steps < 1 or examples < 1:
-        raise ConfigError(f"training returns {steps} steps and {examples} examples, must be at least 1 of each")
+    if not (0 < steps < MOST_COUNT and 0 < examples < MOST_COUNT):
+        counts = f"{brief(steps)} steps and {brief(examples)} examples"
+        raise ConfigError(f"training returns {counts}, must be at least 1 of each, and fewer than 2**53")
     return loss, steps, examples
