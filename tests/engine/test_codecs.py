@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 import rows
 from afflux import AffluxError, ops
-from afflux.aggregation.cache.rows import row_key
+from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from conftest import THREADS, awkward, bits
 

@@ -11,7 +11,7 @@ import pytest
 import oracle
 import rows
 from afflux import AffluxError, Server, ops
-from afflux.aggregation.cache.rows import row_key
+from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.rules import afa_cs, ca2fl, mf_ca2fl
 from conftest import THREADS, bits
@@ -218,7 +218,7 @@ def test_rows_are_keyed_by_seed_version_and_client(rng, codec):
             for client in clients:
                 facts = row_key(seed, version + 1, client), float(x.min()), float(x.max())
                 expected = rows.encode(codec.name, x, *facts)
-                assert bits(server.rows.arrays[client]) == expected
+                assert bits(server.rows.encoded(client)) == expected
                 found[seed, version, client] = expected
     assert len(set(found.values())) == (len(found) if codec.keyed else 1)
 
@@ -237,7 +237,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(rng, codec):
         second.push(client=i % 4, update=x, version=second.version)
     assert bits(second.params) == bits(straight.params)
     assert bits(second.rows.sum) == bits(straight.rows.sum)
-    assert all(bits(second.rows.arrays[c]) == bits(straight.rows.arrays[c]) for c in straight.rows.client_ids)
+    assert all(bits(second.rows.encoded(c)) == bits(straight.rows.encoded(c)) for c in straight.rows.client_ids)
     for other in (serve(codecs.affine(2, scope="vector"), seed=3), serve(None)):
         with pytest.raises(AffluxError, match=r"\[load_state_dict\] "):
             other.load_state_dict(state)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, ops
-from afflux.aggregation.cache.rows import row_crc
 from afflux.ops import codecs
-from afflux.store.vectors import crc
+from afflux.store.vectors import crc, row_crc
 from conftest import THREADS, bits
 from order import SIZES
 from pairwise import pairwise

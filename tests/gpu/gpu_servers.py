@@ -145,9 +145,9 @@ class ShownRows:
         row = self._rows.row(client_id)
         return None if row is None else on_host(row)
 
-    @property
-    def arrays(self):
-        return {client_id: on_host(row) for client_id, row in self._rows.arrays.items()}
+    def encoded(self, client_id):
+        row = self._rows.encoded(client_id)
+        return None if row is None else on_host(row)
 
     def values(self):
         return [on_host(row) for row in self._rows.values()]

@@ -176,13 +176,13 @@ def uploads(monkeypatch, server):
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    staging, sent = aggregator_of(server).admission.state.rows.staging, uploads(monkeypatch, server)
+    staging, sent = aggregator_of(server).admission.state.rows.plane.staging, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
     for client in (0, 0, 5):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=1)
-    assert (sent, len(staging._staged)) == ([D], 2)
+    assert (sent, len(staging._staged)) == ([D], 1)  # that of client 0: client 5 has no row yet
     server.push(client=1, **{server.rule.kind: vector(1)}, version=1)
     assert (server.version, sent, len(staging._staged)) == (2, [D, D], 0)
     server.push(client=2, **{server.rule.kind: vector(2)}, version=2)
@@ -299,7 +299,7 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     held = [aggregator_of(server).slots.take() for _ in range(M)]
     with pytest.raises(BusyError):
         server.push(client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
-    assert not list(server.rows.staging._staged)
+    assert not list(server.rows.plane.staging._staged)
     del held
 
 

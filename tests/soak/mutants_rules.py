@@ -117,8 +117,8 @@ RULES = {
         "test_sim_local.py",
     ),
     "controls: the keys are those of the rule's rows": (
-        "MemoryRows(size, num_clients, codec, ~seed)",
-        "MemoryRows(size, num_clients, codec, seed)",
+        "RowCache(MemoryRows(size, codec), num_clients, ~seed)",
+        "RowCache(MemoryRows(size, codec), num_clients, seed)",
         "test_sim_local.py",
     ),
     "reproduce: a run with another setting has ended": (

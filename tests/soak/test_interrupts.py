@@ -85,7 +85,7 @@ for status in ("joined", "replaced", "superseded"):
 late = ("deferred", "dropped")  # those that wait too long for the next pass are dropped
 assert sum(server.counts[status] for status in late) == sum(entry.status in late for entry in pushes)
 if server.rows is not None:
-    total = sum(row.astype(np.float64) for row in server.rows.arrays.values())
+    total = sum(row.astype(np.float64) for row in server.rows.values())
     assert np.array_equal(total, server.rows.sum)
 again = replay(server.log, fresh(), lambda join: vector(join.client_id, join.version)).state_dict()
 state["meta"]["counts"].pop("refused"), again["meta"]["counts"].pop("refused")

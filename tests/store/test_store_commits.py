@@ -12,7 +12,7 @@ from afflux import AffluxError, Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.server.inputs import InputAdapter
 from afflux.store import check, info
-from afflux.store.disk_cache import DiskCache
+from afflux.store.disk_cache import DiskRows
 from afflux.store.index import Index
 from afflux.store.segments import Segments
 from conftest import bits
@@ -234,10 +234,10 @@ def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped
     for k in range(22):
         for server in (there, here):
             server.push(client=0, update=np.full(300, k, np.float32), version=server.version)
-        table = store_of(there).rows.table
-        held = [slot for _, slot in table.changed.values()]
-        assert table.high <= 3
-        assert len({*held, *table.free, *table.retired}) == len([*held, *table.free, *table.retired])
+        rows = store_of(there).rows
+        counts, held = rows.counts, [*rows.slots.values()]
+        assert counts.high <= 3
+        assert len({*held, *counts.free, *counts.retired}) == len([*held, *counts.free, *counts.retired])
         same(there, here)
     assert there.version == 11
     there.close()
@@ -259,7 +259,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
     there, here = (
         made("ca2fl", 5000, max_staleness=None, **to) for to in ({"store": path, "commit_every": commit_every}, {})
     )
-    write, record, commit = Segments.write, DiskCache.record_sweep, Index.commit
+    write, record, commit = Segments.write, DiskRows.record_sweep, Index.commit
 
     def may_fail(segments, slot, array):
         if next(calls) % 7 == 0:
@@ -276,8 +276,8 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
         commits.append(path)
         sound_at(path, tmp_path / str(len(commits)))
 
-    if there.rows._segments.mapped:
-        monkeypatch.setattr(DiskCache, "record_sweep", may_fail_later)
+    if there.rows.plane.segments.mapped:
+        monkeypatch.setattr(DiskRows, "record_sweep", may_fail_later)
     else:
         monkeypatch.setattr(Segments, "write", may_fail)
     monkeypatch.setattr(Index, "commit", looked_at)
@@ -292,7 +292,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
                 except StoreError:
                     failed += 1
     monkeypatch.setattr(Segments, "write", write)
-    monkeypatch.setattr(DiskCache, "record_sweep", record)
+    monkeypatch.setattr(DiskRows, "record_sweep", record)
     there.checkpoint()
     assert failed > 5
     assert len(commits) > 12 // commit_every

@@ -90,7 +90,7 @@ def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
     for client in range(M):
         push(client)
     shape = zarr.open_group(path, mode="r")["rows"].shape
-    assert shape[0] == server.rows._segments.slots >= M
+    assert shape[0] == server.rows.plane.segments.slots >= M
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
         server.push(client=1, update=np.ones(300, np.float32), version=server.version)
         # Rows in mapped files are compared in the call of `ingest`; for a GPU they are fetched.
         here = server._adapter.device is HOST
-        assert calls == (["ingest"] if here and server.rows._segments.mapped else ["prefetch", "ingest", "fetch"])
+        assert calls == (["ingest"] if here and server.rows.plane.segments.mapped else ["prefetch", "ingest", "fetch"])
         calls.clear()
         server.push(client=8, update=np.ones(300, np.float32), version=server.version)
         assert calls == (["ingest"] if here else ["ingest", "fetch"])  # it has no row

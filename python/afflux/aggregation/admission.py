@@ -415,7 +415,7 @@ class Admission:
 
     def _check_clients(self, client_id: ClientId, rows: RowCache) -> None:
         making = self.state.round
-        coming = {} if making is None else making.rows
+        coming = {} if making is None or making.row_plan is None else making.row_plan.numbers
         if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
             return  # room for all, even if all waiting clients are new; a count at each push would be quadratic in M
         new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.memory import MemoryRows
-from afflux.aggregation.cache.rows import RowCache, decoded
+from afflux.aggregation.cache.memory import MemoryRows, with_rows
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
@@ -163,8 +163,8 @@ def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | No
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
-        arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.row_size)
-        arrays["sum"] = rows.saved_sum()
+        arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.codec.row_size(d))
+        arrays["sum"] = on_host(rows.plane.sum, copy=True)
     if total is not None:
         arrays["total"] = on_host(total.vectors[0], copy=True)
     arrays |= {f"rule_vector.{name}": on_host(vector, copy=True) for name, vector in state.rule_vectors.items()}
@@ -311,26 +311,18 @@ class _Loader:
 
     def _rows(self) -> RowCache | None:
         rows = self._state.rows
-        if not isinstance(rows, MemoryRows):  # no rows, or rows on disk, which are not in the state
+        if rows is None or not isinstance(rows.plane, MemoryRows):  # rows on disk are not in the state
             return rows
         clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
             _fail(f"the state has rows of {len(clients)} clients, num_clients is {rows.num_clients}")
-        values = self._array("rows", rows.codec.row_dtype, (len(clients), rows.row_size))
+        values = self._array("rows", rows.codec.row_dtype, (len(clients), rows.codec.row_size(self._d)))
         total = self._array("sum", "float64", (self._d,))
         if not clients and total.any():
             _fail("the sum of no rows is not zero")
-        if not rows.codec.exact:
-            for client_id, row in zip(clients, values, strict=True):
-                try:
-                    sound = np.isfinite(decoded(row, self._d, rows.codec)).all()
-                except AffluxError as error:
-                    _fail(f"the row of client {brief(client_id)} cannot be decoded: {error}")
-                if not sound:
-                    _fail(f"the row of client {brief(client_id)} has a non-finite value")
-        return rows.loaded(dict(zip(clients, values, strict=True)), total)
+        return with_rows(rows, clients, values, total)
 
     def _scalars(self) -> Scalars:
         scalars = {name: float(value) for name, value in self._meta["scalars"].items()}

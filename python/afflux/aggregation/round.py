@@ -15,8 +15,9 @@ from msgspec.structs import force_setattr, replace
 from afflux import ops
 from afflux._engine import Buffer, PreparedPass, columns, strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
-from afflux.aggregation.cache.new_rows import NewRows
 from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.cache.staging import NewRows
+from afflux.aggregation.cache.table import RowPlan
 from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.products import RoundVectors
@@ -91,6 +92,7 @@ class Round:
     draft: Draft
     sweep: ops.Pass
     rows: NewRows  #: the rows after the sweep
+    row_plan: RowPlan | None  #: the changes of the table of rows
     rule_vectors: NamedVectors  #: after the round
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
@@ -199,13 +201,11 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
             note_stored_frames()
     else:
         mix = ops.Combine(slots, weights.vectors, weight_of_params, before.limits.max_abs if lent else inf)
-    rows = NewRows()
-    cache, held_vectors = None, None
+    rows, row_plan, cache, held_vectors = NewRows({}), None, None, None
     if before.rows is not None:
         version, extremes = before.current.version + 1, [w.extremes for w in ordered]
-        cache, rows = before.rows.prepare_rows(
-            rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes
-        )
+        row_plan = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
+        cache, rows = before.rows.plane.prepare(row_plan)
     after = rule_vectors
     if apart := before.outs is not after:
         after = renewed(rule, before, weights)
@@ -242,7 +242,7 @@ def _prepare(rule: Rule, before: RoundStart, ordered: list[PendingArrival], draf
         decision.clips,
     )
     buffers = _buffers_of(rule, before.current, before.averaged, ordered, sweep, weights)
-    pending = Round(slots, draft, sweep, rows, after, buffers, scalars, decision.window, report)
+    pending = Round(slots, draft, sweep, rows, row_plan, after, buffers, scalars, decision.window, report)
     if not lent and isinstance(draft.buffer, Buffer):  # otherwise the addresses of the arrays are read again
         pending.checked = checked
     if terms:

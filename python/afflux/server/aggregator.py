@@ -457,15 +457,15 @@ class Aggregator:
         if isinstance(job, Total) or job.saved:
             job.make(self.num_threads)
             return
-        storage, rows = self.storage, self.admission.state.rows
+        storage, staging = self.storage, job.rows.staging
         if not job.done:
-            if rows is not None:
-                rows.begin_sweep(job.rows)
+            if staging is not None:
+                staging.begin_sweep(job.rows)
             if storage is not None:
                 storage.prepare_sweep(job)
         job.make(self.num_threads)
-        if rows is not None:
-            rows.end_sweep(job.rows)
+        if staging is not None:
+            staging.copy_back(job.rows)
         if storage is None or job.unsound:
             job.saved = True
         else:
@@ -481,8 +481,8 @@ class Aggregator:
             return False
         version = made.report.version
         current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
-        if (rows := self.admission.state.rows) is not None:
-            rows.commit(made.rows)
+        if (rows := self.admission.state.rows) is not None and made.row_plan is not None:
+            rows.commit(made.rows, made.row_plan)
         self.admission.commit(current, made)
         self.tasks.release_outdated(version)
         made.release()

@@ -7,6 +7,7 @@ from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
@@ -61,7 +62,7 @@ def assemble(
     codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
-        rows = MemoryRows(size, clients, codec, options.seed, device, pinned=options.rows_on == "host")
+        rows = RowCache(MemoryRows(size, codec, device, pinned=options.rows_on == "host"), clients, options.seed)
     if rule.needs.passes and clients is not None:
         passes = Participation.of(clients, [], [])
     state = ServerState(

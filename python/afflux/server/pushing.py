@@ -225,7 +225,7 @@ def push(  # noqa: D417
         if copy:
             ticket.slot = aggregator.take_slot(timeout)
             rows = aggregator.admission.state.rows
-            row = None if rows is None else rows.prefetch(client_id)
+            row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
             if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
                 ticket.reading = True
                 aggregator.reading.add(ticket)

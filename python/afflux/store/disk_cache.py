@@ -1,139 +1,151 @@
 """Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
-
 from afflux._engine import RowCheck, address
-from afflux.aggregation.cache.new_rows import NewRows, Row
-from afflux.aggregation.cache.rows import RowCache, RowRead, row_blocks, row_crc
-from afflux.aggregation.cache.staging import RowStaging, StagedRow
+from afflux.aggregation.cache.rows import RowCache, RowPlane, RowRead
+from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
+from afflux.aggregation.cache.table import RowPlan, SlotCounts
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
+from afflux.ops import CachedDifference, CachedMean
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 from afflux.store.index import Index
-from afflux.store.segments import Place, Segments
-from afflux.store.vectors import SweepChecksums, VectorSlots
+from afflux.store.segments import Place, Row, Segments
+from afflux.store.vectors import SweepChecksums, VectorSlots, row_blocks, row_crc
 
 
-class RowTable(NamedTuple):
-    """The rows that have changed since the last commit, and their slots; the other rows are in the index.
-
-    A table is immutable: a new table replaces it.
-    """
-
-    clients: int  #: clients that have a row
-    high: int  #: slots from this number on were never used
-    free: tuple[int, ...]  #: unused slots below `high`
-    sum: Row  #: on a GPU the sum on the GPU, which is updated in place
-    changed: dict[ClientId, tuple[int, int]]  #: rank among the clients (-1: as in the index), slot
-    retired: tuple[int, ...] = ()  #: slots to which only the last commit refers
-
-    def after_commit(self) -> "RowTable":
-        """Return the table after its commit: the same rows, none of them changed."""
-        return self._replace(free=(*self.free, *self.retired), changed={}, retired=())
-
-
-class NewDiskRows(NewRows):
-    """The rows of a round's accepted clients, and their slots."""
-
-    table: RowTable  #: the table after the round, or after the round's commit, if there is one
-    slots: dict[ClientId, int]
-
-
-class DiskCache(RowCache):
-    """Rows in slots of a Zarr array. A round writes new rows to slots to which no commit refers.
-
-    Between two commits a changed row has one slot, which later rounds update in place.
-    """
+class DiskRows(RowPlane):
+    """Rows in slots of a Zarr array, and the checksums of those that sweeps have written since the last commit."""
 
     def __init__(
         self,
         segments: Segments,
         vectors: VectorSlots,
-        index: Index,
-        table: RowTable,
+        total: Row,
         *,
         size: int,
-        num_clients: int,
         codec: Codec,
-        seed: int,
         device: Device,
         num_threads: int,
     ) -> None:
+        """`total` is the sum; on a GPU a copy of it, which is updated in place."""
         staging = RowStaging(device, pinned=False) if isinstance(device, Gpu) else None
-        super().__init__(size, num_clients, codec, seed, device, staging)
-        self.reads_ahead = True
-        self._segments = segments
+        super().__init__(size, codec, device, staging)
+        self.segments = segments
+        self.sum = total
+        self.checksums: dict[int, bytes] = {}  #: by slot
         self._vectors = vectors
-        self._index = index
-        self._table = table
         self._blocks = row_blocks(codec)
         self._num_threads = num_threads
-        self._crcs: dict[ClientId, bytes] = {}  # checksums of the changed rows
-        problem = segments.missing_slot(table.high - 1)
+
+    def row(self, slot: int) -> Row:
+        """Return the row in a slot, encoded. Its pages may not be in memory yet."""
+        return self.segments.array(slot)
+
+    def _empty(self, slot: int) -> Row:
+        return self.segments.empty(slot)
+
+    def _spare_sum(self) -> Row | None:
+        out = self._vectors.output("sum", self.sum) if self.device is HOST else self.sum
+        return None if out is self.sum else out
+
+    def start_read(self, place: Place) -> RowCheck | None:
+        """Start to read a row, and return its check, for `ingest` to make in parallel.
+
+        Return None where that is not possible. Then the system is asked to start reading the row.
+        """
+        if self.segments.mapped and self.device is HOST:
+            return RowCheck(self.row(place.slot), *self._blocks, place.crc, self._num_threads)
+        self.segments.prefetch(place.slot)
+        return None
+
+    def is_sound(self, place: Place) -> bool:
+        """Read a row into memory, and return whether it has its checksums."""
+        self.segments.populate([place.slot])
+        return row_crc(self.row(place.slot), self.codec) == place.crc
+
+    def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
+        """Prepare as `RowPlane` does, and allocate segments for new slots."""
+        self.segments.reserve(plan.counts.high)
+        prepared = super().prepare(plan)
+        self.segments.check(slot for slot in plan.reads if slot is not None)
+        return prepared
+
+    def publish(self, new: NewRows) -> None:
+        """Make the sum that the sweep has written the current one; the rows are in their slots. May be repeated."""
+        if new.sum_out is not None:
+            self.sum = new.sum_out
+
+    def populate(self, new: NewRows) -> None:
+        """Map the pages that the sweep writes. The pushes have already read the pages that the sweep reads."""
+        self.segments.populate(new, write=True)
+
+    def record_sweep(self, new: NewRows, checksums: SweepChecksums) -> None:
+        """Record the rows that a sweep has written, and their checksums. May be repeated."""
+        self.segments.check(new)
+        for slot, row in new.items():
+            if not self.segments.mapped:  # else it is the slot's own memory
+                self.segments.write(slot, row)
+            crc = checksums.get(address(row))
+            self.checksums[slot] = row_crc(row, self.codec, self._num_threads) if crc is None else crc
+
+
+class DiskCache(RowCache):
+    """Rows on disk. A row that has not changed since the last commit is in the index, with its checksums.
+
+    A push checks such a row, before the round that replaces it.
+    """
+
+    plane: DiskRows
+
+    def __init__(self, plane: DiskRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
+        super().__init__(plane, num_clients, seed, counts)
+        self.reads_ahead = True
+        self._index = index
+        self._numbers: dict[ClientId, int] = {}  # of the clients in `slots` that the index does not have
+        self._refuse_missing("[store]", counts.high - 1)
+
+    def _refuse_missing(self, what: str, slot: int) -> None:
+        problem = self.plane.segments.missing_slot(slot)
         if problem is not None:
-            raise StoreError(f"[store] {problem}; {segments.remedy}")
+            raise StoreError(f"{what} {problem}; {self.plane.segments.remedy}")
 
     def __contains__(self, client_id: ClientId) -> bool:
-        if client_id in self._table.changed:
+        if client_id in self.slots:
             return True
         place = self._index.row(client_id)
         # A rank beyond the table: the row is committed, and its round is not published yet.
-        return place is not None and place.rank < self._table.clients
-
-    def __len__(self) -> int:
-        return self._table.clients
+        return place is not None and place.rank < self.counts.clients
 
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order of their first push."""
-        table = self._table
-        new = {rank: client_id for client_id, (rank, _) in table.changed.items() if rank >= 0}
         # Without the rows whose round is not published yet. A client that was new until this commit is in both.
-        old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < table.clients}
+        old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < self.counts.clients}
+        new = {rank: client_id for client_id, rank in self._numbers.items()}
         return [client_id for _, client_id in sorted((old | new).items())]
 
-    def values(self) -> Iterator[Row]:
-        """Yield all rows, encoded, in the order of `client_ids`."""
-        for client_id in self.client_ids:
-            row = self._encoded(client_id)
-            if row is not None:
-                yield row
+    def slot(self, client_id: ClientId) -> int | None:
+        """Return the slot of a client's row; None if it has none."""
+        slot = self.slots.get(client_id)
+        if slot is None and (place := self._index.row(client_id)) is not None:
+            slot = place.slot
+        return slot
 
-    @property
-    def _own_sum(self) -> Row:
-        return self._table.sum
-
-    def _slot(self, client_id: ClientId) -> int | None:
-        changed = self._table.changed.get(client_id)
-        if changed is not None:
-            return changed[1]
-        place = self._index.row(client_id)
-        return None if place is None else place.slot
-
-    def _encoded(self, client_id: ClientId) -> Row | None:
+    def encoded(self, client_id: ClientId) -> Row | None:
+        """Return the client's row, encoded; None if the client has never pushed."""
         self.fetch(client_id, self._committed_place(client_id, "row"), "row")
-        return self._stored_row(client_id)
-
-    def _stored_row(self, client_id: ClientId) -> Row | None:
-        """Return a client's row in its slot, without a check of its checksum."""
-        slot = self._slot(client_id)
-        if slot is None:
-            return None
-        self._segments.populate([slot])
-        return self._segments.array(slot)
+        slot = self.slot(client_id)
+        self.plane.segments.populate([] if slot is None else [slot])
+        return None if slot is None else self.plane.row(slot)
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
         """Return the place of a row that has not changed since the last commit."""
-        if client_id in self._table.changed:
-            return None
-        place = self._index.row(client_id)
-        problem = None if place is None else self._segments.missing_slot(place.slot)
-        if problem is not None:
-            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self._segments.remedy}")
+        place = None if client_id in self.slots else self._index.row(client_id)
+        if place is not None:
+            self._refuse_missing(f"[{op}] client {brief(client_id)}'s row:", place.slot)
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
@@ -142,18 +154,19 @@ class DiskCache(RowCache):
         On the host, if the file is mapped, the row is read in parallel with the sweep that copies the vector. Otherwise
         the system is asked to start reading it.
         """
-        place, check = self._committed_place(client_id, "push"), None
-        if place is not None and self._segments.mapped and self.device is HOST:
-            check = RowCheck(self._segments.array(place.slot), *self._blocks, place.crc, self._num_threads)
-        elif place is not None:
-            self._segments.prefetch(place.slot)
-        elif self.staging is None:
+        place, staging = self._committed_place(client_id, "push"), self.plane.staging
+        if place is None and staging is None:
             return None
+        check = None if place is None else self.plane.start_read(place)
 
         def finish() -> StagedRow | None:
             if check is None or not check.sound:
                 self.fetch(client_id, place)
-            return None if self.staging is None else self.staging.start_upload(client_id, self._stored_row)
+            slot = None if staging is None else self.slot(client_id)
+            if staging is None or slot is None:
+                return None
+            self.plane.segments.populate([slot])
+            return staging.start_upload(slot, self.plane.row)
 
         return RowRead(check, finish)
 
@@ -163,88 +176,30 @@ class DiskCache(RowCache):
         Raises:
             StoreError: the row does not match its checksum, or cannot be read.
         """
-        while place is not None and client_id not in self._table.changed:
-            row = self._segments.array(place.slot)
-            self._segments.populate([place.slot])
-            if row_crc(row, self.codec) == place.crc:
-                return
+        while place is not None and client_id not in self.slots and not self.plane.is_sound(place):
             before, place = place, self._committed_place(client_id, op)
             if place == before:  # else a commit has moved the row meanwhile
                 raise StoreError(
-                    f"[{op}] client {brief(client_id)}'s row is damaged: slot {place.slot} of {self._segments.folder} "
-                    f"does not agree with its checksum; {self._segments.remedy}"
+                    f"[{op}] client {brief(client_id)}'s row is damaged: slot {place.slot} of "
+                    f"{self.plane.segments.folder} does not agree with its checksum; {self.plane.segments.remedy}"
                 )
 
-    def _allocate(
-        self, client_ids: Collection[ClientId], accepted: Collection[ClientId], unaliased: Collection[ClientId]
-    ) -> tuple[Mapping[ClientId, Row | None], NewDiskRows]:
-        """Allocate as `RowCache` does. A new row also gets another slot if the last commit refers to the old slot."""
-        table, segments = self._table, self._segments
-        slots = {client_id: self._slot(client_id) for client_id in client_ids}
-        old = {client_id: None if slot is None else segments.array(slot) for client_id, slot in slots.items()}
-        free, high, count = list(table.free), table.high, table.clients
-        changed, retired, left, new = dict(table.changed), list(table.retired), list[int](), NewDiskRows()
-        for client_id in accepted:
-            slot, row = slots[client_id], old[client_id]
-            if row is not None and client_id in changed and client_id not in unaliased:
-                new[client_id] = row
-                continue
-            if free:
-                spare = free.pop()
-            else:
-                spare, high = high, high + 1
-                segments.reserve(high)
-            if slot is None:
-                changed[client_id] = count, spare
-                count += 1
-            else:
-                (left if client_id in changed else retired).append(slot)
-                changed[client_id] = changed.get(client_id, (-1,))[0], spare
-            new[client_id] = segments.empty(spare)
-        segments.check(slot for slot in slots.values() if slot is not None)
-        total = self._vectors.output("sum", table.sum) if new and self.device is HOST else table.sum
-        new.clients = count
-        new.sum_out = None if total is table.sum else total
-        new.slots = {client_id: changed[client_id][1] for client_id in new}
-        # A slot to which no commit refers becomes free only at the end of this round, because the round reads it.
-        new.table = RowTable(count, high, (*free, *left), total, changed, tuple(retired))
-        return old, new
+    def changed_places(self, plan: RowPlan | None) -> dict[ClientId, Place]:
+        """Return the places that a commit writes to the index, after a round of this plan that is not published yet."""
+        slots, numbers = self.slots, self._numbers
+        if plan is not None:
+            slots, numbers = {**slots, **plan.slots}, {**numbers, **plan.numbers}
+        crcs = self.plane.checksums
+        return {client_id: Place(slot, crcs[slot], numbers.get(client_id, -1)) for client_id, slot in slots.items()}
 
-    def populate(self, rows: NewDiskRows) -> None:
-        """Map the pages that the sweep writes. The pushes have already read the pages that the sweep reads."""
-        self._segments.populate(rows.slots.values(), write=True)
+    def publish(self, plan: RowPlan) -> None:
+        """Make the changes of a round. May be repeated."""
+        if plan.committed:
+            self.set_committed(plan.counts)
+        else:
+            super().publish(plan)
+            self._numbers.update(plan.numbers)
 
-    def record_sweep(self, rows: NewDiskRows, checksums: SweepChecksums) -> None:
-        """Record the rows that a sweep has written, and their checksums. May be repeated."""
-        segments = self._segments
-        segments.check(rows.slots.values())
-        for client_id, row in rows.items():
-            if not segments.mapped:  # else it is the slot's own memory
-                segments.write(rows.slots[client_id], row)
-            crc = checksums.get(address(row))
-            self._crcs[client_id] = row_crc(row, self.codec, self._num_threads) if crc is None else crc
-
-    def changed_places(self, table: RowTable) -> dict[ClientId, Place]:
-        """Return the places that a commit of this table writes to the index."""
-        return {
-            client_id: Place(slot, self._crcs[client_id], rank) for client_id, (rank, slot) in table.changed.items()
-        }
-
-    @property
-    def table(self) -> RowTable:
-        """The current table."""
-        return self._table
-
-    def flush(self, table: RowTable) -> None:
-        """Wait until the changed rows are on the disk itself."""
-        self._segments.flush(slot for _, slot in table.changed.values())
-
-    def _commit_rows(self, rows: NewRows) -> None:
-        assert isinstance(rows, NewDiskRows)
-        self.set_table(rows.table)
-
-    def set_table(self, table: RowTable) -> None:
-        """Replace the table."""
-        self._table = table
-        if not table.changed:
-            self._crcs = {}
+    def set_committed(self, counts: SlotCounts) -> None:
+        """Record that the index has all rows; `counts` are those after the commit. May be repeated."""
+        self.slots, self._numbers, self.plane.checksums, self.counts = {}, {}, {}, counts

@@ -12,8 +12,8 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import numpy as np
 import numpy.typing as npt
 
-from afflux.aggregation.cache.new_rows import Row
 from afflux.aggregation.cache.rows import decoded_dtype
+from afflux.aggregation.cache.staging import Row
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from afflux.aggregation.cache.new_rows import Row
-from afflux.aggregation.cache.rows import decoded, row_crc
+from afflux.aggregation.cache.rows import decoded
+from afflux.aggregation.cache.staging import Row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
@@ -17,7 +17,7 @@ from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Segments
-from afflux.store.vectors import refuse_damage
+from afflux.store.vectors import refuse_damage, row_crc
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission
+from afflux.aggregation.cache.table import SlotCounts
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability
 from afflux.aggregation.reports import Opened, Pulled
@@ -30,10 +31,10 @@ from afflux.arrays.layout import Layout
 from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.rules.rule import Float64, Rule
+from afflux.rules.rule import ClientId, Float64, Rule
 from afflux.store.commits import Transaction
 from afflux.store.creation import remove_contents
-from afflux.store.disk_cache import DiskCache, NewDiskRows, RowTable
+from afflux.store.disk_cache import DiskCache, DiskRows
 from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index
 from afflux.store.lock import Lock, promises_space
@@ -62,7 +63,7 @@ class _Checkpoint(NamedTuple):
     retained_places: dict[int, Place]
     retained: Sequence[Pulled]
     asked: Sequence[int]
-    table: RowTable | None  #: the table that the checkpoint commits
+    counts: SlotCounts | None  #: those of the rows that the checkpoint commits
 
 
 class Store:
@@ -148,18 +149,17 @@ class Store:
     def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         self._index.refuse_other_count(count)
-        return DiskCache(
+        plane = DiskRows(
             self._arrays["rows"],
             self._vectors,
-            self._index,
-            RowTable(count, high, tuple(free), self._on_device("sum"), {}),
+            self._on_device("sum"),
             size=self.facts["d"],
-            num_clients=self.facts["num_clients"],
             codec=codec,
-            seed=self.options["seed"],
             device=self.device,
             num_threads=self._num_threads,
         )
+        counts = SlotCounts(count, high, tuple(free))
+        return DiskCache(plane, self.facts["num_clients"], self.options["seed"], counts, self._index)
 
     def _on_device(self, name: str) -> Vector:
         """Return a vector of the last commit, on the server's device."""
@@ -223,27 +223,25 @@ class Store:
     def prepare_sweep(self, decided: Round) -> None:
         """Map the pages that the sweep of this round writes. May be repeated."""
         self._vectors.populate()
-        if self.rows is not None and isinstance(decided.rows, NewDiskRows):
-            self.rows.populate(decided.rows)
+        if self.rows is not None:
+            self.rows.plane.populate(decided.rows)
 
     def save_round(self, swept: Round, admission: Admission) -> None:
         """Record a round after its sweep; commit the round if `commit_every` divides its version. May be repeated."""
         if swept.saved:  # an interrupt came before its publication
             return
-        new_rows = swept.rows if isinstance(swept.rows, NewDiskRows) else None
         checksums = sweep_checksums(swept.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
-        if self.rows is not None and new_rows is not None:
-            self.rows.record_sweep(new_rows, checksums)
+        if self.rows is not None:
+            self.rows.plane.record_sweep(swept.rows, checksums)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
         version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(swept.draft.array, version, swept.buffers)
-            table = None if new_rows is None else new_rows.table
-            self._commit(after(state, current, swept), table, admission, checksums)
-            if new_rows is not None:
-                new_rows.table = new_rows.table.after_commit()
+            self._commit(after(state, current, swept), admission, swept, checksums)
+            if (plan := swept.row_plan) is not None:
+                swept.row_plan = plan._replace(counts=plan.counts.after_commit(), committed=True)
         swept.saved = True
 
     def checkpoint(
@@ -256,9 +254,9 @@ class Store:
         for version in keep:
             if self.host_versions is None and not self.params.owns(version.params):
                 raise AffluxError(f"[checkpoint] keep: version {version.version} is not a version of this server")
-        table = None if self.rows is None else self.rows.table
+        counts = None if self.rows is None else self.rows.counts
         before = self.notes, self._retained_places, self.retained, self.asked
-        self._checkpoint = _Checkpoint(self._index.commit_counter, *before, table)
+        self._checkpoint = _Checkpoint(self._index.commit_counter, *before, counts)
         try:
             self.notes, self.retained = notes, [self._in_slot(version) for version in keep]
             self.asked = asked
@@ -266,7 +264,7 @@ class Store:
                 each.version: Place(self.params.write(each.params), crc(each.params, self._num_threads))
                 for each in self.retained
             }
-            self._commit(admission.state, table, admission)
+            self._commit(admission.state, admission)
         finally:
             self._end_checkpoint()
 
@@ -292,19 +290,29 @@ class Store:
             self.retained, self.asked = begun.retained, begun.asked
         else:
             self._after_commit()
-            if self.rows is not None and begun.table is not None:
-                self.rows.set_table(begun.table.after_commit())
+            if self.rows is not None and begun.counts is not None:
+                self.rows.set_committed(begun.counts.after_commit())
         self._checkpoint = None
 
     def _commit(
-        self, state: ServerState, table: RowTable | None, admission: Admission, checksums: SweepChecksums = NO_CHECKSUMS
+        self,
+        state: ServerState,
+        admission: Admission,
+        swept: Round | None = None,
+        checksums: SweepChecksums = NO_CHECKSUMS,
     ) -> None:
-        """Write all data that are not in their slots yet, and make the transaction."""
+        """Write all data that are not in their slots yet, and make the transaction.
+
+        `swept` is a round that is not published yet; `state` is the state after the round.
+        """
         newest = state.current.version
         now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
         own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
-        if table is not None:
-            own["sum"] = table.sum
+        rows, counts = dict[ClientId, Place](), None
+        if self.rows is not None:
+            plan, out = (None, None) if swept is None else (swept.row_plan, swept.rows.sum_out)
+            rows, counts = self.rows.changed_places(plan), self.rows.counts if plan is None else plan.counts
+            own["sum"] = self.rows.plane.sum if out is None else out
         if state.total is not None:
             total = state.total.vectors[0]
             own["total"] = total if on_gpu(total) else np.asarray(total)
@@ -316,15 +324,15 @@ class Store:
             self.params.flush([params.slot, *(place.slot for place in retained.values())])
             self._vectors.flush(vectors)
             self._arrivals.flush(arrivals)
-            if table is not None and self.rows is not None:
-                self.rows.flush(table)
+            if rows:
+                self._arrays["rows"].flush(place.slot for place in rows.values())
         meta = checkpoint.scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
         meta["retained_buffers"] = {
             each.version: each.buffers.tolist() for each in self.retained if each.buffers is not None
         }
         meta["asked"] = list(self.asked)
-        if table is not None:
-            meta["rows"] = table.clients, table.high, [*table.free, *table.retired]
+        if counts is not None:
+            meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
         lists, written = self._lists.updates(state, admission)
         settings = {"rule": self._rule.config(state.rule), "commits": self._commits}
 
@@ -343,7 +351,7 @@ class Store:
                 self.notes,
                 {"params": params, **vectors, **retained},
                 arrivals,
-                {} if table is None or self.rows is None else self.rows.changed_places(table),
+                rows,
                 lists,
                 facts={name: value for name, value in settings.items() if value != self._stored_settings[name]},
             )

@@ -11,6 +11,7 @@ from afflux import ops
 from afflux._engine import SUPERBLOCK, address
 from afflux.arrays.interop import bring, on_gpu
 from afflux.arrays.pools import Vector
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
 from afflux.store.segments import Place, Row, Segments
 
@@ -36,6 +37,18 @@ def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) ->
     """Return the CRC-32C of each superblock of a vector."""
     found = checksums.get(address(row))
     return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
+
+
+def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
+    """Return the checksums of an encoded row: of the head, if there is one, and of the code of each superblock."""
+    block, head = row_blocks(codec)
+    return ops.crc32c(row, block, head=head, num_threads=num_threads)
+
+
+def row_blocks(codec: Codec) -> tuple[int, int]:
+    """Return the bytes of a block of an encoded row, and of its head. Each block and the head have a checksum."""
+    head = codec.row_bytes(0)
+    return codec.row_bytes(SUPERBLOCK) - head, head
 
 
 def damage(segments: Segments, place: Place, num_threads: int) -> str | None:

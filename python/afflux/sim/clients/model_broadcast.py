@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.aggregation.cache.memory import MemoryRows
+from afflux.aggregation.cache.memory import MemoryRows, with_rows
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.reports import Pulled
 from afflux.ops import Combine, Pass, apply, codecs
 from afflux.ops.codecs import Codec
@@ -43,7 +44,7 @@ class ControlVariates:
             seed: of the codec's random bits.
         """
         # The complement of the seed: the rows of a rule's own cache have keys of the seed itself.
-        self._rows = MemoryRows(size, num_clients, codec, ~seed)
+        self._rows = RowCache(MemoryRows(size, codec), num_clients, ~seed)
         self._zeros = np.zeros(size, np.float32)
         self._steps = 0
         self._waiting: dict[int, np.ndarray] = {}
@@ -71,11 +72,12 @@ class ControlVariates:
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
         self._steps += 1
         extremes = [(float(row.min()), float(row.max())) for row in moved] if self._rows.codec.ranged else []
-        calibrate, rows = self._rows.prepare_rows(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
+        plan = self._rows.plan(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
+        calibrate, rows = self._rows.plane.prepare(plan)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)
-        self._rows.commit(rows)
+        self._rows.commit(rows, plan)
         self.server = server
         self._waiting = {}
 
@@ -86,7 +88,7 @@ class ControlVariates:
             "server": self.server,
             "sum": np.array(rows.sum),
             "clients": np.array(rows.client_ids, np.int64),
-            "controls": np.array([*rows.values()], rows.codec.row_dtype).reshape(-1, rows.row_size),
+            "controls": np.array([*rows.values()], rows.codec.row_dtype).reshape(-1, rows.codec.row_size(size)),
             "steps": np.array(self._steps),
             "waiting_clients": np.array([*waiting], np.int64),
             "waiting": np.array([*waiting.values()], np.float32).reshape(-1, size),
@@ -94,8 +96,7 @@ class ControlVariates:
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_arrays`."""
-        rows = dict(zip(arrays["clients"].tolist(), arrays["controls"], strict=True))
-        self._rows = self._rows.loaded(rows, arrays["sum"])
+        self._rows = with_rows(self._rows, arrays["clients"].tolist(), arrays["controls"], arrays["sum"])
         self._steps = int(arrays["steps"])
         self._waiting = dict(zip(arrays["waiting_clients"].tolist(), arrays["waiting"], strict=True))
         self.server = arrays["server"]

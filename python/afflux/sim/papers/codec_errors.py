@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from afflux import __version__, ops
-from afflux.aggregation.cache.rows import row_key
+from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.sim.errors import ConfigError, require
