@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux.sim.clients.schedule import Arrival, Dispatch, schedule_events
-from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.delays import delay_law
 
 
 def generator(seed=0):

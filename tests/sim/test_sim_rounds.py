@@ -8,7 +8,7 @@ import pytest
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule, schedule_events, schedule_rounds
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 

@@ -14,8 +14,7 @@ import numpy as np
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delay_names import delay_law
-from afflux.sim.workload.delays import Delay, DelayLaw
+from afflux.sim.workload.delays import Delay, DelayLaw, delay_law
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 

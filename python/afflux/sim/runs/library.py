@@ -30,8 +30,7 @@ from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
 from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK
-from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction

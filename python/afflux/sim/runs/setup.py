@@ -18,8 +18,7 @@ from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import AuditOutput, Header
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK
-from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import (
     OF_FUNCTION,
     OF_TRAINING,

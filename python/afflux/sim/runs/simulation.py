@@ -15,6 +15,7 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
+from afflux.sim.runs.processes import killed_processes_as
 from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
@@ -88,7 +89,8 @@ def simulate(
         StoreError: the store cannot be made or written, or is damaged.
     """
     start = process_time()
-    with reproducible_torch(), ExitStack() as files:
+    killed = "a worker process was killed, or could not be started; the run can be resumed"
+    with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
         setup.check_output(output)
         interrupted = None if store is None else store.interrupted

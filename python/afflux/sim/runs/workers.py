@@ -2,78 +2,88 @@
 
 A training depends only on the pulled params, the client and the number of its dispatch, which are all known at the
 dispatch. The trainings whose results are needed first are made first. A worker makes the task and the clients' data
-once. Shared memory carries params to the worker, and updates back; pipes carry only small messages. Evaluations go
-before trainings, and a worker gets no training after an evaluation in its queue.
+once. Shared memory carries params to the worker, and updates back; pipes carry only small messages.
 """
 
-import multiprocessing
 import pickle
-import signal
-import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from math import inf
-from multiprocessing import connection
-from multiprocessing.util import Finalize
-from typing import Any
+from traceback import format_exception
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.sim.clients.model_broadcast import SentModel
-from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import ConfigError, ProcessKilledError
+from afflux.sim.clients.training import Trainer, TrainingResult
+from afflux.sim.errors import ConfigError, text_with_notes
+from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.worker_process import Shape, SharedMemory, WorkerJob, work
-from afflux.sim.workload.rule_files import loaded_digests
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
 
-#: The number of trainings in a worker's queue: when the worker has finished one, the next one is already there.
+#: The number of trainings of each worker that are sent ahead: when it has finished one, the next one is already there.
 QUEUE = 2
+#: The number of evaluations of each worker that are sent ahead.
+EVALUATIONS = 2
 #: Results that wait beside those of `QUEUE`: as many as train at once if they fit into so many bytes, but at least
 #: so many for each worker.
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
-#: Seconds between two checks for Ctrl-C while the process waits for a result.
-POLL_SECONDS = 1.0
-
-
-def pickled(task: Task | None) -> bytes:
-    """Return the task for other processes of this program; raise ConfigError if the task cannot be sent there."""
-    try:
-        return pickle.dumps(task)
-    except Exception as error:
-        raise ConfigError(
-            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
-        ) from error
-
-
-@contextmanager
-def sigint_blocked() -> Iterator[None]:
-    """Block Ctrl-C while processes are started.
-
-    Ctrl-C signals all processes. The new ones inherit the mask, so only the parent handles the signal.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerError(AffluxError):
     """The code of the task has failed in a worker process."""
 
 
+class Shape(NamedTuple):
+    """The places in shared memory, and their size."""
+
+    d: int
+    buffers: int
+    versions: int
+    results: int
+    shifts: bool
+
+    @classmethod
+    def of(cls, setup: SimulationSetup, count: int) -> "Shape":
+        """Return the shape for a run with `count` workers."""
+        d, buffers = len(setup.initial_params), setup.model.initial_buffers
+        waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
+        versions, results = count * (QUEUE + EVALUATIONS), count * QUEUE + waiting
+        scaffold = setup.config.client_optimizer == "scaffold"
+        return cls(d, 0 if buffers is None else len(buffers), versions, results, scaffold)
+
+
+class SharedMemory:
+    """Shared vectors: pulled params by version, updates and SCAFFOLD's shifts by place, and the model's buffers."""
+
+    def __init__(self, shape: Shape, raw: Sequence[Any]) -> None:
+        params, pulled, updates, trained, shifts = raw
+        self.params = np.frombuffer(params, np.float32).reshape(shape.versions, -1)
+        self.updates = np.frombuffer(updates, np.float32).reshape(shape.results, -1)
+        self.shifts = np.frombuffer(shifts, np.float32).reshape(shape.results, -1) if shape.shifts else None
+        self.pulled = np.frombuffer(pulled, np.float64).reshape(shape.versions, -1) if shape.buffers else None
+        self.trained = np.frombuffer(trained, np.float64).reshape(shape.results, -1) if shape.buffers else None
+
+    @staticmethod
+    def allocate(shape: Shape) -> list[Any]:
+        """Return the raw memory, whose pages exist when they are first written."""
+        params, updates = shape.versions * shape.d * 4, shape.results * shape.d * 4
+        pulled, trained = (count * shape.buffers * 8 for count in (shape.versions, shape.results))
+        sizes = (params, pulled, updates, trained, updates * shape.shifts)
+        return [CONTEXT.RawArray("b", max(size, 1)) for size in sizes]
+
+
 class Workers:
     """A pool of workers for one run: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
 
-    `evaluate` may be called at any time. A thread receives results and sends the next trainings, so that workers train
-    while the server makes a step or writes its store.
+    `evaluate` may be called at any time.
     """
 
     def __init__(self, count: int, setup: SimulationSetup, task: Task | None) -> None:
@@ -87,74 +97,39 @@ class Workers:
         Raises:
             ConfigError: the task cannot be sent to another process.
         """
-        self._shape = shape = _shape_of(setup, count)
-        context = multiprocessing.get_context("spawn")
-        raw = SharedMemory.allocate(context, shape)
-        self._memory = SharedMemory(shape, raw)
-        self._changed = threading.Condition()  # guards all that follows
-        self._error: Exception | None = None
-        self._reset()
-        self._processes: list[Any] = []
-        self._queues: list[deque[int]] = []
-        self._pipes: list[Any] = []
-        self._thread = threading.Thread(target=self._feed, name="afflux-workers", daemon=True)
-        self._task, content = task, pickled(task)
-        # Runs before multiprocessing waits for its children, because workers end only when they receive a stop message.
-        self._at_exit = Finalize(self, _end, (self._processes, self._pipes, self._thread), exitpriority=100)
-        try:
-            with sigint_blocked():
-                for _ in range(count):
-                    ours, theirs = context.Pipe()
-                    arguments = (theirs, shape, raw, setup.config, setup.seed, content, loaded_digests())
-                    process = context.Process(target=work, args=arguments, daemon=True)
-                    process.start()
-                    theirs.close()
-                    self._processes.append(process)
-                    self._pipes.append(ours)
-                    self._queues.append(deque())
-                self._thread.start()
-        except BaseException:
-            self.close()
-            raise
+        self._shape, self._count, self._task = Shape.of(setup, count), count, task
+        raw, content = SharedMemory.allocate(self._shape), pickled(task)
+        self._memory = SharedMemory(self._shape, raw)
+        self._pool = ProcessPool(count, _begin, self._shape, raw, content)
+        self._reset(setup)
 
-    def _reset(self) -> None:
-        shape = self._shape
-        self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
+    def _reset(self, setup: SimulationSetup) -> None:
+        self._run = setup.config, setup.seed
+        self._free_versions, self._free_results = list(range(self._shape.versions)), list(range(self._shape.results))
         self._held: dict[int, list[int]] = {}  # [place, jobs that need it], by version
-        # Jobs have the sequence of their training; evaluations have -1, -2, ...
-        self._waiting: dict[int, SentModel] = {}  # not given to a worker
-        self._order: list[tuple[float, int, int]] = []  # a heap of finish, number and sequence of these jobs
-        self._given: dict[int, int] = {}  # to a worker: the version by sequence
+        self._waiting: dict[int, SentModel] = {}  # not given to a worker, by the sequence of the training
+        self._order: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
+        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the version, the sequence or -1
         self._places: dict[int, int] = {}  # of results, until `release`
-        self._done: dict[int, TrainingResult] = {}
-        self._evaluations = 0
-        self._figures: dict[int, Future[tuple[float, float]]] = {}  # evaluations that have not ended
+        self._done: dict[int, Future[Any]] = {}
 
     def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
         """Begin another run; return False if these workers cannot serve it, and must be closed.
 
         The call waits for the trainings of the last run that workers have been given.
         """
-        if self._shape != _shape_of(setup, len(self._processes)) or task is not self._task:
+        if task is not self._task or self._shape != Shape.of(setup, self._count):
             return False
-        with self._changed:
-            try:
-                self._order = []
-                while self._given:
-                    self._wait()
-                for pipe in self._pipes:
-                    pipe.send((setup.config, setup.seed))
-            except (AffluxError, OSError):
-                return False
-            self._reset()
+        if any(isinstance(job.exception(), BrokenProcessPool) for job in (*self._jobs, *self._done.values())):
+            return False
+        self._reset(setup)
         return True
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
         """Add a training whose result is needed at virtual time `finish`."""
-        with self._changed:
-            self._waiting[sequence] = sent
-            heappush(self._order, (finish, sequence, sequence))
-            self._assign()
+        self._waiting[sequence] = sent
+        heappush(self._order, (finish, sequence))
+        self._collect(0)
 
     def take(self, sequence: int) -> TrainingResult | None:
         """Wait for the result of a training, and return it.
@@ -166,100 +141,61 @@ class Workers:
             WorkerError: a worker has failed.
             ConfigError: as `Trainer.train`.
         """
-        with self._changed:
-            while sequence not in self._done:
-                if sequence in self._waiting and not self._free_results:
-                    del self._waiting[sequence]
-                    return None
-                self._wait()
-            return self._done.pop(sequence)
+        while sequence not in self._done:
+            if sequence in self._waiting and not self._free_results:
+                del self._waiting[sequence]
+                return None
+            self._collect(None)
+        examples, loss, steps, fault = self._done.pop(sequence).result()
+        place, memory = self._places[sequence], self._memory
+        buffers = None if memory.trained is None else memory.trained[place]
+        return TrainingResult(memory.updates[place], examples, loss, steps, buffers, fault)
 
     def release(self, sequence: int) -> None:
         """Free the arrays of a result, which are no longer needed."""
-        with self._changed:
-            place = self._places.pop(sequence, None)
-            if place is not None:
-                self._free_results.append(place)
-                self._assign()
+        if (place := self._places.pop(sequence, None)) is not None:
+            self._free_results.append(place)
+            self._collect(0)
 
     def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
         """Return an object that will hold the accuracy and loss of a model.
 
-        The call waits if two models for each worker have not been evaluated yet.
-
-        Raises:
-            WorkerError: a worker has failed.
-            ConfigError: as `Trainer.evaluate`.
+        The call waits if `EVALUATIONS` models for each worker have not been evaluated yet. The object's `result` raises
+        ConfigError as `Trainer.evaluate`, and WorkerError if a worker has failed.
         """
-        with self._changed:
-            while len(self._figures) >= 2 * len(self._processes):
-                self._wait()
-            self._evaluations += 1
-            number, sequence = self._evaluations, -self._evaluations
-            figures = self._figures[sequence] = Future()
-            self._waiting[sequence] = SentModel(-1, model, None, 0)
-            heappush(self._order, (-inf, number, sequence))
-            self._assign()
-            if self._error is not None:
-                raise self._error
-        return figures
+        while sum(sequence < 0 for _, sequence in self._jobs.values()) >= EVALUATIONS * self._count:
+            self._collect(None)
+        return self._give(-1, model, _evaluate, self._hold(model))
 
-    def _wait(self) -> None:
-        """Wait for a result; raise the exception that has ended the receiving thread."""
-        if self._error is not None:
-            raise self._error
-        self._changed.wait(POLL_SECONDS)
-
-    def _feed(self) -> None:
-        """Receive results and send trainings until a worker fails or the processes are ended."""
-        try:
-            while True:
-                ready: list[Any] = connection.wait(self._pipes)
-                with self._changed:
-                    for pipe in ready:
-                        self._receive(pipe)
-                    self._assign()
-                    self._changed.notify_all()
-        except Exception as error:
-            with self._changed:
-                self._error = error
-                for figures in self._figures.values():
-                    figures.set_exception(error)
-                self._changed.notify_all()
-
-    def _assign(self) -> None:
-        """Give evaluations, and the trainings that are needed first, to workers that have room for them."""
-        while self._order and (worker := self._with_room()) is not None:
-            sequence = self._order[0][-1]
-            if sequence >= 0 and not self._free_results:
+    def _collect(self, timeout: float | None) -> None:
+        """Note the jobs that have ended, at most after some seconds; give waiting trainings to the workers."""
+        for job in wait(self._jobs, timeout, FIRST_COMPLETED).done if self._jobs else ():
+            version, sequence = self._jobs.pop(job)
+            held = self._held[version]
+            held[1] -= 1
+            if not held[1]:
+                self._free_versions.append(held[0])
+                del self._held[version]
+            if sequence >= 0:
+                self._done[sequence] = job
+        trainings = sum(sequence >= 0 for _, sequence in self._jobs.values())
+        for _ in range(QUEUE * self._count - trainings):
+            while self._order and self._order[0][1] not in self._waiting:  # it was trained elsewhere
+                heappop(self._order)
+            if not self._order or not self._free_results:
                 return
-            heappop(self._order)
-            sent = self._waiting.pop(sequence, None)
-            if sent is not None:  # else it was trained elsewhere
-                self._give(worker, sequence, sent)
+            _, sequence = heappop(self._order)
+            sent = self._waiting.pop(sequence)
+            place = self._places[sequence] = self._free_results.pop()
+            if self._memory.shifts is not None and sent.shift is not None:
+                self._memory.shifts[place] = sent.shift
+            facts = (sequence, sent.client, self._hold(sent.model), place, sent.shift is not None)
+            self._give(sequence, sent.model, _train, *facts)
 
-    def _with_room(self) -> int | None:
-        """Return the worker with the fewest jobs, if it has room for one.
-
-        A worker whose last job is an evaluation gets no other job, because that job would wait.
-        """
-        free = [worker for worker, queue in enumerate(self._queues) if not queue or queue[-1] >= 0]
-        worker = min(free, key=lambda worker: len(self._queues[worker]), default=None)
-        return None if worker is None or len(self._queues[worker]) >= QUEUE else worker
-
-    def _give(self, worker: int, sequence: int, sent: SentModel) -> None:
-        result, memory = -1, self._memory
-        if sequence >= 0:
-            result = self._places[sequence] = self._free_results.pop()
-            if memory.shifts is not None and sent.shift is not None:
-                memory.shifts[result] = sent.shift
-        job = WorkerJob(sequence, sent.client, self._hold(sent.model), result, sent.shift is not None)
-        self._given[sequence] = sent.model.version
-        self._queues[worker].append(sequence)
-        try:
-            self._pipes[worker].send(tuple(job))
-        except OSError:
-            raise self._ended(worker) from None
+    def _give(self, sequence: int, model: Pulled, function: Callable[..., Any], *facts: int) -> "Future[Any]":
+        job = self._pool.job(_reported, function, *self._run, *facts)
+        self._jobs[job] = model.version, sequence
+        return job
 
     def _hold(self, model: Pulled) -> int:
         """Return the place of the model in shared memory; it is copied there for the first of several jobs."""
@@ -272,64 +208,9 @@ class Workers:
         held[1] += 1
         return held[0]
 
-    def _receive(self, pipe: Any) -> None:
-        """Receive a message of a worker."""
-        worker = self._pipes.index(pipe)
-        try:
-            while pipe.poll():
-                self._handle(worker, pipe.recv())
-        except (EOFError, OSError):
-            raise self._ended(worker) from None
-
-    def _handle(self, worker: int, answer: Any) -> None:
-        if answer[0] == "error":
-            _, known, text = answer
-            raise ConfigError(text) if known else WorkerError(text)
-        sequence, *facts = answer
-        self._queues[worker].remove(sequence)
-        version = self._given.pop(sequence)
-        held = self._held[version]
-        held[1] -= 1
-        if not held[1]:
-            self._free_versions.append(held[0])
-            del self._held[version]
-        if sequence < 0:
-            accuracy, loss = facts
-            self._figures.pop(sequence).set_result((accuracy, loss))
-            return
-        (examples, loss, steps, fault), place, memory = facts, self._places[sequence], self._memory
-        buffers = None if memory.trained is None else memory.trained[place]
-        self._done[sequence] = TrainingResult(memory.updates[place], examples, loss, steps, buffers, fault)
-
-    def _ended(self, worker: int) -> ProcessKilledError:
-        process = self._processes[worker]
-        process.join(POLL_SECONDS)
-        code = process.exitcode
-        return ProcessKilledError(f"a worker process has ended with exit code {code}; the run can be resumed")
-
     def close(self) -> None:
         """End the processes; only their trainings in progress are lost."""
-        self._at_exit()
-
-
-def _end(processes: list[Any], pipes: list[Any], thread: threading.Thread) -> None:
-    for process in processes:
-        process.kill()
-    if thread.ident is not None:  # the thread ends when the first pipe has ended
-        thread.join()
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.close()
-        process.join()
-        process.close()
-    processes.clear()
-    pipes.clear()
-
-
-def _shape_of(setup: SimulationSetup, count: int) -> Shape:
-    d, buffers = len(setup.initial_params), setup.model.initial_buffers
-    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
-    scaffold = setup.config.client_optimizer == "scaffold"
-    return Shape(d, 0 if buffers is None else len(buffers), count * (QUEUE + 1) + 1, count * QUEUE + waiting, scaffold)
+        self._pool.stop()
 
 
 class WorkerPool:
@@ -364,3 +245,59 @@ class WorkerPool:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
+
+
+class _Worker:
+    """What a worker process holds: the shared memory and the task."""
+
+    def __init__(self, shape: Shape, raw: Sequence[Any], content: bytes) -> None:
+        self.memory, self._content = SharedMemory(shape, raw), content
+
+    @cached_property
+    def task(self) -> Task | None:
+        return cast("Task | None", pickle.loads(self._content))
+
+    def buffers(self, version: int) -> np.ndarray | None:
+        return None if self.memory.pulled is None else self.memory.pulled[version]
+
+
+_worker: _Worker
+
+
+def _begin(shape: Shape, raw: Sequence[Any], content: bytes) -> None:
+    global _worker
+    torch.set_num_threads(1)
+    _worker = _Worker(shape, raw, content)
+
+
+@lru_cache(maxsize=1)
+def _trainer(config: SimConfig, seed: int) -> Trainer:
+    return SimulationSetup.of(config, seed, _worker.task).trainer
+
+
+def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function, or raise its error as one that can be sent."""
+    try:
+        return function(*arguments)
+    except ConfigError as error:
+        raise ConfigError(text_with_notes(error)) from None
+    except BaseException as error:  # also of sys.exit() in the task's functions: signals raise nothing here
+        raise WorkerError("a worker failed:\n" + "".join(format_exception(error))) from None
+
+
+def _train(
+    config: SimConfig, seed: int, sequence: int, client: int, version: int, place: int, shifted: bool
+) -> tuple[int, float | None, int, str]:
+    """Write the result of a training into its place; return the examples, loss, steps and fault."""
+    memory, batches = _worker.memory, random_stream(seed, StreamPurpose.BATCHES, sequence)
+    shift = memory.shifts[place] if shifted and memory.shifts is not None else None
+    trainer, buffers = _trainer(config, seed), _worker.buffers(version)
+    trained = trainer.train(client, memory.params[version], batches, shift, buffers)
+    memory.updates[place] = trained.update
+    if memory.trained is not None and trained.buffers is not None:
+        memory.trained[place] = trained.buffers
+    return trained.num_examples, trained.loss, trained.steps, trained.fault
+
+
+def _evaluate(config: SimConfig, seed: int, version: int) -> tuple[float, float]:
+    return _trainer(config, seed).evaluate(_worker.memory.params[version], _worker.buffers(version))

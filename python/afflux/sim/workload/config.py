@@ -10,7 +10,7 @@ from afflux.ops.validation import brief
 from afflux.sim.data.registry import DATA_SETS, read_data_set
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models.registry import MODELS, build_model
-from afflux.sim.workload.delay_names import DELAYS, DELAYS_OF_TASK, delay_law
+from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 
 PROTOCOLS = ("events", "rounds")
