@@ -117,7 +117,7 @@ def test_an_exception_without_a_readable_message_is_one_too():
 
 def test_a_worker_names_what_ends_it():
     """Also what is no Exception: sys.exit() in a client's training."""
-    with pytest.raises(workers.WorkerError, match="(?s)a worker failed:.*SystemExit: 3"):
+    with pytest.raises(workers.WorkerError, match=r"(?s)a worker failed:.*SystemExit: 3"):
         workers._reported(sys.exit, 3)
 
 

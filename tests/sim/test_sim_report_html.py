@@ -101,7 +101,7 @@ def page_of(results, **changes):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = run_folder.create_run_folder(tmp_path_factory.mktemp("out") / "run")
-    output = run_folder.create_audit_folder(folder, CONFIG, 6)
+    output = run_folder.create_audit_folder(folder)
     assert isinstance(output, AuditOutput)
     results = compare(make_jobs(SPECS, [0, 1]), CONFIG, output=output)
     run_folder.write_results(folder, results, CONFIG)

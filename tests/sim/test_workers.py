@@ -116,7 +116,7 @@ def stop_at(count):
 
 
 def begin(folder, config, progress, seconds=0.0, workers=2):
-    output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), config, 1, True)
+    output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), True)
     return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
 
 
@@ -197,7 +197,9 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
         if run.arrivals == 9:
             os.kill(next(iter(started[0]._pool._processes)), signal.SIGKILL)
 
-    with pytest.raises(ProcessKilledError, match="a worker process was killed, or could not be started; the run can be"):
+    with pytest.raises(
+        ProcessKilledError, match="a worker process was killed, or could not be started; the run can be"
+    ):
         begin(tmp_path, SMALL, kill)
     assert not started[0]._pool._processes, "all have been ended"
     same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)

@@ -110,20 +110,15 @@ def _result(run: _Run, rule: _Rule, config: _Config, evaluations: list[Evaluatio
         report: Any = SimpleNamespace(staleness=np.array(line.staleness), weights=weights, seconds=0.0)
         report.stepped, report.rejected = line.stepped, line.rejected
         history.add_round(report)
+    history.seconds = [] if run.server_ms is None else [run.server_ms / 1e3]
     return ReadRun(
         spec=RuleSpec(rule.name, tuple(log.header.options.items()), rule.label),
         seed=run.seed,
-        evaluations=tuple(evaluations),
-        staleness=np.array(history.staleness, np.int64),
-        round_staleness=np.array(history.round_staleness, np.int64),
-        server_seconds=np.array([] if run.server_ms is None else [run.server_ms / 1e3]),
+        **history.result_fields(),
         state_bytes=int(run.state_bytes),
         num_clients=run.clients_with_data,
         params=np.zeros(0, np.float32),
         leader="" if rule.updates_of == rule.label else rule.updates_of,
-        clients=np.array(history.clients, np.int64),
-        decisions=history.decisions,
-        totals=history.totals,
         settings=config.simulation,
         division=config.division,
         options=rule.options,

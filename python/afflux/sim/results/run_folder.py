@@ -3,7 +3,7 @@
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from afflux.ops.units import in_bytes
+from afflux.ops.validation import printable
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.data_frames import data_frame
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
-from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
+from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.inputs import package_versions
 
 #: Files with a table each, see `data_frame`.
@@ -128,39 +129,19 @@ def create_run_folder(out: Path | None) -> Path:
     return folder
 
 
-def create_audit_folder(
-    folder: Path,
-    config: SimConfig,
-    runs: int,
-    updates: bool = False,
-    announce: Callable[[str], None] = print,
-    d: int | None = None,
-) -> AuditOutput:
-    """Create the folder of the audit logs.
-
-    Args:
-        folder: the run folder.
-        config: the settings of each run.
-        runs: number of runs.
-        updates: whether the runs keep their updates.
-        announce: called with the size of the kept updates if it is more than a gigabyte.
-        d: elements of the model; None: of the task of images, according to the settings.
-
-    Returns:
-        The output for the runs.
-
-    Raises:
-        ConfigError: the disk has too little space for the updates.
-    """
-    if updates and config.arrivals < UNLIMITED:
-        size = 4 * (config.num_parameters() if d is None else d) * config.arrivals * runs
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
-        if size > ANNOUNCE_ABOVE:
-            announce(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
+def create_audit_folder(folder: Path, updates: bool = False) -> AuditOutput:
+    """Create the folder of the audit logs in a run folder, and return it; `updates`: the runs keep their updates."""
     (folder / FOLDER).mkdir()
     return AuditOutput(folder / FOLDER, updates)
+
+
+def announce_updates(folder: Path, size: int) -> None:
+    """Log the size of the kept updates in bytes if it is large; raise ConfigError if the disk has too little space."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
+    if size > ANNOUNCE_ABOVE:
+        _LOGGER.warning("the updates will take %s in %s/%s", in_bytes(size), printable(str(folder)), FOLDER)
 
 
 def _remove_unfinished(folder: Path, digest: str) -> None:

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable
 from math import inf
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from msgspec import Meta, Struct, field
 
 from afflux.aggregation.reports import Receipt, Report
@@ -61,6 +62,18 @@ class RunHistory(Struct, forbid_unknown_fields=True):
         if receipt.report is not None:
             for report in (receipt.report, *receipt.more):
                 self.add_round(report)
+
+    def result_fields(self) -> dict[str, Any]:
+        """Return the fields of `RunResult` that the history holds."""
+        return {
+            "evaluations": tuple(self.evaluations),
+            "staleness": np.array(self.staleness, np.int64),
+            "round_staleness": np.array(self.round_staleness, np.int64),
+            "server_seconds": np.array(self.seconds),
+            "clients": np.array(self.clients, np.int64),
+            "decisions": self.decisions,
+            "totals": self.totals,
+        }
 
     def add_round(self, report: Report) -> None:
         """Add one round."""

@@ -335,10 +335,8 @@ class SimulatedServer:
     @property
     def ended(self) -> bool:
         """Whether the run has reached the number of rounds or the target at which it stops."""
-        config, history = self._setup.config, self.history
-        if config.rounds and self.server.version >= config.rounds:
-            return True
-        return config.stop_at_target and history.evaluations[-1].accuracy >= config.target
+        history, version = self.history, self.server.version
+        return self._setup.config.is_reached(len(history.staleness), version, history.evaluations[-1].accuracy)
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log; the last model is evaluated.

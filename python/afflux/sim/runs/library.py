@@ -13,7 +13,6 @@ from afflux.arrays.roles import Roles
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
-from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
 from afflux.sim.results import run_folder
@@ -25,16 +24,15 @@ from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.replay import replay_config, replay_updates
 from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
-from afflux.sim.runs.setup import checked_settings, refuse_pair
+from afflux.sim.runs.setup import checked_settings, num_parameters, refuse_pair
 from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.client_training import ClientTraining, sgd
-from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
+from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
-from afflux.sim.workload.task_registry import build_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,7 +125,7 @@ class Simulation:
         names = list(settings)
         count = num_clients or getattr(clients, "num_clients", None) or len(clients)  # type: ignore[arg-type]
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
-        _set_arrivals(settings)
+        unlimit_arrivals(settings, "arrivals" in settings)
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
@@ -169,7 +167,7 @@ class Simulation:
         if isinstance(config, str):
             for setting in settings:
                 known("setting", setting, [field.name for field in fields(SimConfig)])
-            _set_arrivals(settings)
+            unlimit_arrivals(settings, "arrivals" in settings)
             config = SimConfig(task=config, **settings)
             config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
         simulation = cls.__new__(cls)
@@ -238,8 +236,10 @@ class Simulation:
         finished: dict[int, list[RunResult]] = {}
         command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard)
         with _run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
-            d = self.num_parameters() if keep_updates else None
-            output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, _announce, d)
+            if keep_updates and self.config.arrivals < UNLIMITED:
+                size = 4 * num_parameters(self.config, self.task) * self.config.arrivals * len(self.jobs)
+                run_folder.announce_updates(folder, size)
+            output = run_folder.create_audit_folder(folder, keep_updates)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
             if store is None:
                 runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
@@ -250,11 +250,6 @@ class Simulation:
             results = SimulationResults(runs, self.config)
             results.write(folder)
         return results
-
-    def num_parameters(self) -> int:
-        """Return the number of trained parameters of the model, d."""
-        task = build_task(self.config) if self.task is None else self.task
-        return len(FlatModel(make_module(task.model, 0), task.roles).params)
 
 
 def resume(
@@ -349,7 +344,7 @@ def replay(
         return SimulationResults(replay_updates(log, specs, config, progress, None, own), config)
     _require_packages(False)
     with _run_folder(Path(out), config, {}, 1) as folder:
-        output = run_folder.create_audit_folder(folder, config, 1)
+        output = run_folder.create_audit_folder(folder)
         results = SimulationResults(replay_updates(log, specs, config, progress, output, own), config)
         results.write(folder)
     return results
@@ -411,9 +406,3 @@ def _require_packages(tensorboard: bool) -> None:
 
 def _announce(text: str) -> None:
     _LOGGER.warning("%s", printable(text))
-
-
-def _set_arrivals(settings: dict[str, Any]) -> None:
-    """Let the arrivals have no limit if another end is given alone."""
-    if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
-        settings["arrivals"] = UNLIMITED

@@ -145,10 +145,8 @@ class InterruptedRun:
     @property
     def finished(self) -> bool:
         """Whether the checkpoint is known to be the one after the last arrival."""
-        config, last = self.config, self.history.evaluations[-1]
-        rounds = bool(config.rounds) and self.notes.server["version"] >= config.rounds
-        reached = config.stop_at_target and last.accuracy >= config.target
-        return self.arrivals == config.arrivals or rounds or reached
+        version, last = self.notes.server["version"], self.history.evaluations[-1]
+        return self.config.is_reached(self.arrivals, version, last.accuracy)
 
     def _check_run_id(self, stored: Path, typed: Path | None) -> None:
         """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.

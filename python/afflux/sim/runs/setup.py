@@ -32,6 +32,12 @@ from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_e
 from afflux.sim.workload.task_registry import build_task, task_function
 
 
+def num_parameters(config: SimConfig, task: Task | None = None) -> int:
+    """Return the number of trained parameters of the model, d; `task` replaces that in the settings."""
+    task = build_task(config) if task is None else task
+    return len(FlatModel(make_module(task.model, 0), task.roles).params)
+
+
 def refuse_pair(clients: Any) -> None:
     """Raise ConfigError for a pair of arrays (x, y), which would be two clients."""
     if isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(data, "shape") for data in clients):
