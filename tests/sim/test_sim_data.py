@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from afflux.sim.data import image_set
-from afflux.sim.data.registry import read_data_set
+from afflux.sim.data import image_set, read_data_set
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.delays import delay_law, fadas_classes
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl

@@ -15,7 +15,7 @@ from afflux.sim.clients.model_broadcast import ControlVariates, ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.models.registry import build_model
+from afflux.sim.models import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid

@@ -171,10 +171,6 @@ def test_impossible_settings_are_refused(change, message):
 def test_a_cohort_beyond_the_clients_is_refused():
     with pytest.raises(ConfigError, match="concurrency is 11, but only 10 of 10"):
         run(parse_rule("fedbuff:buffer_size=11"), 0, SMALL)
-    with pytest.raises(ValueError, match="cohort 11"):
-        events_of(11, 11)
-    with pytest.raises(ValueError, match="2 probabilities for 10"):
-        events_of(5, 5, probabilities=(0.5, 0.5))
 
 
 def test_k_async_is_refill_k_with_all_clients_at_once():

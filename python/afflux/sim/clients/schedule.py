@@ -134,14 +134,7 @@ def schedule_rounds(
 
     Yields:
         Dispatches and arrivals.
-
-    Raises:
-        ValueError: `cohort` is out of range, or `probabilities` has another length than `clients`.
     """
-    if not 1 <= cohort <= len(clients):
-        raise ValueError(f"[schedule_rounds] cohort {cohort} is not in 1..{len(clients)}")
-    if probabilities is not None and len(probabilities) != len(clients):
-        raise ValueError(f"[schedule_rounds] {len(probabilities)} probabilities for {len(clients)} clients")
     rates = np.ones(len(clients)) if probabilities is None else np.asarray(probabilities)
     sequence = 0
     now = 0.0

@@ -10,15 +10,15 @@ from datetime import datetime
 from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, TextIO
 
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
-from afflux.sim.results.data_frames import data_frame
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
-from afflux.sim.results.statistics import paired_differences
+from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.inputs import package_versions
@@ -46,16 +46,18 @@ ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announce
 
 @contextmanager
 def new_run_folder(
-    out: Path | None, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], command: object = None
+    out: Path, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], runs: int, command: object = None
 ) -> Iterator[Path]:
     """Create a run folder for the block, which writes the results.
 
-    After an error the finished results are written into the folder; it is removed if nothing has arrived.
+    After an error the finished results are written into the folder, and a note of the error says what the folder holds
+    and how to go on; the folder is removed if nothing has arrived.
 
     Args:
-        out: the folder; default runs/<date and time>.
+        out: the folder.
         config: the settings.
         finished: results by the index of the run; the block fills it.
+        runs: number of all runs.
         command: all on which the files depend, with a `repr`. Then the folder is marked by `UNFINISHED`: the same
             command replaces it if this one, or one of its processes, is killed, and any command if this one finishes no
             run. None: no command replaces it.
@@ -65,7 +67,7 @@ def new_run_folder(
         MissingExtraError: a package that writes the results is not installed.
     """
     require(*PACKAGES)
-    if out is not None and command is not None:
+    if command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)
     marker = folder / UNFINISHED
@@ -81,10 +83,16 @@ def new_run_folder(
             results = [result for index in sorted(finished) for result in finished[index]]
             if results:
                 write_results(folder, results, config)
-            if not (results and isinstance(error, ProcessKilledError)):
+            killed, then = results and isinstance(error, ProcessKilledError), ""
+            if not killed:
                 marker.unlink(missing_ok=True)
-            if remove_empty_logs(folder) and not results and command is not None:
-                marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
+            if remove_empty_logs(folder):
+                if command is not None and not results:
+                    marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
+                    then = f"; the next command with --out {quote(str(folder))} replaces it"
+                elif command is not None and (killed or len(finished) < runs):
+                    then = "; the same command replaces it" if killed else "; make the other runs with another --out"
+                error.add_note(f"{len(finished)} of {runs} runs were finished; kept {folder}/{then}")
             raise
         marker.unlink(missing_ok=True)
 

@@ -121,7 +121,7 @@ class RunResult(Evaluated):
     server_seconds: np.ndarray
     state_bytes: int
     num_clients: int  #: clients that hold data
-    params: np.ndarray
+    params: np.ndarray  #: empty in a result that was read
     leader: str = ""  #: label of the rule from whose params the clients trained, if it is not this run's own
     #: Of each arrival, in the order of arrival; int64.
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -138,6 +138,7 @@ class RunResult(Evaluated):
     #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
     first_params_sha256: str = ""  #: see `params_sha256`
+    digest: str = ""  #: SHA-256 of the final params' bytes: equal digests are equal bits
     seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
 
     @property
@@ -202,11 +203,6 @@ class RunResult(Evaluated):
     def server_ms(self) -> float:
         """Mean milliseconds of the server's arithmetic per round."""
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the final params' bytes: equal digests are equal bits."""
-        return params_sha256(self.params)
 
     def first_to_reach(self, target: float) -> Evaluation | None:
         """Return the first evaluation with an accuracy of at least `target`, or None."""

@@ -85,10 +85,7 @@ class TrainingStream:
             else:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
-                facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(
-                    number, sequence, sent.after, client, event.time, *facts, trained.buffers, trained.fault
-                )
+                yield UpdateEvent(number, sequence, sent.after, client, event.time, trained)
                 self._broadcast.record_result(sent, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)
@@ -275,18 +272,18 @@ class SimulatedServer:
             TrainingError: the training has failed, or the loss or the vector is not finite; and the setting `faults` is
                 raise, or too many arrivals are faulty for the run to go on.
         """
-        start, config = self.pulled.pop(event.sequence), self._setup.config
+        start, config, trained = self.pulled.pop(event.sequence), self._setup.config, event.trained
         if self.record.updates is not None:  # before the log names the update
-            self.record.updates.append(event.update)
+            self.record.updates.append(trained.update)
         receipt = self.server.push(
             client=event.client,
             version=start,
-            update=event.update,
-            num_examples=event.num_examples or 1,  # 0 is no fault
-            loss=event.loss if event.loss is None or math.isfinite(event.loss) else math.nan,
+            update=trained.update,
+            num_examples=trained.num_examples or 1,  # 0 is no fault
+            loss=trained.loss if trained.loss is None or math.isfinite(trained.loss) else math.nan,
             client_lr=config.client_lr,
-            local_steps=event.steps or 1,
-            buffers=event.buffers,
+            local_steps=trained.steps or 1,
+            buffers=trained.buffers,
         )
         if self._validation is not None:
             self._validation.refresh()

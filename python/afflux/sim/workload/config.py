@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 from afflux.ops import codecs
 from afflux.ops.validation import brief
-from afflux.sim.data.registry import DATA_SETS
+from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.models.registry import MODELS
+from afflux.sim.models import MODELS
 from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 

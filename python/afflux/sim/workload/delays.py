@@ -17,7 +17,7 @@ import numpy as np
 from afflux.sim.data.files import bad_file
 from afflux.sim.data.formats import read_table
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_specs import option_value, split_assignments
+from afflux.sim.workload.rule_specs import read_options
 
 Delay: TypeAlias = Callable[[int, np.random.Generator], float]
 """(client, stream) -> running time of one dispatch of the client, drawn from the stream."""
@@ -331,13 +331,13 @@ def delay_law(text: str) -> DelayLaw:
     options = {option.name: option for option in fields(kind)}
     if assignments and not options:
         raise ConfigError(f"delays {text}: {name} has no options")
-    texts = split_assignments(f"delays {text}", assignments, f"delays {name}", options)
-    absent = [f"{name}=..." for name in options.keys() - {*preset, *texts} if options[name].default is MISSING]
+    hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
+    values = read_options(f"delays {text}", assignments, f"delays {name}", hints)
+    absent = [f"{name}=..." for name in options.keys() - {*preset, *values} if options[name].default is MISSING]
     if absent:
         raise ConfigError(f"delays {text}: needs {', '.join(absent)}")
-    hints = get_type_hints(kind)
     try:
-        law: DelayLaw = kind(**{**preset, **{name: option_value(value, hints[name]) for name, value in texts.items()}})
-    except (ValueError, ConfigError) as error:
+        law: DelayLaw = kind(**{**preset, **values})
+    except ConfigError as error:
         raise ConfigError(f"delays {text}: {error}") from None
     return law
