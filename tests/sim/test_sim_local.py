@@ -170,7 +170,7 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
-    for event in make_schedule(rule, 3, 7, config, range(5)):
+    for event in make_schedule(rule, 7, config, range(5)):
         if isinstance(event, Dispatch):
             age = min(event.age, len(models_sent) - 1)
             sent[event.sequence] = models_sent[-1 - age]

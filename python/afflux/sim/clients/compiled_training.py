@@ -114,19 +114,15 @@ class CompiledStep:
             nonlocal run
             inputs = [*others, *batches[number]]
             if run is None:  # no batch was full yet
-                run = self._add(key, inputs, structure)
+                run = self._runs[key] = self._compile(inputs, structure)
             (loss,) = run(inputs)
             return loss.item()
 
         return step
 
-    def _add(self, key: Any, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
+    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
         if len(self._runs) == MOST_SHAPES:
             raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
-        run = self._runs[key] = self._compile(inputs, structure)
-        return run
-
-    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
         try:
             graph = self._trace(inputs, structure)
             return _compiled(graph, inputs)

@@ -60,14 +60,6 @@ class TrainingResult(NamedTuple):
         return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
 
 
-class LocalPlan(NamedTuple):
-    """The batches of one local training, and the number of examples that the client reports."""
-
-    steps: int
-    batches: Iterator[np.ndarray]  #: indices of the examples of each step
-    examples: int  #: number of examples that the client reports
-
-
 class Trainer:
     """The training of all clients on one module, and the evaluation of models."""
 
@@ -152,30 +144,32 @@ class Trainer:
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        plan = self._plan(data, rng)
+        size, config = self._count(data), self._config
+        steps = self._steps(size, rng)
+        batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
         own_shift = None if shift is None else torch.from_numpy(shift)
         losses = seen = 0.0
         make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
-        for loss, size in make_steps(data, plan, pulled, own_shift):
-            losses += loss * size
-            seen += size
-        return losses / seen, plan.steps, plan.examples
+        for loss, length in make_steps(data, batches, pulled, own_shift):
+            losses += loss * length
+            seen += length
+        return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
 
     def _steps_by_autograd(
-        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps; yield the mean loss before each step, and the size of its batch."""
         terms = self._gradient_terms(pulled, shift)
-        for batch in plan.batches:
+        for batch in indices:
             yield self._step(*take(data, batch), terms), len(batch)
 
     def _compiled_steps(
-        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps, by compiled code if a batch is full."""
         assert self._compiled is not None
         terms, start = self._gradient_terms(pulled, shift), torch.tensor(pulled)
-        while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
+        while batches := list(islice(indices, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
             step = self._compiled.steps_on(x, y, sizes, start, shift)
@@ -197,13 +191,8 @@ class Trainer:
         model.flat.add_(model.gradient, alpha=-self._config.client_lr)
         return loss
 
-    def _plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
-        """Draw the number of local steps; then draw the batches of each step when the step needs them.
-
-        Raises:
-            ConfigError: the data have no examples that can be counted, or another number of labels.
-        """
-        config = self._config
+    def _count(self, data: Any) -> int:
+        """Return the number of examples of a client; raise ConfigError if there are none, or other labels."""
         size = num_examples(data)
         if isinstance(data, torch.utils.data.DataLoader):
             raise ConfigError("a client's data set is a DataLoader: give its dataset; the training draws the batches")
@@ -212,9 +201,7 @@ class Trainer:
         for leaf in tree_leaves(data[0]) if isinstance(data, tuple) and len(data) == 2 else ():
             if hasattr(leaf, "__len__") and len(leaf) != size:
                 raise ConfigError(f"a client's data set has {len(leaf)} examples, but {size} labels")
-        steps = self._steps(size, rng)
-        examples = min(size, config.batch_size) if config.examples == "batch" else size
-        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng, config.drop_last), examples)
+        return size
 
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""

@@ -28,7 +28,7 @@ from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, replay_con
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, read_rules
 from afflux.sim.workload.task import ClientTraining, Evaluate, Loss, SeededClients, Task, TrainingFunction, sgd
 
@@ -132,7 +132,7 @@ class Simulation:
         self.config.refuse_unread(names)
         refuse_ignored_settings(self.config, names, self.task, None)
         self._set_runs(rules, seeds, paired, buffer_size)
-        refuse_settings_of_other_rules(self.config, names, [job.spec for job in self.jobs])
+        self.config.refuse(names, unread_by_rules(job.spec for job in self.jobs))
 
     @classmethod
     def of(

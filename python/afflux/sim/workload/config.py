@@ -233,9 +233,12 @@ class SimConfig:
 
         A setting that has its default is in `names` only if it was given.
         """
-        unread = unread_settings(asdict(self))
+        self.refuse((name for name in names if self._built_in or name in OF_SIMULATOR), unread_settings(asdict(self)))
+
+    def refuse(self, names: Iterable[str], unread: Mapping[str, str]) -> None:
+        """Raise ConfigError if one of these settings is in `unread`: the settings that no run reads, and what would."""
         for name in names:
-            if name in unread and (self._built_in or name in OF_SIMULATOR):
+            if name in unread:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is read only with {unread[name]}")
 
     def is_reached(self, arrivals: int, version: int, accuracy: float) -> bool:

@@ -9,24 +9,13 @@ from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig, unread_settings
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
-from afflux.sim.workload.task import Partitioned, Task
+from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
 
 #: Settings that only the function of a task reads.
 OF_DIVISION = ("num_clients", "partition", "alpha", "classes")
 OF_FUNCTION = ("data_dir", *OF_DIVISION)
 #: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
-OF_TRAINING = (
-    "client_optimizer",
-    "mu",
-    "control_codec",
-    "local_steps",
-    "steps_law",
-    "local_epochs",
-    "batch_size",
-    "drop_last",
-    "weight_decay",
-    "examples",
-)
+OF_TRAINING = tuple(name for name in {**scaffold(drop_last=True).settings, **fedprox().settings} if name != "client_lr")
 SETTINGS = tuple(field.name for field in fields(SimConfig))
 
 
@@ -93,14 +82,6 @@ def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
     return {name: reader for reader, names in table.items() for name in names}
 
 
-def refuse_settings_of_other_rules(config: SimConfig, given: Iterable[str], rules: Iterable[RuleSpec]) -> None:
-    """Raise ConfigError if one of the settings that were given is read by none of these rules."""
-    unread = unread_by_rules(rules)
-    for name in given:
-        if name in unread:
-            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
-
-
 def refuse_ignored_settings(
     config: SimConfig, given: Iterable[str], task: Task, function: Callable[..., Any] | None
 ) -> None:
@@ -112,17 +93,16 @@ def refuse_ignored_settings(
         task: the task.
         function: the function that has returned the task; None: unknown.
     """
-    given, ignored = list(given), ignored_settings(config, task, function)
+    ignored = ignored_settings(config, task, function)
+    checked = SETTINGS if task.count != config.num_clients else [name for name in SETTINGS if name != "num_clients"]
     unread: dict[str, str] = {}
     if task.training is None and (function is None or "settings" not in inspect.signature(function).parameters):
         unread = {name: reader for name, reader in unread_settings(asdict(config)).items() if name in OF_TRAINING}
     if config.task.partition(":")[0] == PAPERS and not isinstance(task.clients, Partitioned):
         unread |= dict.fromkeys(OF_DIVISION, "a data set without owners")
-    for name in config.changed():
-        if name in unread and (name != "num_clients" or task.count != config.num_clients):
-            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
+    config.refuse((name for name in config.changed() if name in checked), unread)
     for name in given:
-        if name not in ignored or (name == "num_clients" and task.count == config.num_clients):
+        if name not in ignored or name not in checked:
             continue
         if name in OF_TRAINING:
             what = f"the training function {_name(task.training)} of task {config.task}"
