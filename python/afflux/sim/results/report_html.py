@@ -27,7 +27,7 @@ Rows = list[list[str]]
 
 
 def render_report(
-    results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any], logs: Mapping[str, str]
+    results: Sequence[RunResult], setting: str, target: float, configuration: Any, logs: Mapping[str, str]
 ) -> str:
     """Return the page.
 

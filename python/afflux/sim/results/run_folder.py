@@ -13,6 +13,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TextIO
 
+from msgspec import Struct
+
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
@@ -275,24 +277,35 @@ def _settings_read(results: Sequence[RunResult], config: SimConfig) -> dict[str,
     return {name: value for run in results for name, value in run.settings.items()} or asdict(config)
 
 
-def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
-    return {
-        "simulation": _settings_read(results, config),
-        "division": dict(results[0].division),
-        "rules": [
-            {
-                "label": label,
-                "name": runs[0].spec.name,
-                "options": dict(runs[0].options) or runs[0].spec.plain_options(),
-                "parts": dict(runs[0].parts),
-                "updates_of": runs[0].leader or label,
-            }
-            for label, runs in group_by_rule(results).items()
-        ],
-        "seeds": sorted({run.seed for run in results}),
-        "versions": package_versions() | {"python": platform.python_version()},
-        "machine": platform.machine(),
-    }
+class RuleConfiguration(Struct, frozen=True):
+    """A rule in config.json."""
+
+    label: str
+    name: str
+    options: dict[str, Any]
+    parts: dict[str, Any]
+    updates_of: str
+
+
+class Configuration(Struct, frozen=True):
+    """The content of config.json."""
+
+    simulation: dict[str, Any]
+    division: dict[str, Any]
+    rules: list[RuleConfiguration]
+    seeds: list[int]
+    versions: dict[str, str]
+    machine: str
+
+
+def _configuration(results: Sequence[RunResult], config: SimConfig) -> Configuration:
+    rules = []
+    for label, (run, *_) in group_by_rule(results).items():
+        options = dict(run.options) or run.spec.plain_options()
+        rules.append(RuleConfiguration(label, run.spec.name, options, dict(run.parts), run.leader or label))
+    seeds = sorted({run.seed for run in results})
+    settings, versions = _settings_read(results, config), package_versions() | {"python": platform.python_version()}
+    return Configuration(settings, dict(results[0].division), rules, seeds, versions, platform.machine())
 
 
 def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:

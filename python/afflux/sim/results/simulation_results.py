@@ -24,7 +24,7 @@ from afflux.sim.results.statistics import (
     usual_targets,
 )
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec
+from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store.files import read_bytes
 
 
@@ -130,24 +130,8 @@ class _Run(msgspec.Struct, frozen=True):
     server_ms: float | None = None
 
 
-class _Rule(msgspec.Struct, frozen=True):
-    """A rule in config.json."""
-
-    label: str
-    name: str
-    options: dict[str, JsonScalar]
-    parts: dict[str, Any]
-    updates_of: str
-
-
 class _Summary(msgspec.Struct, frozen=True):
     runs: list[_Run]
-
-
-class _Config(msgspec.Struct, frozen=True):
-    simulation: dict[str, Any]
-    division: dict[str, Any]
-    rules: list[_Rule]
 
 
 def read_results(folder: Path | str) -> SimulationResults:
@@ -165,18 +149,17 @@ def read_results(folder: Path | str) -> SimulationResults:
     folder = Path(folder)
     try:
         summary = msgspec.json.decode(read_bytes(folder / "summary.json", MOST_BYTES), type=_Summary)
-        config = msgspec.json.decode(read_bytes(folder / "config.json", MOST_BYTES), type=_Config)
+        config = msgspec.json.decode(read_bytes(folder / "config.json", MOST_BYTES), type=run_folder.Configuration)
         evaluations: dict[tuple[str, int], list[Evaluation]] = {}
         for row in csv.DictReader(read_bytes(folder / "metrics.csv", MOST_BYTES).decode().splitlines()):
             time, accuracy, loss = (float(row[name]) for name in ("virtual_time", "accuracy", "loss"))
             evaluation = Evaluation(int(row["arrivals"]), int(row["version"]), time, accuracy, loss)
             evaluations.setdefault((row["rule"], int(row["seed"])), []).append(evaluation)
-        rules = {rule.label: rule for rule in config.rules}
         runs, settings = list[RunResult](), None
         for run in summary.runs:
             log = read_audit_log(folder / FOLDER / f"{file_stem(run.rule, run.seed)}.jsonl")
             settings = log.header.settings(log.path)
-            runs.append(_result(run, rules[run.rule], config, evaluations[run.rule, run.seed], log))
+            runs.append(_result(run, config, evaluations[run.rule, run.seed], log))
     except OSError as error:
         raise ConfigError(f"{folder} holds no results of a run: {error}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -186,11 +169,11 @@ def read_results(folder: Path | str) -> SimulationResults:
     return SimulationResults(runs, settings)
 
 
-def _result(run: _Run, rule: _Rule, config: _Config, evaluations: list[Evaluation], log: AuditLog) -> RunResult:
+def _result(run: _Run, config: run_folder.Configuration, evaluations: list[Evaluation], log: AuditLog) -> RunResult:
     history = RunHistory(evaluations)
+    (rule,) = [rule for rule in config.rules if rule.label == run.rule]
     for arrival in log.arrivals:
-        receipt: Any = SimpleNamespace(status=arrival.status, staleness=arrival.staleness, report=None)
-        history.add_arrival(arrival.client, receipt)
+        history.add_arrival(arrival.client, arrival.status, arrival.staleness)
     for line in log.rounds:
         weights = np.array(line.weights, np.float64)  # None becomes nan
         report: Any = SimpleNamespace(staleness=np.array(line.staleness), weights=weights, seconds=0.0)

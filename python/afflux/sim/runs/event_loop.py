@@ -28,7 +28,7 @@ from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.workers import Workers
+from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
@@ -232,7 +232,7 @@ class SimulatedServer:
             self._validation = ValidationGradient(
                 self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
-        self.workers: Workers | None = None
+        self.workers: WorkerPool | None = None
         """Processes that train, and that evaluate later models; None: this process."""
         self._setup = setup
         self._started: deque[_StartedEvaluation] = deque()

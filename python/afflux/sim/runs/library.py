@@ -22,9 +22,9 @@ from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
-from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
+from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, require_unused_store
 from afflux.sim.runs.setup import checked_settings, num_parameters, refuse_pair
-from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, replay_config, replay_updates, simulate
+from afflux.sim.runs.simulation import replay_config, replay_updates, simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw

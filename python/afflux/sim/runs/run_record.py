@@ -93,7 +93,7 @@ class RunRecord:
         """
         history, log = self._history, self.log
         assert receipt.staleness is not None
-        history.add_arrival(event.client, receipt)
+        history.add_arrival(event.client, receipt.status, receipt.staleness)
         fault = _printable(event.trained.fault or receipt.reason) if receipt.status == "faulty" else ""
         if fault:
             self._add_fault(event, fault)
@@ -116,6 +116,7 @@ class RunRecord:
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
+            history.add_round(report)
             if log is not None:
                 log.write_round(report)
             if self.metrics is not None:

@@ -5,14 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 from time import process_time
-from typing import NamedTuple
 
 import numpy as np
 
-from afflux.rules.rule import Rule
-from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.clients.training import TrainingResult
@@ -22,38 +18,13 @@ from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.processes import killed_processes_as
-from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
+from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
-
-CHECKPOINT_SECONDS = 10.0
-
-
-class StoredRun(NamedTuple):
-    """The store in which the server of a run is kept."""
-
-    path: Path
-    """Must not exist yet, unless the run is continued."""
-    seconds: float = CHECKPOINT_SECONDS
-    """Between two checkpoints; 0: after every event. Ctrl-C makes one, too."""
-    interrupted: InterruptedRun | None = None
-    """The last checkpoint, from which the run is continued; None: it begins."""
-
-    def server(self, rule: Rule, setup: SimulationSetup, files: ExitStack) -> Server:
-        """Return the server; `files` closes it."""
-        if self.interrupted is None:
-            server = setup.new_server(rule, store=self.path, commit_every=None)
-        else:
-            server = Server.open(self.path, rule, num_threads=1, commit_every=None)
-        # Rounds after the last checkpoint have no history: they must not be committed.
-        files.callback(server.close, checkpoint=False)
-        if self.interrupted is not None:
-            self.interrupted.check_server(server)
-        return server
 
 
 def simulate(
@@ -106,7 +77,7 @@ def simulate(
         if interrupted is not None:
             interrupted.check_setup(setup)
         new_server = None if store is None else lambda rule: store.server(rule, setup, files)
-        history = None if interrupted is None else interrupted.history
+        history = None if interrupted is None else interrupted.notes.history
         leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
         servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
         workers = None if pool is None else pool.for_run(setup, task)
@@ -121,17 +92,14 @@ def simulate(
                 header, size = interrupted.header, interrupted.notes.log_bytes
             else:
                 interrupted.remove_files()
-        checkpoints = None
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
             if store is not None:
-                run_id = None if interrupted is None else interrupted.notes.run_id
-                checkpoints = RunCheckpoints(store.path, stream, leader, output, store.seconds, run_id)
-                checkpoints.save()
-        feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
-        if checkpoints is not None:
-            checkpoints.save()
+                store.begin(stream, leader, output)
+        feed_servers(stream.events(store or interrupts.raise_if_pending), servers, progress)
+        if store is not None:
+            store.save()
         seconds = process_time() - start
         return [replace(server.result(), seconds=seconds) for server in servers]
 

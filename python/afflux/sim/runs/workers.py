@@ -6,13 +6,13 @@ once. Shared memory carries params to the worker, and updates back; pipes carry 
 """
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from heapq import heappop, heappush
 from traceback import format_exception
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,89 +41,78 @@ class WorkerError(AffluxError):
     """The code of the task has failed in a worker process."""
 
 
-class Shape(NamedTuple):
-    """The places in shared memory, and their size."""
-
-    d: int
-    buffers: int
-    versions: int
-    results: int
-    shifts: bool
-
-    @classmethod
-    def of(cls, setup: SimulationSetup, count: int) -> "Shape":
-        """Return the shape for a run with `count` workers."""
-        d, buffers = len(setup.initial_params), setup.model.initial_buffers
-        waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
-        versions, results = count * (QUEUE + EVALUATIONS), count * QUEUE + waiting
-        scaffold = setup.config.client_optimizer == "scaffold"
-        return cls(d, 0 if buffers is None else len(buffers), versions, results, scaffold)
+Shapes = dict[str, tuple[str, int, int]]
+"""Of arrays in shared memory: dtype, number of places, and elements of a place."""
 
 
-class SharedMemory:
-    """Shared vectors: pulled params by version, updates and SCAFFOLD's shifts by place, and the model's buffers."""
-
-    def __init__(self, shape: Shape, raw: Sequence[Any]) -> None:
-        params, pulled, updates, trained, shifts = raw
-        self.params = np.frombuffer(params, np.float32).reshape(shape.versions, -1)
-        self.updates = np.frombuffer(updates, np.float32).reshape(shape.results, -1)
-        self.shifts = np.frombuffer(shifts, np.float32).reshape(shape.results, -1) if shape.shifts else None
-        self.pulled = np.frombuffer(pulled, np.float64).reshape(shape.versions, -1) if shape.buffers else None
-        self.trained = np.frombuffer(trained, np.float64).reshape(shape.results, -1) if shape.buffers else None
-
-    @staticmethod
-    def allocate(shape: Shape) -> list[Any]:
-        """Return the raw memory, whose pages exist when they are first written."""
-        params, updates = shape.versions * shape.d * 4, shape.results * shape.d * 4
-        pulled, trained = (count * shape.buffers * 8 for count in (shape.versions, shape.results))
-        sizes = (params, pulled, updates, trained, updates * shape.shifts)
-        return [CONTEXT.RawArray("b", max(size, 1)) for size in sizes]
+def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
+    """Return the arrays of a run with `count` workers: by version, params and buffers; by result, those and shifts."""
+    d, buffers = len(setup.initial_params), setup.model.initial_buffers
+    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
+    versions, results = count * (QUEUE + EVALUATIONS), count * QUEUE + waiting
+    b, shift = 0 if buffers is None else len(buffers), d if setup.config.client_optimizer == "scaffold" else 0
+    shapes = {"params": ("f4", versions, d), "pulled": ("f8", versions, b), "updates": ("f4", results, d)}
+    return shapes | {"trained": ("f8", results, b), "shifts": ("f4", results, shift)}
 
 
-class Workers:
-    """A pool of workers for one run: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
+def _arrays(shapes: Shapes, raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.ndarray((rows, size), dtype, raw[name]) for name, (dtype, rows, size) in shapes.items()}
+
+
+class WorkerPool:
+    """Workers for consecutive runs: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
 
     `evaluate` may be called at any time.
     """
 
-    def __init__(self, count: int, setup: SimulationSetup, task: Task | None) -> None:
-        """Start the processes.
+    def __init__(self, count: int) -> None:
+        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
+
+        Raises:
+            ConfigError: the number is less than 1.
+        """
+        if count < 1:
+            raise ConfigError(f"workers is {count}, must be at least 1")
+        self._count = count
+        self._pool: ProcessPool | None = None
+        self._task: Task | None = None
+        self._shapes: Shapes = {}
+        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the version, the sequence or -1
+        self._done: dict[int, Future[Any]] = {}
+
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> "WorkerPool | None":
+        """Begin a run; return None if it has no workers.
+
+        The next run has the same processes if it has the same task and needs the same memory. The call waits for the
+        trainings of the last run that workers have been given.
 
         Args:
-            count: number of processes.
             setup: of the run.
             task: the argument of `SimulationSetup.of`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
         """
-        self._shape, self._count, self._task = Shape.of(setup, count), count, task
-        raw, content = SharedMemory.allocate(self._shape), pickled(task)
-        self._memory = SharedMemory(self._shape, raw)
-        self._pool = ProcessPool(count, _begin, self._shape, raw, content)
-        self._reset(setup)
-
-    def _reset(self, setup: SimulationSetup) -> None:
+        if self._count == 1:
+            return None
+        shapes = shapes_of(setup, self._count)
+        last = (*self._jobs, *self._done.values())
+        ended = (isinstance(job.exception(), BrokenProcessPool) for job in last)
+        if self._pool is None or (task, shapes) != (self._task, self._shapes) or any(ended):
+            self.close()
+            content = pickled(task)
+            sizes = {name: rows * size * np.dtype(dtype).itemsize for name, (dtype, rows, size) in shapes.items()}
+            raw = {name: CONTEXT.RawArray("b", max(size, 1)) for name, size in sizes.items()}
+            self._task, self._shapes, self._memory = task, shapes, _arrays(shapes, raw)
+            self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
         self._run = setup.config, setup.seed
-        self._free_versions, self._free_results = list(range(self._shape.versions)), list(range(self._shape.results))
+        self._free_versions, self._free_results = (list(range(shapes[name][1])) for name in ("params", "updates"))
         self._held: dict[int, list[int]] = {}  # [place, jobs that need it], by version
         self._waiting: dict[int, SentModel] = {}  # not given to a worker, by the sequence of the training
         self._order: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
-        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the version, the sequence or -1
         self._places: dict[int, int] = {}  # of results, until `release`
-        self._done: dict[int, Future[Any]] = {}
-
-    def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
-        """Begin another run; return False if these workers cannot serve it, and must be closed.
-
-        The call waits for the trainings of the last run that workers have been given.
-        """
-        if task is not self._task or self._shape != Shape.of(setup, self._count):
-            return False
-        if any(isinstance(job.exception(), BrokenProcessPool) for job in (*self._jobs, *self._done.values())):
-            return False
-        self._reset(setup)
-        return True
+        self._jobs, self._done = {}, {}
+        return self
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
         """Add a training whose result is needed at virtual time `finish`."""
@@ -148,8 +137,8 @@ class Workers:
             self._collect(None)
         examples, loss, steps, fault = self._done.pop(sequence).result()
         place, memory = self._places[sequence], self._memory
-        buffers = None if memory.trained is None else memory.trained[place]
-        return TrainingResult(memory.updates[place], examples, loss, steps, buffers, fault)
+        buffers = memory["trained"][place] if memory["trained"].size else None
+        return TrainingResult(memory["updates"][place], examples, loss, steps, buffers, fault)
 
     def release(self, sequence: int) -> None:
         """Free the arrays of a result, which are no longer needed."""
@@ -187,12 +176,13 @@ class Workers:
             _, sequence = heappop(self._order)
             sent = self._waiting.pop(sequence)
             place = self._places[sequence] = self._free_results.pop()
-            if self._memory.shifts is not None and sent.shift is not None:
-                self._memory.shifts[place] = sent.shift
+            if sent.shift is not None:
+                self._memory["shifts"][place] = sent.shift
             facts = (sequence, sent.client, self._hold(sent.model), place, sent.shift is not None)
             self._give(sequence, sent.model, _train, *facts)
 
     def _give(self, sequence: int, model: Pulled, function: Callable[..., Any], *facts: int) -> "Future[Any]":
+        assert self._pool is not None
         job = self._pool.job(_reported, function, *self._run, *facts)
         self._jobs[job] = model.version, sequence
         return job
@@ -202,77 +192,42 @@ class Workers:
         held = self._held.get(model.version)
         if held is None:
             held = self._held[model.version] = [self._free_versions.pop(), 0]
-            self._memory.params[held[0]] = model.params
-            if self._memory.pulled is not None and model.buffers is not None:
-                self._memory.pulled[held[0]] = model.buffers
+            self._memory["params"][held[0]] = model.params
+            if model.buffers is not None:
+                self._memory["pulled"][held[0]] = model.buffers
         held[1] += 1
         return held[0]
 
     def close(self) -> None:
         """End the processes; only their trainings in progress are lost."""
-        self._pool.stop()
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool = None
 
 
-class WorkerPool:
-    """Workers for consecutive runs in one process. The next run reuses them if they accept it (`Workers.begin`)."""
-
-    def __init__(self, count: int) -> None:
-        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
-
-        Raises:
-            ConfigError: the number is less than 1.
-        """
-        if count < 1:
-            raise ConfigError(f"workers is {count}, must be at least 1")
-        self._count = count
-        self._workers: Workers | None = None
-
-    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
-        """Return workers for this run, and for no other at the same time; None if the run has no workers.
-
-        Raises:
-            ConfigError: the task cannot be sent to another process.
-        """
-        if self._count == 1:
-            return None
-        if self._workers is None or not self._workers.begin(setup, task):
-            self.close()
-            self._workers = Workers(self._count, setup, task)
-        return self._workers
-
-    def close(self) -> None:
-        """End the processes."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+_memory: dict[str, np.ndarray]
+_content: bytes
 
 
-class _Worker:
-    """What a worker process holds: the shared memory and the task."""
-
-    def __init__(self, shape: Shape, raw: Sequence[Any], content: bytes) -> None:
-        self.memory, self._content = SharedMemory(shape, raw), content
-
-    @cached_property
-    def task(self) -> Task | None:
-        return cast("Task | None", pickle.loads(self._content))
-
-    def buffers(self, version: int) -> np.ndarray | None:
-        return None if self.memory.pulled is None else self.memory.pulled[version]
-
-
-_worker: _Worker
-
-
-def _begin(shape: Shape, raw: Sequence[Any], content: bytes) -> None:
-    global _worker
+def _begin(shapes: Shapes, raw: Mapping[str, Any], content: bytes) -> None:
+    global _memory, _content
     torch.set_num_threads(1)
-    _worker = _Worker(shape, raw, content)
+    _memory, _content = _arrays(shapes, raw), content
+
+
+@cache
+def _task() -> Task | None:
+    return cast("Task | None", pickle.loads(_content))
 
 
 @lru_cache(maxsize=1)
 def _trainer(config: SimConfig, seed: int) -> Trainer:
-    return SimulationSetup.of(config, seed, _worker.task).trainer
+    return SimulationSetup.of(config, seed, _task()).trainer
+
+
+def _pulled(version: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the params and buffers of a place."""
+    return _memory["params"][version], _memory["pulled"][version] if _memory["pulled"].size else None
 
 
 def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -289,15 +244,14 @@ def _train(
     config: SimConfig, seed: int, sequence: int, client: int, version: int, place: int, shifted: bool
 ) -> tuple[int, float | None, int, str]:
     """Write the result of a training into its place; return the examples, loss, steps and fault."""
-    memory, batches = _worker.memory, random_stream(seed, StreamPurpose.BATCHES, sequence)
-    shift = memory.shifts[place] if shifted and memory.shifts is not None else None
-    trainer, buffers = _trainer(config, seed), _worker.buffers(version)
-    trained = trainer.train(client, memory.params[version], batches, shift, buffers)
-    memory.updates[place] = trained.update
-    if memory.trained is not None and trained.buffers is not None:
-        memory.trained[place] = trained.buffers
+    batches, (params, buffers) = random_stream(seed, StreamPurpose.BATCHES, sequence), _pulled(version)
+    shift = _memory["shifts"][place] if shifted else None
+    trained = _trainer(config, seed).train(client, params, batches, shift, buffers)
+    _memory["updates"][place] = trained.update
+    if trained.buffers is not None:
+        _memory["trained"][place] = trained.buffers
     return trained.num_examples, trained.loss, trained.steps, trained.fault
 
 
 def _evaluate(config: SimConfig, seed: int, version: int) -> tuple[float, float]:
-    return _trainer(config, seed).evaluate(_worker.memory.params[version], _worker.buffers(version))
+    return _trainer(config, seed).evaluate(*_pulled(version))
