@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import closing
@@ -155,6 +156,7 @@ _pool = WorkerPool(1)
 
 def _begin(shared: Any, task: bytes, workers: int) -> None:
     global _shared, _task, _pool
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _shared, _task, _pool = shared, pickle.loads(task), WorkerPool(workers)
 
 

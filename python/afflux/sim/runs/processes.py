@@ -103,7 +103,7 @@ _outside_jobs = threading.Lock()
 def _start(
     stopped: Any, digests: Mapping[str, str], begin: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
-    # The parent answers both signals. SIGTERM is also how an executor ends the other processes if one was killed.
+    # A run's own process answers both signals. An executor sends SIGTERM to the other processes if one was killed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1) if stopped.value else None)
     expect_digests(digests)
