@@ -75,25 +75,12 @@ class Trainer:
         self._model = model
         self._data = data
         self._config = config
-        self._evaluate = task.evaluate
-        self._validation = task.validation
+        self._task = task
         self._loss = task.loss or class_loss
-        self._seeds_torch = task.seeds_torch
         self._training = None if task.training is None else with_settings(task.training, config)
-        self._compiled = self._compiled_step() if config.compile else None
-
-    def _compiled_step(self) -> CompiledStep:
-        config = self._config
-        if self._training is not None:
+        if config.compile and self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
-        return CompiledStep(
-            self._model,
-            self._loss,
-            rate=config.client_lr,
-            weight_decay=config.weight_decay,
-            mu=config.mu if config.client_optimizer in PROXIMAL else None,
-            shifted=config.client_optimizer == "scaffold",
-        )
+        self._compiled = CompiledStep(model, self._loss, config) if config.compile else None
 
     def train(
         self,
@@ -120,7 +107,7 @@ class Trainer:
         """
         model = self._model
         model.load(pulled, buffers)
-        if self._seeds_torch:
+        if self._task.seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
         loss: float | None
         try:
@@ -206,7 +193,7 @@ class Trainer:
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
         self._model.load(params, buffers)
-        self._backward(*take(self._validation, examples))
+        self._backward(*take(self._task.validation, examples))
         return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
@@ -255,7 +242,7 @@ class Trainer:
         """
         self._model.load(params, buffers)
         with note_on_errors("while the model was evaluated, without gradients"), self._model.evaluated() as module:
-            found = self._evaluate(module)
+            found = self._task.evaluate(module)
             self._model.check_frozen()
         try:
             accuracy, loss = found

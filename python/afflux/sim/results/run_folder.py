@@ -68,7 +68,6 @@ def new_run_folder(
         ConfigError: see `create_run_folder`.
         MissingExtraError: a package that writes the results is not installed.
     """
-    require(*PACKAGES)
     if command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)

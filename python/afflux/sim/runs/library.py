@@ -235,7 +235,7 @@ class Simulation:
         command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard)
         with run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
             if keep_updates and self.config.arrivals < UNLIMITED:
-                size = 4 * num_parameters(self.config, self.task) * self.config.arrivals * len(self.jobs)
+                size = 4 * self.num_parameters() * self.config.arrivals * len(self.jobs)
                 run_folder.announce_updates(folder, size)
             output = run_folder.create_audit_folder(folder, keep_updates)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
@@ -246,6 +246,10 @@ class Simulation:
                 stored = StoredRun(Path(store), checkpoint_every)
                 runs = _run_in_store(stored, workers, watch, spec, seed, self.config, output, self.task)
             return SimulationResults(runs, self.config).write(folder)
+
+    def num_parameters(self) -> int:
+        """Return the number of trained parameters of the model, d."""
+        return num_parameters(self.config, self.task)
 
 
 def resume(

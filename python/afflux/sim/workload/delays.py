@@ -159,25 +159,32 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
 
 
 @dataclass(frozen=True)
-class DeviceTimes:
+class _DeviceLaw:
+    """Each client is a device of a trace."""
+
+    file: str
+    """A CSV file with a line for each device, or for each interval of each device."""
+    work: float = 1.0
+    """Units of work of a dispatch."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if an option is out of range."""
+        if not 0 < self.work < float("inf"):
+            raise ConfigError(f"work is {self.work}, must be positive and finite")
+
+
+@dataclass(frozen=True)
+class DeviceTimes(_DeviceLaw):
     """Gamma law with the mean and the standard deviation that were measured on the client's device.
 
     A dispatch of `work` units takes `work` independent times of the trace. A device without deviation always takes its
     mean.
     """
 
-    file: str
-    """A CSV file with a line for each device."""
     time: str = "time"
     """Column of the mean; 0 or empty: not measured, the device is left out."""
     deviation: str = "deviation"
     """Column of the standard deviation; none: all are 0."""
-    work: float = 1.0
-    """Units of work of a dispatch: the sum of so many times."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        _check_work(self.work)
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
@@ -197,11 +204,6 @@ class DeviceTimes:
             return float(times.gamma(shape, mean[client] / shape))
 
         return delay
-
-
-def _check_work(work: float) -> None:
-    if not 0 < work < float("inf"):
-        raise ConfigError(f"work is {work}, must be positive and finite")
 
 
 class ReadyTimes:
@@ -236,27 +238,21 @@ class ReadyTimes:
 
 
 @dataclass(frozen=True)
-class DeviceAvailability:
+class DeviceAvailability(_DeviceLaw):
     """The time, from a random moment at which a device is ready, until the device has been ready for `work` units of
     time. The running time of a dispatch includes the pauses.
 
     A dispatch starts at a moment that is uniform over the device's ready time.
     """
 
-    file: str
-    """A CSV file with a line for each interval of each device."""
+    work: float = 60.0
+    """Ready time that a dispatch needs, in the unit of the file."""
     device: str = "device"
     """Column of the device's name."""
     start: str = "start"
     """Column of the interval's begin, in any unit."""
     end: str = "end"
     """Column of its end; an interval of length 0 is left out."""
-    work: float = 60.0
-    """Ready time that a dispatch needs, in the unit of the file."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        _check_work(self.work)
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
