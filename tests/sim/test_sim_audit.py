@@ -56,7 +56,7 @@ def test_the_log_says_what_happened(made, log):
     header = log.header
     assert (header.rule, header.label, header.leader) == ("fedbuff", RULE, RULE)
     assert (header.options, header.kind, header.seed, header.d) == ({"buffer_size": 3}, "update", 3, 650)
-    assert log.config() == SMALL
+    assert log.header.sim_config(log.path) == SMALL
     assert log.spec() == result.spec
     assert [line.staleness for line in log.arrivals] == result.staleness.tolist()
     assert all(line.status == "joined" and line.steps == 2 and line.examples > 0 for line in log.arrivals)
@@ -137,7 +137,7 @@ def test_clipped_weights_are_recorded_and_replayed(made, tmp_path):
     result = run(parse_rule(RULE), 3, config, output=AuditOutput(tmp_path, updates=True))
     assert result.params.tobytes() != made[1].params.tobytes()
     log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
-    assert (log.config(), "clip_norms" in SMALL.recorded()) == (config, False)
+    assert (log.header.sim_config(log.path), "clip_norms" in SMALL.recorded()) == (config, False)
     assert replay(log, [log.spec()])[0].digest == result.digest
     with pytest.raises(ConfigError, match=r"clip_norms is 0\.5, but ca2fl caches rows"):
         run(small("ca2fl"), 3, config)

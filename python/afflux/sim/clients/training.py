@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
+from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
@@ -299,12 +299,10 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function
-    parameters = signature.parameters.values()
-    names = {field.name for field in fields(SimConfig)}
-    for p in parameters:
+    for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
-            known("setting of the training function:", p.name, names)
-    wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
+            known("setting of the training function:", p.name, SETTINGS)
+    wanted = keyword_settings(function)
     try:
         signature.bind("model", "data", "rng", **dict.fromkeys(wanted))
     except TypeError as error:

@@ -127,7 +127,7 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
     Raises:
         ConfigError: no complete arrival, or settings that this afflux does not have.
     """
-    config = log.config(task)
+    config = log.header.sim_config(log.path, task)
     if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
     config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)

@@ -25,12 +25,10 @@ def settings_of_function(function: Callable[..., Any]) -> list[str]:
     return [name for name in SETTINGS if name in taken or "settings" in taken]
 
 
-def settings_of_training(task: Task) -> list[str]:
-    """Return the settings that the training function of the task takes; [] if it has none."""
-    if task.training is None:
-        return []
+def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
+    """Return the settings that a training function takes as keyword-only parameters; [] if there is no function."""
     try:
-        parameters = inspect.signature(task.training).parameters
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return []
     return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
@@ -47,7 +45,7 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
     """
     if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
         return []  # the training may read settings that it does not take, by a function inside the unknown one
-    taken = {*settings_of_training(task), *(OF_FUNCTION if function is None else settings_of_function(function))}
+    taken = {*keyword_settings(task.training), *(OF_FUNCTION if function is None else settings_of_function(function))}
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
 
@@ -58,7 +56,7 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     reads are left out if they have their defaults.
     """
     left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
-    taken = {*settings_of_training(task), *(() if function is None else inspect.signature(function).parameters)}
+    taken = {*keyword_settings(task.training), *(() if function is None else inspect.signature(function).parameters)}
     if config.task != IMAGES:
         left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}
         if function is None or "settings" in taken:
@@ -106,7 +104,7 @@ def refuse_ignored_settings(
             continue
         if name in OF_TRAINING:
             what = f"the training function {_name(task.training)} of task {config.task}"
-            taken = settings_of_training(task)
+            taken = keyword_settings(task.training)
         else:
             what = f"the function {_name(function)} of task {config.task}"
             taken = list(inspect.signature(function).parameters) if function is not None else []
