@@ -35,7 +35,7 @@ def render_report(
         results: one for each rule and seed; at least one.
         setting: the settings in one line.
         target: accuracy that the settings name.
-        configuration: the content of config.json.
+        configuration: a `Configuration`, the content of config.json.
         logs: SHA-256 of each audit log, by file name.
     """
     groups = group_by_rule(results)
