@@ -2,7 +2,8 @@
 
 from contextlib import ExitStack, closing
 
-from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
+from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun
+from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
 
 

@@ -12,12 +12,12 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from afflux.sim.data import read_data_set
 from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import LeafFile, read_idx, read_leaf, read_npz, read_records, read_table
-from afflux.sim.data.registry import read_data_set
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.device_traces import read_columns
+from afflux.sim.workload.delays import read_columns
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 

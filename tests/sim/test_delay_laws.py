@@ -9,9 +9,17 @@ import pytest
 
 from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.delay_names import DELAYS, delay_law
-from afflux.sim.workload.delays import ConstantDelays, FadasDelays, HalfNormalDelays, fadas_classes
-from afflux.sim.workload.device_traces import DeviceAvailability, DeviceTimes, ReadyTimes
+from afflux.sim.workload.delays import (
+    DELAYS,
+    ConstantDelays,
+    DeviceAvailability,
+    DeviceTimes,
+    FadasDelays,
+    HalfNormalDelays,
+    ReadyTimes,
+    delay_law,
+    fadas_classes,
+)
 
 
 def generator(seed=0):
@@ -227,9 +235,9 @@ def test_tables_as_spreadsheets_write_them(tmp_path, content, encoding):
         ("time,deviation\n1,2\n3,x\n", "has deviation 'x' in line 3; expected: a finite number"),
         ("time,deviation\n-1,0\n", "has time '-1' in line 2"),
         ("time,deviation\ninf,0\n", "has time 'inf' in line 2"),
-        ('time,deviation\n"1"2,0\n', "is no CSV file after line 1"),
-        ("device,time,deviation\na,4,0\nb,4", "has another number of values in line 3; expected: 3, as in its first"),
-        ("time,deviation\n1,2,3\n", "has another number of values in line 2"),
+        ('time,deviation\n"1"2,0\n', "is no table in line 2"),
+        ("device,time,deviation\na,4,0\nb,4", "has 2 values in line 3; expected: 3, as in its first"),
+        ("time,deviation\n1,2,3\n", "has 3 values in line 2"),
         (b"time,deviation\n\xff,0\n", "cannot be read"),
     ],
 )
@@ -305,7 +313,7 @@ def test_availability_of_devices(tmp_path):
         ("device,start,end\na,5,9\na,8,12\n", "has intervals of device 'a' that overlap"),
         ("device,start,end\na,5,5\n", "has no interval with a length"),
         ("device,start,end\na,5,\n", r"has an interval from 5\.0 to 0\.0"),
-        ("device,start,end\na,5\n", "has another number of values in line 2"),
+        ("device,start,end\na,5\n", "has 2 values in line 2"),
     ],
 )
 def test_damaged_tables_of_intervals(tmp_path, content, message):

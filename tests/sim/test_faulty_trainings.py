@@ -14,7 +14,7 @@ import own_tasks
 from afflux.sim import Simulation, TrainingError, read_audit_log, replay, scaffold
 from afflux.sim.errors import DivergedError
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.runs import run_record, worker_process
+from afflux.sim.runs import run_record, workers
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
 from made_runs import run_paired
@@ -117,9 +117,8 @@ def test_an_exception_without_a_readable_message_is_one_too():
 
 def test_a_worker_names_what_ends_it():
     """Also what is no Exception: sys.exit() in a client's training."""
-    kind, known, text = worker_process._tried(sys.exit, 3)
-    assert (kind, known) == ("error", False)
-    assert "SystemExit: 3" in text
+    with pytest.raises(workers.WorkerError, match=r"(?s)a worker failed:.*SystemExit: 3"):
+        workers._reported(sys.exit, 3)
 
 
 def test_control_variates_leave_them_out():

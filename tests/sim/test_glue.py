@@ -2,8 +2,8 @@
 
 import pytest
 
-from afflux.sim.data.glue import TASKS, read_glue
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.lora_task import TASKS, read_glue
 
 FILES = {
     "rte": ("RTE", "index\tsentence1\tsentence2\tlabel\n", ('0\tA "quoted\n', '0\tA "b\tC\tnot_entailment\n')),

@@ -19,9 +19,9 @@ from afflux.sim import ConfigError, Simulation, Task, partitioned, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.data_tasks import image_task
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task import tuned_on_validation
+from afflux.sim.workload.task_registry import image_task
 from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.lora_task import checkpoint_folder
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule

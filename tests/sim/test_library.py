@@ -19,8 +19,8 @@ from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, p
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
-from afflux.sim.data.registry import read_data_set
-from afflux.sim.models.registry import build_model
+from afflux.sim.data import read_data_set
+from afflux.sim.models import build_model
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.run_checkpoint import InterruptedRun

@@ -161,7 +161,7 @@ class StoppedError(Exception):
 def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     config = settings(data_dir)
     folder = run_folder.create_run_folder(tmp_path / "run")
-    output = run_folder.create_audit_folder(folder, config, 1, True, d=ADAPTERS)
+    output = run_folder.create_audit_folder(folder, True)
 
     def stop(run):
         if run.arrivals == count:

@@ -13,7 +13,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
 from afflux.sim import Simulation, Task, classification, partitioned, replay, tune
-from afflux.sim.data import image_set, registry
+from afflux.sim import data as data_sets
+from afflux.sim.data import image_set
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import FILE
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
@@ -48,13 +49,13 @@ def digits_with(change, monkeypatch):
     """From now on the digits are read with this change of their (images, labels)."""
     read = image_set.digits_of_scikit_learn()
     monkeypatch.setattr(image_set, "digits_of_scikit_learn", lambda: change(*map(np.copy, read)))
-    registry._read.cache_clear()
+    data_sets._read.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _digits_again():
     yield
-    registry._read.cache_clear()
+    data_sets._read.cache_clear()
 
 
 def swapped(images, labels):
@@ -84,7 +85,7 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
         resume(InterruptedRun.of(store))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     monkeypatch.undo()
-    registry._read.cache_clear()
+    data_sets._read.cache_clear()
     (tmp_path / "whole").mkdir()
     whole = run(RULE, 3, SMALL, output=AuditOutput(tmp_path / "whole"))
     assert resume(InterruptedRun.of(store)).digest == whole.digest

@@ -16,8 +16,8 @@ from torch import nn
 
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.errors import ConfigError
+from afflux.sim.models import MODELS, build_model
 from afflux.sim.models.networks import NETWORKS
-from afflux.sim.models.registry import MODELS, build_model
 
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 #: Small images: what these tests check does not depend on the size.
@@ -250,5 +250,5 @@ def test_a_layer_without_a_law_of_initial_values(monkeypatch):
 
 def test_the_names_are_those_of_the_networks_and_known_without_torch():
     assert set(MODELS) == set(NETWORKS)
-    code = "import sys; from afflux.sim.models.registry import MODELS; sys.exit('torch' in sys.modules)"
+    code = "import sys; from afflux.sim.models import MODELS; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.sim import read_audit_log, replay
+from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.data.registry import read_data_set
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.comparison import Line

@@ -7,8 +7,8 @@ import torch
 from afflux.sim.clients.batches import batch_indices
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.training import Trainer
-from afflux.sim.data.registry import read_data_set
-from afflux.sim.models.registry import build_model
+from afflux.sim.data import read_data_set
+from afflux.sim.models import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Task
@@ -60,8 +60,6 @@ def test_batches_are_shuffled_epochs():
         assert sorted(np.concatenate(epoch)) == list(range(10))
     assert not np.array_equal(np.concatenate(drawn[:3]), np.concatenate(drawn[3:6]))
     assert [len(batch) for batch in batch_indices(3, 16, 2, generator())] == [3, 3]
-    with pytest.raises(ValueError, match="no examples"):
-        next(batch_indices(0, 4, 1, generator()))
 
 
 @pytest.mark.parametrize("model", ["logreg", "cnn"])

@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from afflux.sim.data import image_set
-from afflux.sim.data.registry import read_data_set
+from afflux.sim.data import image_set, read_data_set
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.delay_names import delay_law
-from afflux.sim.workload.delays import fadas_classes
+from afflux.sim.workload.delays import delay_law, fadas_classes
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from afflux.sim.clients.schedule import Arrival, Dispatch, schedule_events
-from afflux.sim.workload.delay_names import delay_law
+from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, schedule_events
+from afflux.sim.workload.delays import delay_law
 
 
 def generator(seed=0):
@@ -18,11 +18,9 @@ def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1, blocke
     return list(
         schedule_events(
             clients,
+            Draws(delay, generator(seed), generator(seed + 1)),
             concurrency=concurrency,
             arrivals=arrivals,
-            delay=delay,
-            selection=generator(seed),
-            times=generator(seed + 1),
             refill=refill,
             blocked=blocked,
         )

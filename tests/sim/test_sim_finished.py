@@ -131,7 +131,7 @@ def test_the_page_of_mf_ca2fl(small, monkeypatch):
         result = Outcome.of(run(CA2FL, 0, CONFIG))
         rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.evaluations)
         outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
-    monkeypatch.setattr(SimConfig, "num_parameters", lambda config: 4096)
+    monkeypatch.setattr(table_pages, "num_parameters", lambda config: 4096)
     page = table.page(outcomes, [0, 1])
     assert table_pages.codecs_markdown(json.loads(json.dumps(page.content))) == page.markdown
     exact, eight, _, rotated = page.content["codecs"]

@@ -15,7 +15,7 @@ from afflux.sim.clients.model_broadcast import ControlVariates, ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
-from afflux.sim.models.registry import build_model
+from afflux.sim.models import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
@@ -170,7 +170,7 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
-    for event in make_schedule(rule, 3, 7, config, range(5)):
+    for event in make_schedule(rule, 7, config, range(5)):
         if isinstance(event, Dispatch):
             age = min(event.age, len(models_sent) - 1)
             sent[event.sequence] = models_sent[-1 - age]

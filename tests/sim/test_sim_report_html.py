@@ -7,6 +7,7 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ import afflux
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report
+from afflux.sim.results.run_folder import Configuration, RuleConfiguration
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
@@ -85,23 +87,17 @@ def result_of(label, seed, accuracies, every=10):
 
 
 def page_of(results, **changes):
-    content = {
-        "simulation": asdict(CONFIG),
-        "rules": [
-            {"label": label, "name": runs[0].spec.name, "options": {"a": 1}, "updates_of": label}
-            for label, runs in group_by_rule(results).items()
-        ],
-        "seeds": [0],
-        "versions": {"afflux": "1"},
-        "machine": "machine",
-    }
-    return render_report(results, "setting", 0.9, content | changes, {"log.jsonl": "0" * 64})
+    groups = group_by_rule(results).items()
+    rules = [RuleConfiguration(label, runs[0].spec.name, {"a": 1}, {}, label) for label, runs in groups]
+    content = Configuration(asdict(CONFIG), {}, rules, [0], {"afflux": "1"}, "machine")
+    content = msgspec.structs.replace(content, **changes)
+    return render_report(results, "setting", 0.9, content, {"log.jsonl": "0" * 64})
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = run_folder.create_run_folder(tmp_path_factory.mktemp("out") / "run")
-    output = run_folder.create_audit_folder(folder, CONFIG, 6)
+    output = run_folder.create_audit_folder(folder)
     assert isinstance(output, AuditOutput)
     results = compare(make_jobs(SPECS, [0, 1]), CONFIG, output=output)
     run_folder.write_results(folder, results, CONFIG)
@@ -195,7 +191,7 @@ def test_all_text_from_data_is_escaped():
         "versions": {HOSTILE: HOSTILE},
         "machine": HOSTILE,
         "seeds": [HOSTILE],
-        "rules": [{"label": HOSTILE, "name": HOSTILE, "options": {HOSTILE: HOSTILE}, "updates_of": HOSTILE}],
+        "rules": [RuleConfiguration(HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, {}, HOSTILE)],
     }
     text = page_of(results, **changes).replace(":<wbr>", ":")
     page = Page(text)
@@ -203,9 +199,8 @@ def test_all_text_from_data_is_escaped():
     assert "<script" not in text
     assert "<img" not in text
     assert page.text.count(HOSTILE) >= 15
-    logs = render_report(
-        results, HOSTILE, 0.9, {**changes, "rules": [], "seeds": [], "simulation": {}}, {HOSTILE: HOSTILE}
-    )
+    content = Configuration({}, {}, [], [], changes["versions"], changes["machine"])
+    logs = render_report(results, HOSTILE, 0.9, content, {HOSTILE: HOSTILE})
     assert set(Page(logs.replace(":<wbr>", ":")).tags) <= set(Page(plain).tags)
 
 

@@ -71,7 +71,7 @@ def files(folder):
 
 
 def begin(name, folder, progress=None, seconds=0.0, updates=True):
-    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), CASES[name], 1, updates)
+    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), updates)
     return run_in_store(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
 
 
@@ -83,7 +83,7 @@ def expected(tmp_path_factory):
     def result(name):
         if name not in made:
             folder = run_folder.create_run_folder(tmp_path_factory.mktemp("whole") / "run")
-            keep = run_folder.create_audit_folder(folder, CASES[name], 1, True)
+            keep = run_folder.create_audit_folder(folder, True)
             made[name] = reproducible(run(spec_of(name), 4, CASES[name], output=keep)), files(folder)
         return made[name]
 
@@ -220,7 +220,7 @@ def contents(folder):
 
 def another(folder, **changes):
     """A run folder of another run, whose files have the same names."""
-    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder), CASES["fedbuff"], 1, True)
+    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder), True)
     config = replace(CASES["fedbuff"], **changes)
     run_folder.write_results(folder, [run(spec_of("fedbuff"), 4, config, output=keep)], config)
     return contents(folder)

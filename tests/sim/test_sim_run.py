@@ -15,7 +15,7 @@ from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delay_names import DELAYS
+from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
 from made_runs import run

@@ -105,14 +105,11 @@ def test_only_so_many_reasons_are_counted_apart():
         staleness, weights = np.array([0]), np.array([1.0])
         seconds, stepped = 0.5, True
 
-    class Receipt:
-        staleness, status, report, more = 0, "joined", Report, ()
-
     history = RunHistory([Evaluation(0, 0, 0.0, 0.1, 2.0)])
     for word in [chr(97 + i) for i in range(MOST_REASONS + 3)]:
         for number in ("0.25", "-1.5e-07", "12"):
             Report.rejected = (f"{word}: cosine {number} below 0.3",)
-            history.add_arrival(7, Receipt)
+            history.add_round(Report)
     assert len(history.totals.rejected) == MOST_REASONS + 1
     assert history.totals.rejected["a: cosine # below #"] == 3
     assert history.totals.rejected[OTHER_REASONS] == 9

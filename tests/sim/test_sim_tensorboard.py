@@ -10,7 +10,6 @@ from afflux.cli import app
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.results import tensorboard
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
-from afflux.sim.results.tensorboard import TensorBoardWriter
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -96,8 +95,7 @@ def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds,
 def test_without_the_package_the_error_comes_before_any_work(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install tensorboard"):
-        TensorBoardWriter(tmp_path / "events")
-    assert not (tmp_path / "events").exists()
+        tensorboard.require_tensorboard()
     for command in (["compare", "--rules", "fedbuff"], ["run", "--rule", "fedbuff"]):
         result = CliRunner().invoke(app, [*command, "--tensorboard", "--out", str(tmp_path / "out")])
         assert result.exit_code == 2

@@ -7,8 +7,8 @@ SIM = {
         "test_sim_events.py",
     ),
     "schedule: the client that has finished last is never drawn again": (
-        "int(selection.integers(len(idle)))",
-        "int(selection.integers(max(len(idle) - 1, 1)))",
+        "int(draws.selection.integers(len(idle)))",
+        "int(draws.selection.integers(max(len(idle) - 1, 1)))",
         "test_sim_events.py",
     ),
     "schedule: arrivals at the same time come in any order": (
@@ -72,7 +72,7 @@ SIM = {
         "test_delay_laws.py",
     ),
     "training: a small last batch weighs as much as a full one": (
-        "losses += loss * size",
+        "losses += loss * length",
         "losses += loss * self._config.batch_size",
         "test_sim_clients.py",
     ),
@@ -107,8 +107,8 @@ SIM = {
         "test_sim_run.py",
     ),
     "ends: one round too many": (
-        ".version >= config.rounds",
-        ".version > config.rounds",
+        "0 < self.rounds <= version",
+        "0 < self.rounds < version",
         "test_library.py",
     ),
     "ends: an arrival at the end of virtual time is too late": (
@@ -122,18 +122,18 @@ SIM = {
         "test_sim_statistics.py",
     ),
     "faults: any arrival after a faulty one is in its row": (
-        'if receipt.status == "faulty" else 0',
-        'if receipt.status == "faulty" else self.faults_in_a_row',
+        'if status == "faulty" else 0',
+        'if status == "faulty" else self.faults_in_a_row',
         "test_faulty_trainings.py",
     ),
     "checkpoint: older versions from which clients train are not kept": (
-        "keep=self.stream.older_versions()",
+        "keep=self._stream.older_versions()",
         "keep=[]",
         "test_sim_resume.py",
     ),
     "checkpoint: another interval": (
-        ">= self.due",
-        "> self.due + 60",
+        ">= self._due",
+        "> self._due + 60",
         "test_sim_resume.py",
     ),
     "resume: what a log holds beyond the checkpoint stays": (

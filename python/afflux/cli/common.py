@@ -15,7 +15,7 @@ from afflux.ops.validation import printable
 from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import ENDS, UNLIMITED, SimConfig, unread_settings
+from afflux.sim.workload.config import SimConfig, unlimit_arrivals, unread_settings
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, rule_parameters
 
 #: The settings in the output of --help; --help-all prints all of them.
@@ -93,8 +93,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
                 for name in unread_settings(settings):  # a value of the preset beside another one of the command line
                     if not is_on_command_line(context, name):
                         settings[name] = getattr(SimConfig, name)
-            if any(settings[end] for end in ENDS) and not is_on_command_line(context, "arrivals"):
-                settings["arrivals"] = UNLIMITED
+            unlimit_arrivals(settings, is_on_command_line(context, "arrivals"))
             command(SimConfig(**settings), context, **given)
 
     wrapped.__name__ = command.__name__

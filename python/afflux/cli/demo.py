@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from afflux.cli.common import OutFolder, parse_rules, parse_seeds, report_errors
-from afflux.cli.make_runs import make_runs
+from afflux.cli.simulate import make_runs
 from afflux.ops.errors import AffluxError
 from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig

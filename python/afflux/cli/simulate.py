@@ -1,7 +1,9 @@
-"""`afflux compare`, `run` and `replay`."""
+"""`afflux compare`, `run` and `replay`: they make runs, show their progress and print results."""
 
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,7 @@ from afflux.cli.common import (
     Paper,
     Processes,
     ServerLr,
+    echo,
     is_on_command_line,
     parse_rules,
     parse_seeds,
@@ -22,10 +25,16 @@ from afflux.cli.common import (
     split_rules,
     with_config_options,
 )
-from afflux.cli.make_runs import make_runs, print_results, replay_log, resume_run, tune_rules
+from afflux.ops.validation import printable
 from afflux.rules import RULES
-from afflux.sim.errors import ConfigError
+from afflux.sim import interrupts
+from afflux.sim.errors import EXTRA, ConfigError, require
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+
+if TYPE_CHECKING:
+    from afflux.sim.results.run_history import JobProgress
+    from afflux.sim.results.simulation_results import SimulationResults
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
 
@@ -101,6 +110,55 @@ TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
+def make_runs(
+    specs: list[RuleSpec],
+    seeds: list[int],
+    config: SimConfig,
+    out: Path | None,
+    *,
+    paired: bool = False,
+    **options: Any,
+) -> "tuple[Path, SimulationResults]":
+    """Make all runs into `out`, with `options` of `Simulation.run`; return the run folder and the results."""
+    require(*EXTRA)
+    from afflux.sim.runs.library import Simulation
+
+    simulation, folder = Simulation.of(config, specs, seeds, paired=paired), _new_folder(out)
+    titles = [job.title for job in simulation.jobs]
+    return folder, _watched(titles, config, lambda watch: simulation.run(out=folder, watch=watch, **options))
+
+
+def _new_folder(out: Path | None) -> Path:
+    """Return the run folder: `out`, or runs/<date and time>."""
+    return out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _watched(
+    titles: list[str], config: SimConfig, work: "Callable[[JobProgress], SimulationResults]"
+) -> "SimulationResults":
+    """Return the result of `work`, while its progress is shown."""
+    from rich.console import Console
+
+    from afflux.sim.results.progress import show_progress
+
+    with show_progress(titles, config.arrivals, Console(stderr=True)) as watch:
+        return work(watch)
+
+
+def _print_results(folder: Path, results: "SimulationResults") -> None:
+    """Print the settings, the table of results and the name of the run folder."""
+    from rich.console import Console
+
+    from afflux.sim.results import run_folder, summary_table
+
+    screen = Console()
+    if not screen.is_terminal:
+        screen = Console(width=200)
+    screen.print(run_folder.describe_setting(results.config, results), highlight=False)
+    screen.print(summary_table.results_table(results, results.config))
+    screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)
+
+
 @with_config_options
 def compare(
     config: SimConfig,
@@ -127,13 +185,26 @@ def compare(
     if grid:
         if paired or keep_updates or tensorboard:
             raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
-        tune_rules(specs, grid, parse_seeds(seeds), config, jobs, workers, out)
+        from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
+        from afflux.sim.papers.publishing import publish
+
+        axes, numbers = parse_grid(grid), parse_seeds(seeds)
+        with interrupts.deferred():
+            page, folder = publish(
+                out,
+                lambda measure: grid_page(run_grid(specs, axes, numbers, config, measure)),
+                command(specs, axes, numbers, config),
+                processes=jobs,
+                workers=workers,
+            )
+        echo(page.markdown)
+        echo(f"wrote {folder}/")
         return
     from afflux.sim.runs.compare import default_processes
 
     options = {"processes": jobs or default_processes(workers), "workers": workers}
     options |= {"keep_updates": keep_updates, "tensorboard": tensorboard}
-    print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
+    _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
 @with_config_options
@@ -158,10 +229,18 @@ def run(
         refuse_other_options(
             context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
         )
+        require(*EXTRA)
+        from afflux.sim.runs import library
+        from afflux.sim.runs.compare import Job
+        from afflux.sim.runs.run_checkpoint import InterruptedRun
+
         task = config.task if is_on_command_line(context, "task") else None
         typed = None if rule is None else parse_rules([rule])[0]
-        shared = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
-        resume_run(resume, out, typed, task, **shared)
+        stored = InterruptedRun.of(resume, out, typed, task)
+        shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
+        title = Job(stored.spec, stored.header.seed).title
+        results = _watched([title], stored.config, lambda watch: library.resume(stored, watch=watch, **shared))
+        _print_results(stored.output.folder.parent, results)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -173,7 +252,7 @@ def run(
     config = settings_for_task(context, config, specs)
     options: dict[str, Any] = {"workers": workers, "keep_updates": keep_updates, "tensorboard": tensorboard}
     options |= {"store": store, "checkpoint_every": checkpoint_every}
-    print_results(*make_runs(specs, [seed], config, out, **options))
+    _print_results(*make_runs(specs, [seed], config, out, **options))
 
 
 def replay(
@@ -189,4 +268,23 @@ def replay(
 ) -> None:
     """Replay kept updates (see REPLAY_HELP)."""
     with report_errors():
-        replay_log(log, rule, {"buffer_size": buffer_size, "server_lr": server_lr}, data_dir, task, out)
+        require(*EXTRA)
+        from afflux.sim.results.audit_log import read_audit_log
+        from afflux.sim.runs import library
+        from afflux.sim.runs.compare import Job
+
+        if not rule and (buffer_size, server_lr) != (None, None):
+            raise ConfigError("--buffer-size and --server-lr are options of the rules that --rule names; give --rule")
+        content, folder = read_audit_log(log), _new_folder(out)
+        specs = parse_rules(rule, buffer_size=buffer_size, server_lr=server_lr) if rule else [content.spec()]
+        title = Job(specs[0], content.header.seed, tuple(specs[1:])).title
+        config = content.header.settings(log)
+        options: dict[str, Any] = {"data_dir": data_dir, "task": task, "out": folder}
+        results = _watched([title], config, lambda watch: library.replay(content, specs, watch=watch, **options))
+        _print_results(folder, results)
+        for result in results:
+            same = ", as in the log" if content.end is not None and result.digest == content.end.params_sha256 else ""
+            echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
+        if not rule and content.end is not None and results[0].digest != content.end.params_sha256:
+            echo(f"error: the log says {content.end.params_sha256}: the rule or the software has changed", err=True)
+            raise typer.Exit(1)

@@ -7,47 +7,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError, TrainingError
-    from afflux.sim.papers.grid import tune
-    from afflux.sim.results.audit_log import read_audit_log
-    from afflux.sim.results.read_results import read_results
-    from afflux.sim.runs.library import Simulation, replay, resume
-    from afflux.sim.workload.client_training import fedprox, scaffold, sgd
-    from afflux.sim.workload.evaluation import classification
-    from afflux.sim.workload.task import Task, partitioned
-    from afflux.sim.workload.task_registry import register_task
-
-__all__ = [
-    "ConfigError",
-    "DivergedError",
-    "MissingExtraError",
-    "Simulation",
-    "Task",
-    "TrainingError",
-    "classification",
-    "fedprox",
-    "partitioned",
-    "read_audit_log",
-    "read_results",
-    "register_task",
-    "replay",
-    "resume",
-    "scaffold",
-    "sgd",
-    "tune",
-]
+    from afflux.sim.errors import ConfigError as ConfigError
+    from afflux.sim.errors import DivergedError as DivergedError
+    from afflux.sim.errors import MissingExtraError as MissingExtraError
+    from afflux.sim.errors import TrainingError as TrainingError
+    from afflux.sim.papers.grid import tune as tune
+    from afflux.sim.results.audit_log import read_audit_log as read_audit_log
+    from afflux.sim.results.simulation_results import read_results as read_results
+    from afflux.sim.runs.library import Simulation as Simulation
+    from afflux.sim.runs.library import replay as replay
+    from afflux.sim.runs.library import resume as resume
+    from afflux.sim.workload.evaluation import classification as classification
+    from afflux.sim.workload.task import Task as Task
+    from afflux.sim.workload.task import fedprox as fedprox
+    from afflux.sim.workload.task import partitioned as partitioned
+    from afflux.sim.workload.task import scaffold as scaffold
+    from afflux.sim.workload.task import sgd as sgd
+    from afflux.sim.workload.task_registry import register_task as register_task
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
     "papers.grid": ("tune",),
     "results.audit_log": ("read_audit_log",),
-    "results.read_results": ("read_results",),
+    "results.simulation_results": ("read_results",),
     "runs.library": ("Simulation", "replay", "resume"),
-    "workload.client_training": ("fedprox", "scaffold", "sgd"),
     "workload.evaluation": ("classification",),
-    "workload.task": ("Task", "partitioned"),
+    "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),
     "workload.task_registry": ("register_task",),
 }
+
+__all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

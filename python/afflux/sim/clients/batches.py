@@ -20,8 +20,6 @@ def batch_indices(
     The last batch of an epoch may be smaller, so that each sample is seen once an epoch; with `drop_last` such a batch
     is left out, unless it is the only one.
     """
-    if num_examples < 1:
-        raise ValueError("[batch_indices] there are no examples to draw from")
     done, end = 0, num_examples
     if drop_last and num_examples >= batch_size:
         end -= num_examples % batch_size

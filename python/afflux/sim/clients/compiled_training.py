@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from afflux.ops.validation import shortened
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.task import Loss
 
 #: Shapes of full batches for which one run compiles a step.
@@ -59,27 +60,24 @@ def require_compiler() -> None:
 class CompiledStep:
     """One local step of the built-in optimizers, for all clients of a run."""
 
-    def __init__(
-        self, model: FlatModel, loss: Loss, *, rate: float, weight_decay: float, mu: float | None, shifted: bool
-    ) -> None:
+    def __init__(self, model: FlatModel, loss: Loss, config: SimConfig) -> None:
         """Describe the step; it is compiled at the first batch of each shape.
 
         Args:
             model: its flat params are changed by each step.
             loss: (output, labels) -> mean loss.
-            rate: the learning rate.
-            weight_decay: added to the gradient, times the params.
-            mu: of the proximal term; None: without it.
-            shifted: whether SCAFFOLD's c - c_i is added to the gradient.
+            config: the client optimizer and its learning rate, weight decay and mu.
 
         Raises:
             ConfigError: there is no C++ compiler.
         """
         require_compiler()
         self._model, self._loss = model, loss
-        self._decayed, self._proximal, self._shifted = bool(weight_decay), mu is not None, shifted
+        self._decayed, self._proximal = bool(config.weight_decay), config.client_optimizer in PROXIMAL
+        self._shifted = config.client_optimizer == "scaffold"
+        numbers = (config.client_lr, config.weight_decay, config.mu if self._proximal else 0.0)
         # Numbers are arguments of the code, so that a grid of settings compiles once.
-        self._numbers = [torch.tensor(value, dtype=torch.float32) for value in (rate, weight_decay, mu or 0.0)]
+        self._numbers = [torch.tensor(value, dtype=torch.float32) for value in numbers]
         trained = {field.name for field in model.layout.fields}
         tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
         self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
@@ -115,19 +113,15 @@ class CompiledStep:
             nonlocal run
             inputs = [*others, *batches[number]]
             if run is None:  # no batch was full yet
-                run = self._add(key, inputs, structure)
+                run = self._runs[key] = self._compile(inputs, structure)
             (loss,) = run(inputs)
             return loss.item()
 
         return step
 
-    def _add(self, key: Any, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
+    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
         if len(self._runs) == MOST_SHAPES:
             raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
-        run = self._runs[key] = self._compile(inputs, structure)
-        return run
-
-    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
         try:
             graph = self._trace(inputs, structure)
             return _compiled(graph, inputs)

@@ -190,15 +190,14 @@ class FlatModel:
 
 
 def _check_arrays(module: torch.nn.Module) -> None:
-    for name, parameter in module.named_parameters():
-        if torch.nn.parameter.is_lazy(parameter):
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name} is not initialised: run one forward first, in a function that makes the model")
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad and (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
             kind = f"{parameter.dtype} on {parameter.device.type}"
             raise ConfigError(f"parameter {name} is {kind}, must be float32 on the CPU")
     for name, tensor in module.named_buffers():
-        if torch.nn.parameter.is_lazy(tensor):
-            raise ConfigError(f"{name} is not initialised: run one forward first, in a function that makes the model")
         if tensor.device.type != "cpu":
             raise ConfigError(f"buffer {name} is on {tensor.device.type}, must be on the CPU")
         if tensor.layout is not torch.strided or tensor.is_nested:

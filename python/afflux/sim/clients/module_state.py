@@ -65,43 +65,34 @@ class NamedTensor:
         return int((content.view(torch.int32) if content.numel() % 4 == 0 else content).sum(dtype=torch.int64))
 
 
-class _Names:
-    """A dict of a module, and its content at the start."""
+class _Content:
+    """A dict, list, deque or set that a module holds, and its content at the start."""
 
     __slots__ = ("_content", "_names", "_values")
 
-    def __init__(self, content: dict[str, Any]) -> None:
-        self._content, self._names, self._values = content, list(content), list(content.values())
-
-    def differ(self) -> bool:
-        """Return whether a name, its place or its object is another one. Objects are compared by identity."""
-        content, values = self._content, self._values
-        if not content:
-            return bool(values)
-        return (
-            len(content) != len(values) or not all(map(is_, content.values(), values)) or list(content) != self._names
-        )
-
-    def restore(self) -> None:
-        self._content.clear()
-        self._content.update(zip(self._names, self._values, strict=True))
-
-
-class _Items:
-    """A list, deque or set that a module holds, and its content at the start."""
-
-    __slots__ = ("_content", "_values")
-
     def __init__(self, content: Any) -> None:
-        self._content, self._values = content, list(content)
+        self._content, self._names = content, list(content)
+        self._values = list(content.values()) if isinstance(content, dict) else self._names
 
     def differ(self) -> bool:
-        """As `_Names.differ`; the order of a set matters, which is that of the start if nothing has changed."""
-        return len(self._content) != len(self._values) or not all(map(is_, self._content, self._values))
+        """Return whether an object, its name or its place is another one. Objects are compared by identity.
+
+        The order of a set matters, which is that of the start if nothing has changed.
+        """
+        content, values = self._content, self._values
+        if len(content) != len(values) or not content:
+            return len(content) != len(values)
+        if not isinstance(content, dict):
+            return not all(map(is_, content, values))
+        return not all(map(is_, content.values(), values)) or list(content) != self._names
 
     def restore(self) -> None:
-        self._content.clear()
-        (self._content.update if isinstance(self._content, set) else self._content.extend)(self._values)
+        content = self._content
+        content.clear()
+        if isinstance(content, dict):
+            content.update(zip(self._names, self._values, strict=True))
+        else:
+            (content.update if isinstance(content, set) else content.extend)(self._values)
 
 
 class ModuleState:
@@ -117,16 +108,16 @@ class ModuleState:
         self._module = module
         self.parameters: dict[str, NamedTensor] = {}  #: by their first dotted names
         self.buffers: dict[str, NamedTensor] = {}
-        self._contents: list[_Names | _Items] = []
+        self._contents: list[_Content] = []
         self._empty: list[Any] = []  # lists, dicts and sets without content
         self._plain: list[tuple[NamedTensor | np.ndarray, Any]] = []  # other arrays, and their first elements
-        self._parameter_dicts: list[_Names] = []  # those in which parameters are found
+        self._parameter_dicts: list[_Content] = []  # those in which parameters are found
         self._scripted: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         seen: dict[int, NamedTensor] = {}
         for prefix, part in module.named_modules():
             scripted = isinstance(part, torch.jit.ScriptModule)  # its members are not in dicts
             if not scripted:
-                self._parameter_dicts += [_Names(part.__dict__[name]) for name in ("_parameters", "_modules")]
+                self._parameter_dicts += [_Content(part.__dict__[name]) for name in ("_parameters", "_modules")]
             for tensors, members in (
                 (self.parameters, part.named_parameters(recurse=False, remove_duplicate=False)),
                 (self.buffers, part.named_buffers(recurse=False, remove_duplicate=False)),
@@ -161,7 +152,7 @@ class ModuleState:
             if not isinstance(value, tuple) and not value:
                 self._empty.append(value)
             elif not isinstance(value, tuple):
-                self._contents.append(_Names(value) if isinstance(value, dict) else _Items(value))
+                self._contents.append(_Content(value))
             for each in value.values() if isinstance(value, dict) else value:
                 self._follow(each, seen)
 

@@ -14,8 +14,7 @@ import numpy as np
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import SAMPLING, SimConfig
-from afflux.sim.workload.delay_names import delay_law
-from afflux.sim.workload.delays import Delay, DelayLaw
+from afflux.sim.workload.delays import Delay, DelayLaw, delay_law
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -40,16 +39,35 @@ class Arrival(NamedTuple):
     client: int
 
 
+class Draws(NamedTuple):
+    """The random choices of a schedule."""
+
+    delay: Delay  #: law of the running times
+    selection: np.random.Generator  #: for the choice of clients
+    times: np.random.Generator  #: for the running times
+
+    @classmethod
+    def of(cls, law: DelayLaw, num_clients: int, seed: int) -> "Draws":
+        """Return those of a run with this law."""
+        with note_on_errors("while the law of delays was called"):
+            delay = law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+        return cls(delay, *(random_stream(seed, of) for of in (StreamPurpose.SELECTION, StreamPurpose.DELAY_TIMES)))
+
+    def running_time(self, client: int) -> float:
+        """Draw the running time of a client; raise ConfigError if it is impossible, because a law may be the user's."""
+        try:
+            drawn = self.delay(client, self.times)
+            possible = 0 <= drawn < inf
+        except Exception as error:
+            error.add_note(f"while the running time of client {client} was drawn")
+            raise
+        if not possible:
+            raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
+        return drawn
+
+
 def schedule_events(
-    clients: Sequence[int],
-    *,
-    concurrency: int,
-    arrivals: int,
-    delay: Delay,
-    selection: np.random.Generator,
-    times: np.random.Generator,
-    refill: int = 1,
-    blocked: bool = False,
+    clients: Sequence[int], draws: Draws, *, concurrency: int, arrivals: int, refill: int = 1, blocked: bool = False
 ) -> Iterator[Dispatch | Arrival]:
     """Yield dispatches and arrivals in the order of virtual time, until `arrivals` arrivals.
 
@@ -58,11 +76,9 @@ def schedule_events(
 
     Args:
         clients: the clients that hold data.
+        draws: of clients and running times.
         concurrency: number of clients that train at the same time.
         arrivals: number of arrivals after which the schedule ends.
-        delay: law of the running times.
-        selection: stream for the choice of clients.
-        times: stream for the running times.
         refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
             CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K, with all P clients training at
             once: only the K clients that finished are idle, so they get the new model.
@@ -90,10 +106,10 @@ def schedule_events(
         starts = min(vacant, len(idle))
         for _ in range(starts):
             # Swapping with the last entry makes the draw O(1); the order of `idle` is still deterministic.
-            chosen = int(selection.integers(len(idle)))
+            chosen = int(draws.selection.integers(len(idle)))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]
             client = idle.pop()
-            finish = now + delay(client, times)
+            finish = now + draws.running_time(client)
             yield Dispatch(now, sequence, client, finish=finish)
             heappush(training, (finish, sequence, client))
             sequence += 1
@@ -108,14 +124,12 @@ def schedule_events(
 
 def schedule_rounds(
     clients: Sequence[int],
+    draws: Draws,
+    ages: np.random.Generator,
     *,
     cohort: int,
     arrivals: int,
     stale_models: int,
-    delay: Delay,
-    selection: np.random.Generator,
-    ages: np.random.Generator,
-    times: np.random.Generator,
     probabilities: Sequence[float] | None = None,
 ) -> Iterator[Dispatch | Arrival]:
     """Yield the events of Anarchic FL's protocol: in each round `cohort` clients, each on one of the last few models.
@@ -124,35 +138,26 @@ def schedule_rounds(
 
     Args:
         clients: those that hold data.
+        draws: of clients and running times.
+        ages: stream for the choice of models.
         cohort: clients of a round, drawn without replacement.
         arrivals: number of arrivals after which the schedule ends.
         stale_models: a client starts from one of this number of last models, drawn uniformly; 1: synchronous.
-        delay: law of the running times.
-        selection: stream for the choice of clients.
-        ages: stream for the choice of models.
-        times: stream for the running times.
         probabilities: of each client, for drawing one after the other in proportion; default uniform.
 
     Yields:
         Dispatches and arrivals.
-
-    Raises:
-        ValueError: `cohort` is out of range, or `probabilities` has another length than `clients`.
     """
-    if not 1 <= cohort <= len(clients):
-        raise ValueError(f"[schedule_rounds] cohort {cohort} is not in 1..{len(clients)}")
-    if probabilities is not None and len(probabilities) != len(clients):
-        raise ValueError(f"[schedule_rounds] {len(probabilities)} probabilities for {len(clients)} clients")
     rates = np.ones(len(clients)) if probabilities is None else np.asarray(probabilities)
     sequence = 0
     now = 0.0
     for number in range(-(-arrivals // cohort)):
         # Exponential times with these rates: the order of the smallest is a draw in proportion, without replacement.
-        exponentials = selection.standard_exponential(len(clients)) / rates
+        exponentials = draws.selection.standard_exponential(len(clients)) / rates
         started = []
         for place in np.argsort(exponentials, kind="stable")[:cohort]:
             client = clients[place]
-            finish = now + delay(client, times)
+            finish = now + draws.running_time(client)
             yield Dispatch(now, sequence, client, int(ages.integers(min(stale_models, number + 1))), finish)
             started.append(Arrival(finish, sequence, client))
             sequence += 1
@@ -162,18 +167,12 @@ def schedule_rounds(
 
 
 def make_schedule(
-    spec: RuleSpec,
-    buffer_size: int,
-    seed: int,
-    config: SimConfig,
-    clients: Sequence[int],
-    delays: DelayLaw | None = None,
+    spec: RuleSpec, seed: int, config: SimConfig, clients: Sequence[int], delays: DelayLaw | None = None
 ) -> Iterator[Dispatch | Arrival]:
     """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
 
     Args:
         spec: the rule.
-        buffer_size: of the rule; its cohort if it is synchronous.
         seed: of the run.
         config: the settings.
         clients: those that hold data.
@@ -187,47 +186,22 @@ def make_schedule(
     """
     synchronous = spec.name in SYNCHRONOUS
     cohort = synchronous or config.protocol == "rounds"
-    concurrency, refill = (buffer_size,) * 2 if cohort else (config.concurrency, config.refill)
+    concurrency, refill = (spec.build().buffer_size,) * 2 if cohort else (config.concurrency, config.refill)
     if concurrency > len(clients):
         raise ConfigError(
             f"concurrency is {concurrency}, but only {len(clients)} of {config.num_clients} "
             f"clients hold data with seed {seed}"
         )
-    law = delay_law(config.delays) if delays is None else delays
-    with note_on_errors("while the law of delays was called"):
-        delay = _checked(law(config.num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)))
-    shared: dict[str, Any] = {
-        "arrivals": config.arrivals,
-        "delay": delay,
-        "selection": random_stream(seed, StreamPurpose.SELECTION),
-        "times": random_stream(seed, StreamPurpose.DELAY_TIMES),
-    }
+    draws = Draws.of(delay_law(config.delays) if delays is None else delays, config.num_clients, seed)
     if config.protocol == "rounds":
         probabilities = SAMPLING[config.sampling]
         if probabilities is not None and len(probabilities) != len(clients):
             raise ConfigError(f"sampling '{config.sampling}' is for {len(probabilities)} clients, not {len(clients)}")
         models, ages = 1 if synchronous else config.stale_models, random_stream(seed, StreamPurpose.STALE_MODELS)
-        shared |= {"stale_models": models, "ages": ages, "probabilities": probabilities}
-        return schedule_rounds(clients, cohort=concurrency, **shared)
-    blocked = config.selection == "blocked-until-pass-ends"
-    return schedule_events(clients, concurrency=concurrency, refill=refill, blocked=blocked, **shared)
-
-
-def _checked(delay: Delay) -> Delay:
-    """Return the law with a check of each draw, and a note on its exceptions, because a law may be the user's."""
-
-    def draw(client: int, times: np.random.Generator) -> float:
-        try:
-            drawn = delay(client, times)
-            possible = 0 <= drawn < inf
-        except Exception as error:
-            error.add_note(f"while the running time of client {client} was drawn")
-            raise
-        if not possible:
-            raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
-        return drawn
-
-    return draw
+        limits: dict[str, Any] = {"cohort": concurrency, "arrivals": config.arrivals, "stale_models": models}
+        return schedule_rounds(clients, draws, ages, probabilities=probabilities, **limits)
+    blocked, arrivals = config.selection == "blocked-until-pass-ends", config.arrivals
+    return schedule_events(clients, draws, concurrency=concurrency, arrivals=arrivals, refill=refill, blocked=blocked)
 
 
 @dataclass(frozen=True)
@@ -271,11 +245,9 @@ def simulate_staleness(
     """
     events = schedule_events(
         range(num_clients),
+        Draws.of(law, num_clients, seed),
         concurrency=concurrency,
         arrivals=steps * buffer_size,
-        delay=law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS)),
-        selection=random_stream(seed, StreamPurpose.SELECTION),
-        times=random_stream(seed, StreamPurpose.DELAY_TIMES),
         refill=buffer_size if refill is None else refill,
     )
     pulled: dict[int, int] = {}

@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,8 +21,9 @@ from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
-from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import PROXIMAL, SimConfig
+from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
+from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
@@ -60,14 +60,6 @@ class TrainingResult(NamedTuple):
         return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
 
 
-class LocalPlan(NamedTuple):
-    """The batches of one local training, and the number of examples that the client reports."""
-
-    steps: int
-    batches: Iterator[np.ndarray]  #: indices of the examples of each step
-    examples: int  #: number of examples that the client reports
-
-
 class Trainer:
     """The training of all clients on one module, and the evaluation of models."""
 
@@ -83,25 +75,12 @@ class Trainer:
         self._model = model
         self._data = data
         self._config = config
-        self._evaluate = task.evaluate
-        self._validation = task.validation
+        self._task = task
         self._loss = task.loss or class_loss
-        self._seeds_torch = task.seeds_torch
         self._training = None if task.training is None else with_settings(task.training, config)
-        self._compiled = self._compiled_step() if config.compile else None
-
-    def _compiled_step(self) -> CompiledStep:
-        config = self._config
-        if self._training is not None:
+        if config.compile and self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
-        return CompiledStep(
-            self._model,
-            self._loss,
-            rate=config.client_lr,
-            weight_decay=config.weight_decay,
-            mu=config.mu if config.client_optimizer in PROXIMAL else None,
-            shifted=config.client_optimizer == "scaffold",
-        )
+        self._compiled = CompiledStep(model, self._loss, config) if config.compile else None
 
     def train(
         self,
@@ -128,7 +107,7 @@ class Trainer:
         """
         model = self._model
         model.load(pulled, buffers)
-        if self._seeds_torch:
+        if self._task.seeds_torch:
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
         loss: float | None
         try:
@@ -152,30 +131,32 @@ class Trainer:
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
     ) -> tuple[float, int, int]:
-        plan = self._plan(data, rng)
+        size, config = self._count(data), self._config
+        steps = self._steps(size, rng)
+        batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
         own_shift = None if shift is None else torch.from_numpy(shift)
         losses = seen = 0.0
         make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
-        for loss, size in make_steps(data, plan, pulled, own_shift):
-            losses += loss * size
-            seen += size
-        return losses / seen, plan.steps, plan.examples
+        for loss, length in make_steps(data, batches, pulled, own_shift):
+            losses += loss * length
+            seen += length
+        return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
 
     def _steps_by_autograd(
-        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps; yield the mean loss before each step, and the size of its batch."""
         terms = self._gradient_terms(pulled, shift)
-        for batch in plan.batches:
+        for batch in indices:
             yield self._step(*take(data, batch), terms), len(batch)
 
     def _compiled_steps(
-        self, data: Any, plan: "LocalPlan", pulled: np.ndarray, shift: torch.Tensor | None
+        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
     ) -> Iterator[tuple[float, int]]:
         """Make the steps, by compiled code if a batch is full."""
         assert self._compiled is not None
         terms, start = self._gradient_terms(pulled, shift), torch.tensor(pulled)
-        while batches := list(islice(plan.batches, BATCHES_AT_ONCE)):
+        while batches := list(islice(indices, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
             step = self._compiled.steps_on(x, y, sizes, start, shift)
@@ -197,13 +178,8 @@ class Trainer:
         model.flat.add_(model.gradient, alpha=-self._config.client_lr)
         return loss
 
-    def _plan(self, data: Any, rng: np.random.Generator) -> "LocalPlan":
-        """Draw the number of local steps; then draw the batches of each step when the step needs them.
-
-        Raises:
-            ConfigError: the data have no examples that can be counted, or another number of labels.
-        """
-        config = self._config
+    def _count(self, data: Any) -> int:
+        """Return the number of examples of a client; raise ConfigError if there are none, or other labels."""
         size = num_examples(data)
         if isinstance(data, torch.utils.data.DataLoader):
             raise ConfigError("a client's data set is a DataLoader: give its dataset; the training draws the batches")
@@ -212,14 +188,12 @@ class Trainer:
         for leaf in tree_leaves(data[0]) if isinstance(data, tuple) and len(data) == 2 else ():
             if hasattr(leaf, "__len__") and len(leaf) != size:
                 raise ConfigError(f"a client's data set has {len(leaf)} examples, but {size} labels")
-        steps = self._steps(size, rng)
-        examples = min(size, config.batch_size) if config.examples == "batch" else size
-        return LocalPlan(steps, batch_indices(size, config.batch_size, steps, rng, config.drop_last), examples)
+        return size
 
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
         self._model.load(params, buffers)
-        self._backward(*take(self._validation, examples))
+        self._backward(*take(self._task.validation, examples))
         return self._model.gradient.numpy().copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
@@ -268,7 +242,7 @@ class Trainer:
         """
         self._model.load(params, buffers)
         with note_on_errors("while the model was evaluated, without gradients"), self._model.evaluated() as module:
-            found = self._evaluate(module)
+            found = self._task.evaluate(module)
             self._model.check_frozen()
         try:
             accuracy, loss = found
@@ -325,12 +299,10 @@ def with_settings(function: TrainingFunction, config: SimConfig) -> TrainingFunc
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function
-    parameters = signature.parameters.values()
-    names = {field.name for field in fields(SimConfig)}
-    for p in parameters:
+    for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
-            known("setting of the training function:", p.name, names)
-    wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & names
+            known("setting of the training function:", p.name, SETTINGS)
+    wanted = keyword_settings(function)
     try:
         signature.bind("model", "data", "rng", **dict.fromkeys(wanted))
     except TypeError as error:

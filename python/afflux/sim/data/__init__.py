@@ -1,1 +1,42 @@
 """The papers' data sets, read from a folder of the user; nothing is downloaded (docs/data.md)."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from afflux.sim.data import image_set, text_set
+from afflux.sim.data.files import Layout, data_folder, read_first
+from afflux.sim.data.image_set import ImageSet
+from afflux.sim.data.text_set import TextSet
+from afflux.sim.errors import known
+
+DataSet: TypeAlias = ImageSet | TextSet
+
+DIGITS = "digits"
+LAYOUTS: Mapping[str, Sequence[Layout[Any]]] = {**image_set.LAYOUTS, "shakespeare": text_set.LAYOUTS}
+DATA_SETS = (DIGITS, *LAYOUTS)
+
+
+def read_data_set(name: str, data_dir: Path | str | None = None) -> DataSet:
+    """Read a data set, once per process and folder.
+
+    Args:
+        name: one of `DATA_SETS`.
+        data_dir: the folder; None: that of the environment variable AFFLUX_DATA. scikit-learn has the digits.
+
+    Returns:
+        An `ImageSet`, or a `TextSet` for shakespeare.
+
+    Raises:
+        ConfigError: an unknown name, no folder, no file of the data set in it, or a damaged file.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    known("data", name, DATA_SETS)
+    return _read(name, None if name == DIGITS else data_folder(name, data_dir))
+
+
+@lru_cache(maxsize=2)
+def _read(name: str, data_dir: Path | None) -> DataSet:
+    data: DataSet = image_set.read_digits() if data_dir is None else read_first(name, data_dir, LAYOUTS[name])
+    return data

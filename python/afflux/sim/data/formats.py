@@ -1,16 +1,18 @@
 """Readers of the formats of data sets: IDX, NumPy's archives, CIFAR's records, LEAF's JSON, tables."""
 
+import csv
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import msgspec
 import numpy as np
 
 from afflux.arrays.npy import array_of
+from afflux.ops.validation import brief
 from afflux.sim.data.files import MOST_BYTES, bad_file, open_file, read_bytes, read_text, readable
 
 #: Bytes of an image of CIFAR.
@@ -175,26 +177,35 @@ def read_leaf(folder: Path, kind: type[LeafFile[X, Y]]) -> Iterator[tuple[Path, 
             yield path, user, examples
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+def read_table(path: Path, columns: Sequence[str], quoted: bool = False) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of each line of a table, and the line's values in some columns.
 
     Args:
-        path: a file whose values are separated by tabs, not quoted; its first line names the columns.
+        path: the file, in UTF-8 or UTF-16; its first line names the columns.
         columns: those that are read; others are ignored.
+        quoted: whether values are separated by commas, semicolons or tabs, and may be in double quotes, as in CSV;
+            otherwise they are separated by tabs.
 
     Raises:
         ConfigError: the file cannot be read, lacks a column, or a line has another number of values.
     """
-    expected = f"a table with tabs whose first line names the columns {', '.join(columns)}"
-    lines = (line.rstrip("\r").split("\t") for line in read_text(path, expected).split("\n"))
-    header = next(lines)
-    absent = [column for column in columns if column not in header]
-    if absent:
-        raise bad_file(path, f"has no column {', '.join(absent)}", expected)
-    places = [header.index(column) for column in columns]
-    for number, values in enumerate(lines, start=2):
-        if values == [""]:
-            continue
-        if len(values) != len(header):
-            raise bad_file(path, f"has {len(values)} values in line {number}", f"{len(header)}, as in its first line")
-        yield number, [values[place] for place in places]
+    kind = "a CSV file with the columns" if quoted else "a table with tabs whose first line names the columns"
+    expected = f"{kind} {', '.join(columns)}"
+    lines = read_text(path, expected).split("\n")  # a value may hold other ends of lines of Unicode
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if quoted:
+        dialect = {"delimiter": max(",;\t", key=lines[0].count), "skipinitialspace": True}
+    rows = csv.reader(lines, strict=True, **dialect)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        if absent := [column for column in columns if column not in header]:
+            its = f"only {brief(', '.join(header))}" if header else "it is empty"
+            raise bad_file(path, f"has no column {', '.join(absent)}, {its}", expected)
+        places = [header.index(column) for column in columns]
+        for values in filter(None, rows):
+            if len(values) != len(header):
+                problem = f"has {len(values)} values in line {rows.line_num}"
+                raise bad_file(path, problem, f"{len(header)}, as in its first line")
+            yield rows.line_num, [values[place] for place in places]
+    except csv.Error as error:
+        raise bad_file(path, f"is no table in line {rows.line_num}: {error}", expected) from None

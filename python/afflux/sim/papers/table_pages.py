@@ -10,6 +10,7 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.publishing import Page, final_accuracy, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
+from afflux.sim.runs.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -113,7 +114,7 @@ def _draw_rules(content: Mapping[str, Any], path: Path) -> None:
 def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
     """Make the page of MF-CA2FL in few bits: one row per codec."""
     config, options = cells[0].config, dict(cells[0].spec.options)
-    size, by_rule = config.num_parameters(), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}
+    size, by_rule = num_parameters(config), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}
     codecs = {cell.row: cell.spec.build().calibrate.codec for cell in cells}
     names = {rule: codec.name if codec else "float32" for rule, codec in codecs.items()}
     few, many = CODEC_CLAIM

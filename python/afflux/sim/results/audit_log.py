@@ -188,10 +188,6 @@ class AuditLog:
         """The number of arrivals of the complete run, or the most that it could have had."""
         return self.header.settings(self.path).arrivals if self.end is None else self.end.arrivals
 
-    def config(self, task: str | None = None) -> SimConfig:
-        """Return the settings of the run; see `Header.sim_config`."""
-        return self.header.sim_config(self.path, task)
-
     def spec(self) -> RuleSpec:
         """Return the rule with its options; raise ConfigError if this afflux does not have them."""
         return self.header.rule_spec(self.path)

@@ -17,7 +17,7 @@ from afflux.sim.results import svg
 from afflux.sim.results.curves import COLOURS, MANY_TIMES, curve, staleness_bins, staleness_shares
 from afflux.sim.results.run_result import RunResult, arrivals_per_client, group_by_rule, seed_statistics
 from afflux.sim.results.statistics import LEVEL, PairedDifference, paired_differences, reach_targets, usual_targets
-from afflux.sim.results.summary_table import format_number, summary_rows
+from afflux.sim.results.summary_table import summary_rows
 
 MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
@@ -27,7 +27,7 @@ Rows = list[list[str]]
 
 
 def render_report(
-    results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any], logs: Mapping[str, str]
+    results: Sequence[RunResult], setting: str, target: float, configuration: Any, logs: Mapping[str, str]
 ) -> str:
     """Return the page.
 
@@ -35,7 +35,7 @@ def render_report(
         results: one for each rule and seed; at least one.
         setting: the settings in one line.
         target: accuracy that the settings name.
-        configuration: the content of config.json.
+        configuration: a `Configuration`, the content of config.json.
         logs: SHA-256 of each audit log, by file name.
     """
     groups = group_by_rule(results)
@@ -128,7 +128,7 @@ def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
     for title, name, digits in (("rounds to", "rounds", 0), ("virtual time to", "virtual_time", 1)):
         rows = {goal: [f"{100 * goal:g}%"] for goal in targets}
         for hit in reach_targets(results, targets):
-            rows[hit.target].append(format_number(getattr(hit, name), hit.runs, digits))
+            rows[hit.target].append(getattr(hit, name).text(hit.runs, digits))
         tables[title] = list(rows.values())
     return tables
 
@@ -161,7 +161,7 @@ def _participation(label: str, runs: Sequence[RunResult]) -> list[str]:
     cells = [label]
     for name, digits in (("clients", 0), ("least", 0), ("median", 1), ("most", 0), ("gini", 3), ("busiest_tenth", 3)):
         over_seeds = seed_statistics([float(getattr(row, name)) for row in rows])
-        cells.append(format_number(over_seeds, len(runs), digits))
+        cells.append(over_seeds.text(len(runs), digits))
     return cells
 
 

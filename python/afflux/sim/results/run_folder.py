@@ -3,23 +3,26 @@
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, TextIO
 
+from msgspec import Struct
+
 from afflux.ops.units import in_bytes
+from afflux.ops.validation import printable
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
-from afflux.sim.results.data_frames import data_frame
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
-from afflux.sim.results.statistics import paired_differences
+from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
-from afflux.sim.workload.config import IMAGES, UNLIMITED, SimConfig
+from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.inputs import package_versions
 
 #: Files with a table each, see `data_frame`.
@@ -45,16 +48,18 @@ ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announce
 
 @contextmanager
 def new_run_folder(
-    out: Path | None, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], command: object = None
+    out: Path, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], runs: int, command: object = None
 ) -> Iterator[Path]:
     """Create a run folder for the block, which writes the results.
 
-    After an error the finished results are written into the folder; it is removed if nothing has arrived.
+    After an error the finished results are written into the folder, and a note of the error says what the folder holds
+    and how to go on; the folder is removed if nothing has arrived.
 
     Args:
-        out: the folder; default runs/<date and time>.
+        out: the folder.
         config: the settings.
         finished: results by the index of the run; the block fills it.
+        runs: number of all runs.
         command: all on which the files depend, with a `repr`. Then the folder is marked by `UNFINISHED`: the same
             command replaces it if this one, or one of its processes, is killed, and any command if this one finishes no
             run. None: no command replaces it.
@@ -63,8 +68,7 @@ def new_run_folder(
         ConfigError: see `create_run_folder`.
         MissingExtraError: a package that writes the results is not installed.
     """
-    require(*PACKAGES)
-    if out is not None and command is not None:
+    if command is not None:
         _remove_unfinished(out, _digest(command))
     folder = create_run_folder(out)
     marker = folder / UNFINISHED
@@ -80,10 +84,16 @@ def new_run_folder(
             results = [result for index in sorted(finished) for result in finished[index]]
             if results:
                 write_results(folder, results, config)
-            if not (results and isinstance(error, ProcessKilledError)):
+            killed, then = results and isinstance(error, ProcessKilledError), ""
+            if not killed:
                 marker.unlink(missing_ok=True)
-            if remove_empty_logs(folder) and not results and command is not None:
-                marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
+            if remove_empty_logs(folder):
+                if command is not None and not results:
+                    marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
+                    then = f"; the next command with --out {quote(str(folder))} replaces it"
+                elif command is not None and (killed or len(finished) < runs):
+                    then = "; the same command replaces it" if killed else "; make the other runs with another --out"
+                error.add_note(f"{len(finished)} of {runs} runs were finished; kept {folder}/{then}")
             raise
         marker.unlink(missing_ok=True)
 
@@ -128,39 +138,19 @@ def create_run_folder(out: Path | None) -> Path:
     return folder
 
 
-def create_audit_folder(
-    folder: Path,
-    config: SimConfig,
-    runs: int,
-    updates: bool = False,
-    announce: Callable[[str], None] = print,
-    d: int | None = None,
-) -> AuditOutput:
-    """Create the folder of the audit logs.
-
-    Args:
-        folder: the run folder.
-        config: the settings of each run.
-        runs: number of runs.
-        updates: whether the runs keep their updates.
-        announce: called with the size of the kept updates if it is more than a gigabyte.
-        d: elements of the model; None: of the task of images, according to the settings.
-
-    Returns:
-        The output for the runs.
-
-    Raises:
-        ConfigError: the disk has too little space for the updates.
-    """
-    if updates and config.arrivals < UNLIMITED:
-        size = 4 * (config.num_parameters() if d is None else d) * config.arrivals * runs
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
-        if size > ANNOUNCE_ABOVE:
-            announce(f"the updates will take {in_bytes(size)} in {folder}/{FOLDER}")
+def create_audit_folder(folder: Path, updates: bool = False) -> AuditOutput:
+    """Create the folder of the audit logs in a run folder, and return it; `updates`: the runs keep their updates."""
     (folder / FOLDER).mkdir()
     return AuditOutput(folder / FOLDER, updates)
+
+
+def announce_updates(folder: Path, size: int) -> None:
+    """Log the size of the kept updates in bytes if it is large; raise ConfigError if the disk has too little space."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
+    if size > ANNOUNCE_ABOVE:
+        _LOGGER.warning("the updates will take %s in %s/%s", in_bytes(size), printable(str(folder)), FOLDER)
 
 
 def _remove_unfinished(folder: Path, digest: str) -> None:
@@ -286,24 +276,35 @@ def _settings_read(results: Sequence[RunResult], config: SimConfig) -> dict[str,
     return {name: value for run in results for name, value in run.settings.items()} or asdict(config)
 
 
-def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
-    return {
-        "simulation": _settings_read(results, config),
-        "division": dict(results[0].division),
-        "rules": [
-            {
-                "label": label,
-                "name": runs[0].spec.name,
-                "options": dict(runs[0].options) or runs[0].spec.plain_options(),
-                "parts": dict(runs[0].parts),
-                "updates_of": runs[0].leader or label,
-            }
-            for label, runs in group_by_rule(results).items()
-        ],
-        "seeds": sorted({run.seed for run in results}),
-        "versions": package_versions() | {"python": platform.python_version()},
-        "machine": platform.machine(),
-    }
+class RuleConfiguration(Struct, frozen=True):
+    """A rule in config.json."""
+
+    label: str
+    name: str
+    options: dict[str, Any]
+    parts: dict[str, Any]
+    updates_of: str
+
+
+class Configuration(Struct, frozen=True):
+    """The content of config.json."""
+
+    simulation: dict[str, Any]
+    division: dict[str, Any]
+    rules: list[RuleConfiguration]
+    seeds: list[int]
+    versions: dict[str, str]
+    machine: str
+
+
+def _configuration(results: Sequence[RunResult], config: SimConfig) -> Configuration:
+    rules = []
+    for label, (run, *_) in group_by_rule(results).items():
+        options = dict(run.options) or run.spec.plain_options()
+        rules.append(RuleConfiguration(label, run.spec.name, options, dict(run.parts), run.leader or label))
+    seeds = sorted({run.seed for run in results})
+    settings, versions = _settings_read(results, config), package_versions() | {"python": platform.python_version()}
+    return Configuration(settings, dict(results[0].division), rules, seeds, versions, platform.machine())
 
 
 def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:

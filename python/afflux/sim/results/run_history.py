@@ -3,11 +3,12 @@
 import re
 from collections.abc import Callable
 from math import inf
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from msgspec import Meta, Struct, field
 
-from afflux.aggregation.reports import Receipt, Report
+from afflux.aggregation.reports import Report
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_result import Evaluation, RoundTotals
 
@@ -51,16 +52,24 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     first_fault: str = ""  #: the message about the first faulty arrival
     faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
 
-    def add_arrival(self, client: int, receipt: Receipt) -> None:
-        """Add one arrival and the rounds that it completed; `receipt.staleness` is not None."""
-        assert receipt.staleness is not None
+    def add_arrival(self, client: int, status: str, staleness: int) -> None:
+        """Add one arrival, without the rounds that it completed."""
         self.clients.append(client)
-        self.staleness.append(receipt.staleness)
-        self.decisions[receipt.status] = self.decisions.get(receipt.status, 0) + 1
-        self.faults_in_a_row = self.faults_in_a_row + 1 if receipt.status == "faulty" else 0
-        if receipt.report is not None:
-            for report in (receipt.report, *receipt.more):
-                self.add_round(report)
+        self.staleness.append(staleness)
+        self.decisions[status] = self.decisions.get(status, 0) + 1
+        self.faults_in_a_row = self.faults_in_a_row + 1 if status == "faulty" else 0
+
+    def result_fields(self) -> dict[str, Any]:
+        """Return the fields of `RunResult` that the history holds."""
+        return {
+            "evaluations": tuple(self.evaluations),
+            "staleness": np.array(self.staleness, np.int64),
+            "round_staleness": np.array(self.round_staleness, np.int64),
+            "server_seconds": np.array(self.seconds),
+            "clients": np.array(self.clients, np.int64),
+            "decisions": self.decisions,
+            "totals": self.totals,
+        }
 
     def add_round(self, report: Report) -> None:
         """Add one round."""

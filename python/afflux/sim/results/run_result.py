@@ -121,7 +121,7 @@ class RunResult(Evaluated):
     server_seconds: np.ndarray
     state_bytes: int
     num_clients: int  #: clients that hold data
-    params: np.ndarray
+    params: np.ndarray  #: empty in a result that was read
     leader: str = ""  #: label of the rule from whose params the clients trained, if it is not this run's own
     #: Of each arrival, in the order of arrival; int64.
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -138,6 +138,7 @@ class RunResult(Evaluated):
     #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
     first_params_sha256: str = ""  #: see `params_sha256`
+    digest: str = ""  #: SHA-256 of the final params' bytes: equal digests are equal bits
     seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
 
     @property
@@ -203,11 +204,6 @@ class RunResult(Evaluated):
         """Mean milliseconds of the server's arithmetic per round."""
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the final params' bytes: equal digests are equal bits."""
-        return params_sha256(self.params)
-
     def first_to_reach(self, target: float) -> Evaluation | None:
         """Return the first evaluation with an accuracy of at least `target`, or None."""
         return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= target), None)
@@ -261,6 +257,27 @@ class SeedStatistics(NamedTuple):
     std: float
     seeds: int
 
+    def text(self, runs: int | None, digits: int | None = None, scale: float = 1.0) -> str:
+        """Return mean ± standard deviation; "-" if no run has the number.
+
+        Args:
+            runs: all seeds; None: not known.
+            digits: after the point; None: four significant digits of the mean, two of the deviation.
+            scale: factor of the shown number.
+        """
+
+        def shown(number: float, significant: int) -> str:
+            places = digits
+            if places is None and abs(number) < 10**significant - 0.5:
+                return f"{number:.{significant}g}"
+            return f"{number:.{places or 0}f}"  # no 1e+02 for 99.7
+
+        if not self.seeds:
+            return "-"
+        text = shown(scale * self.mean, 4) + (f" ± {shown(scale * self.std, 2)}" if self.seeds > 1 else "")
+        # Seeds that did not reach the target are left out of the mean: show how many did.
+        return text if runs in (None, self.seeds) else f"{text} ({self.seeds} of {runs})"
+
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """Return mean and standard deviation over seeds; nan values (target not reached) are left out and not counted."""
@@ -292,21 +309,10 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
         import pandas
 
         cells = {
-            label: {name: _shown(value, self._runs.get(label)) for name, value in row.items()}
+            label: {name: value.text(self._runs.get(label)) for name, value in row.items()}
             for label, row in self.items()
         }
         return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
-
-
-def _shown(value: SeedStatistics, runs: int | None) -> str:
-    if not value.seeds:
-        return "-"
-    text = _rounded(value.mean, 4) + (f" ± {_rounded(value.std, 2)}" if value.seeds > 1 else "")
-    return text if runs in (None, value.seeds) else f"{text} ({value.seeds} of {runs})"
-
-
-def _rounded(number: float, digits: int) -> str:
-    return f"{number:.0f}" if abs(number) >= 10**digits - 0.5 else f"{number:.{digits}g}"  # no 1e+02 for 99.7
 
 
 def summarise(results: Sequence[RunResult], target: float) -> Summary:

@@ -1,45 +1,51 @@
 """The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, overload
+from types import SimpleNamespace
+from typing import Any
 
-from afflux.sim.errors import require
+import msgspec
+import numpy as np
+
+from afflux.sim.errors import ConfigError, require
 from afflux.sim.results import run_folder
-from afflux.sim.results.data_frames import data_frame
+from afflux.sim.results.audit_log import FOLDER, AuditLog, Count, file_stem, read_audit_log
+from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import Evaluation, RunResult, Summary, summarise
 from afflux.sim.results.statistics import (
     LEVEL,
     PairedDifference,
     TargetStatistics,
+    data_frame,
     paired_differences,
     reach_targets,
     usual_targets,
 )
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
+from afflux.store.files import read_bytes
 
 
-class SimulationResults(Sequence[RunResult]):
+class SimulationResults(tuple[RunResult, ...]):
     """The results of all runs, seed by seed, in the order of the rules."""
 
-    def __init__(self, runs: Sequence[RunResult], config: SimConfig) -> None:
+    config: SimConfig  #: the settings of the runs
+
+    def __new__(cls, runs: Iterable[RunResult], config: SimConfig) -> "SimulationResults":
         """Hold results of runs with these settings."""
-        self._runs = tuple(runs)
-        self.config = config
+        results = super().__new__(cls, runs)
+        results.config = config
+        return results
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    @overload
-    def __getitem__(self, index: int) -> RunResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RunResult]: ...
-    def __getitem__(self, index: int | slice) -> RunResult | Sequence[RunResult]:
-        return self._runs[index]
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what a copy is made from."""
+        return tuple(self), self.config
 
     def of(self, rule: str, seed: int) -> RunResult:
         """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
-        for run in self._runs:
+        for run in self:
             if (run.spec.label, run.seed) == (rule, seed):
                 return run
         raise KeyError(f"no run of {rule!r} with seed {seed!r}; there are {', '.join(map(repr, self.histories))}")
@@ -47,7 +53,7 @@ class SimulationResults(Sequence[RunResult]):
     @property
     def histories(self) -> dict[tuple[str, int], tuple[Evaluation, ...]]:
         """The evaluations of each run, by the rule's label and seed."""
-        return {(run.spec.label, run.seed): run.evaluations for run in self._runs}
+        return {(run.spec.label, run.seed): run.evaluations for run in self}
 
     def summary(self, target: float | None = None) -> Summary:
         """Return {rule: {number: mean and deviation over seeds}}, a dict that is printed as a table.
@@ -55,11 +61,11 @@ class SimulationResults(Sequence[RunResult]):
         Args:
             target: accuracy for the rounds and the time to the target; default: that of the simulation.
         """
-        return summarise(self._runs, self.config.target if target is None else target)
+        return summarise(self, self.config.target if target is None else target)
 
     def targets(self, *accuracies: float) -> list[TargetStatistics]:
         """Return when each rule reached accuracies first; without arguments, the usual ones that a run has reached."""
-        return reach_targets(self._runs, accuracies or usual_targets(self._runs, self.config.target))
+        return reach_targets(self, accuracies or usual_targets(self, self.config.target))
 
     def paired_differences(self, number: str = "final_accuracy", level: float = LEVEL) -> list[PairedDifference]:
         """Return the differences between the rules over the seeds that they share, with Student's intervals.
@@ -71,7 +77,7 @@ class SimulationResults(Sequence[RunResult]):
         Raises:
             ConfigError: an unknown number, or a level outside (0, 1).
         """
-        return paired_differences(self._runs, number, level, self.config.target)
+        return paired_differences(self, number, level, self.config.target)
 
     def to_dataframe(self, table: str = "evaluations") -> Any:
         """Return results as a pandas DataFrame, whose first columns are rule and seed, except for the last two.
@@ -85,7 +91,7 @@ class SimulationResults(Sequence[RunResult]):
             ConfigError: an unknown table.
             MissingExtraError: pandas is not installed.
         """
-        return data_frame(self._runs, table, self.config.target)
+        return data_frame(self, table, self.config.target)
 
     def draw(self, path: Path | str) -> None:
         """Write a figure: accuracy over rounds and over virtual time, and staleness.
@@ -96,13 +102,96 @@ class SimulationResults(Sequence[RunResult]):
         require("matplotlib")
         from afflux.sim.results.figures import draw_comparison
 
-        title = run_folder.describe_setting(self.config, self._runs)
-        draw_comparison(self._runs, title, self.config.target, Path(path))
+        title = run_folder.describe_setting(self.config, self)
+        draw_comparison(self, title, self.config.target, Path(path))
 
-    def write(self, folder: Path | str) -> None:
-        """Write the files of a run folder into `folder`, which is made if there is none; see `afflux compare`."""
-        run_folder.write_results(Path(folder), self._runs, self.config)
+    def write(self, folder: Path | str) -> "SimulationResults":
+        """Write the files of a run folder into `folder`, which is made if there is none; return these results."""
+        run_folder.write_results(Path(folder), self, self.config)
+        return self
 
     def __repr__(self) -> str:
-        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_accuracy:.4f}" for run in self._runs]
+        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_accuracy:.4f}" for run in self]
         return f"SimulationResults({'; '.join(found)})"
+
+
+#: The most bytes of a file that is read as a whole.
+MOST_BYTES = 1 << 30
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """A run in summary.json."""
+
+    rule: str
+    seed: Count
+    clients_with_data: Count
+    state_bytes: float
+    params_sha256: str
+    server_ms: float | None = None
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    runs: list[_Run]
+
+
+def read_results(folder: Path | str) -> SimulationResults:
+    """Read the results of the runs in a run folder, from its tables and audit logs; nothing is executed.
+
+    Args:
+        folder: of `Simulation.run(out=...)`, or of the command line.
+
+    Returns:
+        The runs that have ended, as they were written, but without params.
+
+    Raises:
+        ConfigError: a file is missing, or does not hold what a run writes.
+    """
+    folder = Path(folder)
+    try:
+        summary = msgspec.json.decode(read_bytes(folder / "summary.json", MOST_BYTES), type=_Summary)
+        config = msgspec.json.decode(read_bytes(folder / "config.json", MOST_BYTES), type=run_folder.Configuration)
+        evaluations: dict[tuple[str, int], list[Evaluation]] = {}
+        for row in csv.DictReader(read_bytes(folder / "metrics.csv", MOST_BYTES).decode().splitlines()):
+            time, accuracy, loss = (float(row[name]) for name in ("virtual_time", "accuracy", "loss"))
+            evaluation = Evaluation(int(row["arrivals"]), int(row["version"]), time, accuracy, loss)
+            evaluations.setdefault((row["rule"], int(row["seed"])), []).append(evaluation)
+        runs, settings = list[RunResult](), None
+        for run in summary.runs:
+            log = read_audit_log(folder / FOLDER / f"{file_stem(run.rule, run.seed)}.jsonl")
+            settings = log.header.settings(log.path)
+            runs.append(_result(run, config, evaluations[run.rule, run.seed], log))
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no results of a run: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{folder} holds results that no run has written: {error}") from None
+    if settings is None:
+        raise ConfigError(f"{folder} holds no results of a run")
+    return SimulationResults(runs, settings)
+
+
+def _result(run: _Run, config: run_folder.Configuration, evaluations: list[Evaluation], log: AuditLog) -> RunResult:
+    history = RunHistory(evaluations)
+    (rule,) = [rule for rule in config.rules if rule.label == run.rule]
+    for arrival in log.arrivals:
+        history.add_arrival(arrival.client, arrival.status, arrival.staleness)
+    for line in log.rounds:
+        weights = np.array(line.weights, np.float64)  # None becomes nan
+        report: Any = SimpleNamespace(staleness=np.array(line.staleness), weights=weights, seconds=0.0)
+        report.stepped, report.rejected = line.stepped, line.rejected
+        history.add_round(report)
+    history.seconds = [] if run.server_ms is None else [run.server_ms / 1e3]
+    return RunResult(
+        spec=RuleSpec(rule.name, tuple(log.header.options.items()), rule.label),
+        seed=run.seed,
+        **history.result_fields(),
+        state_bytes=int(run.state_bytes),
+        num_clients=run.clients_with_data,
+        params=np.zeros(0, np.float32),
+        leader="" if rule.updates_of == rule.label else rule.updates_of,
+        settings=config.simulation,
+        division=config.division,
+        options=rule.options,
+        parts=rule.parts,
+        first_params_sha256=log.header.first_params_sha256,
+        digest=run.params_sha256,
+    )

@@ -10,7 +10,6 @@ from afflux.ops.units import in_bytes
 from afflux.sim.results.run_result import (
     NUMBERS,
     RunResult,
-    SeedStatistics,
     group_by_rule,
     seed_statistics,
     summarise,
@@ -30,37 +29,17 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
     shown = []
     for number in NUMBERS:
         if number.brief or not brief:
-            cells = [
-                format_number(summary[label][number.name], len(runs), number.digits, number.scale)
-                for label, runs in groups.items()
-            ]
+            values = ((summary[label][number.name], len(runs)) for label, runs in groups.items())
+            cells = [value.text(count, number.digits, number.scale) for value, count in values]
             shown.append((number.title.format(f"{100 * target:g}%"), cells))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
-        cells = [format_number(value, len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
+        cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
         shown.append((f"{decision} arrivals", cells))
     seconds = (summary[label]["server_ms"].mean for label in groups)
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
     shown.append(("server state", [in_bytes(summary[label]["state_bytes"].mean) for label in groups]))
     return shown
-
-
-def format_number(value: SeedStatistics, runs: int, digits: int, scale: float = 1) -> str:
-    """Return mean +- standard deviation; "-" if no run has the number.
-
-    Args:
-        value: over the seeds that have the number.
-        runs: all seeds.
-        digits: after the point.
-        scale: factor of the shown number.
-    """
-    if not value.seeds:
-        return "-"
-    text = f"{scale * value.mean:.{digits}f}"
-    if value.seeds > 1:
-        text += f" ± {scale * value.std:.{digits}f}"
-    # Seeds that did not reach the target are left out of the mean: show how many did.
-    return text if value.seeds == runs else f"{text} ({value.seeds} of {runs})"
 
 
 def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:

@@ -31,7 +31,6 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter"]):
             folder: is created.
             arrivals: number of arrivals before the run was resumed; later values of an earlier process are superseded.
         """
-        require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(folder, purge_step=arrivals + 1 if arrivals else None)

@@ -30,8 +30,6 @@ class UpdatesFile(AbstractContextManager["UpdatesFile"]):
 
     def append(self, update: np.ndarray) -> None:
         """Write one row (d,) float32: 4 d bytes."""
-        if update.shape != (self._d,):
-            raise ValueError(f"[append] update has shape {update.shape}, must be ({self._d},)")
         self._file.seek(0, 2)
         row = memoryview(update.astype("<f4").tobytes())
         while row:

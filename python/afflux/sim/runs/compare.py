@@ -1,32 +1,27 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
-import multiprocessing
 import os
 import pickle
 import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from afflux.sim import interrupts
-from afflux.sim.errors import DivergedError, ProcessKilledError, require
+from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_history import JobProgress, Progress, RunProgress
+from afflux.sim.results.run_history import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.sim.runs.simulation import simulate
-from afflux.sim.runs.workers import WorkerPool, pickled, sigint_blocked
+from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
-from afflux.sim.workload.rule_files import expect_digests, loaded_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
-POLL_SECONDS = 0.1
 FACTS = len(RunProgress._fields)
 
 
@@ -110,72 +105,43 @@ def compare(
             spec.build()
     with interrupts.deferred():
         if processes == 1 or len(jobs) <= 1:
-            with closing(WorkerPool(workers)) as pool:
+            with closing(WorkerPool(workers)) as workers_pool:
                 for index, job in enumerate(jobs):
                     progress = None if watch is None else partial(watch, index)
-                    finished[index] = _run_job(job, config, output, progress, task, pool)
+                    finished[index] = _run_job(job, config, progress, output, task, workers_pool)
                     if enough():
                         break
         else:
-            options = (min(processes, len(jobs)), watch, finished, pickled(task), workers, enough)
-            _run_in_processes(jobs, config, output, *options)
+            shared = CONTEXT.RawArray("d", len(jobs) * FACTS)  # each job writes its own entries: no lock is needed
+            pool = ProcessPool(min(processes, len(jobs)), _begin, shared, pickled(task), workers)
+            with killed_processes_as("a process of the runs was killed, or could not be started"), pool:
+                futures = {pool.job(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
+                pending = set(futures)
+                while pending:
+                    interrupts.raise_if_pending()
+                    done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+                    if watch is not None:
+                        for index in range(len(jobs)):
+                            watch(index, _progress(shared, index))
+                    done = {future for future in done if not future.cancelled()}
+                    for future in sorted(done, key=lambda future: future.exception() is not None):
+                        finished[futures[future]] = future.result()
+                    if done and enough():
+                        for future in pending:
+                            future.cancel()
     return [result for index in range(len(jobs)) if index in finished for result in finished[index]]
 
 
-def _run_job(
-    job: Job,
-    config: SimConfig,
-    output: AuditOutput | None,
-    progress: Progress | None,
-    task: Task | None,
-    pool: WorkerPool,
-) -> list[RunResult]:
-    specs, config = (job.spec, *job.followers), job.config or config
-    if not job.may_diverge:
-        return simulate(specs, job.seed, config, progress, output, task, pool)
+def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
+    """Make the run with `options`, the further arguments of `simulate`."""
+    config = job.config or config
+    config = replace(config, faults="raise") if job.may_diverge else config
     try:
-        return simulate(specs, job.seed, replace(config, faults="raise"), progress, output, task, pool)
+        return simulate((job.spec, *job.followers), job.seed, config, *options)
     except DivergedError:  # a setting with which clients diverge has no results
-        return []
-
-
-def _run_in_processes(
-    jobs: Sequence[Job],
-    config: SimConfig,
-    output: AuditOutput | None,
-    processes: int,
-    watch: JobProgress | None,
-    finished: dict[int, list[RunResult]],
-    task: bytes,
-    workers: int,
-    enough: Callable[[], bool],
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    # Each job writes its own entries, so that no lock is needed; a 1 in the last entry stops all workers.
-    shared = context.RawArray("d", len(jobs) * FACTS + 1)
-    with ProcessPoolExecutor(processes, context, _start_worker, (shared, task, workers, loaded_digests())) as pool:
-        try:
-            with sigint_blocked():
-                futures = {pool.submit(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
-            pending = set(futures)
-            while pending:
-                interrupts.raise_if_pending()
-                done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                if watch is not None:
-                    for index in range(len(jobs)):
-                        watch(index, _progress(shared, index))
-                done = {future for future in done if not future.cancelled()}
-                for future in sorted(done, key=lambda future: future.exception() is not None):
-                    finished[futures[future]] = future.result()
-                if done and enough():
-                    for future in pending:
-                        future.cancel()
-        except BaseException as error:
-            shared[-1] = 1
-            pool.shutdown(cancel_futures=True)
-            if isinstance(error, BrokenProcessPool):
-                raise ProcessKilledError("a process of the runs was killed, or could not be started") from None
-            raise
+        if job.may_diverge:
+            return []
+        raise
 
 
 def _progress(shared: Any, index: int) -> RunProgress:
@@ -186,38 +152,16 @@ def _progress(shared: Any, index: int) -> RunProgress:
 _shared: Any = None
 _task: Task | None = None
 _pool = WorkerPool(1)
-_outside_jobs = threading.Lock()
 
 
-def _start_worker(shared: Any, task: bytes, workers: int, digests: Mapping[str, str]) -> None:
-    # The parent stops workers through `shared`; this line is for systems without signal masks.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin(shared: Any, task: bytes, workers: int) -> None:
     global _shared, _task, _pool
-    expect_digests(digests)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _shared, _task, _pool = shared, pickle.loads(task), WorkerPool(workers)
-    _outside_jobs.acquire()
-    threading.Thread(target=_exit_when_stopped, daemon=True).start()
-
-
-def _exit_when_stopped() -> None:
-    # Exit at once, even in the middle of an import or of a long arrival: the files of a run are valid after every line.
-    # A worker does not exit while it sends a result: the parent would wait for the rest of the result. A worker whose
-    # parent was killed exits in any case.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    while not _shared[-1]:
-        if connection.wait([parent.sentinel], POLL_SECONDS):
-            os._exit(1)
-    with _outside_jobs:
-        os._exit(1)
 
 
 def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
     def progress(run: RunProgress) -> None:
         _shared[index * FACTS : (index + 1) * FACTS] = run
 
-    _outside_jobs.release()
-    try:
-        return _run_job(job, config, output, progress, _task, _pool)
-    finally:
-        _outside_jobs.acquire()
+    return _run_job(job, config, progress, output, _task, _pool)

@@ -28,9 +28,9 @@ from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.workers import Workers
+from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import UNLIMITED
-from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
@@ -61,7 +61,6 @@ class TrainingStream:
         self._setup = setup
         self._workers = leader.workers
         self._finish: dict[int, float] = {}
-        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
         self._leader = leader
         self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
         self._training: dict[int, SentModel] = {}
@@ -86,10 +85,7 @@ class TrainingStream:
             else:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
-                facts = (trained.update, trained.num_examples, trained.loss, trained.steps)
-                yield UpdateEvent(
-                    number, sequence, sent.after, client, event.time, *facts, trained.buffers, trained.fault
-                )
+                yield UpdateEvent(number, sequence, sent.after, client, event.time, trained)
                 self._broadcast.record_result(sent, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)
@@ -101,7 +97,7 @@ class TrainingStream:
         trained = None if self._workers is None else self._workers.take(sequence)
         if trained is not None:
             return trained
-        batches, model = self._streams.stream(sequence), sent.model
+        batches, model = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence), sent.model
         return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
 
     def _too_late(self, event: Dispatch | Arrival) -> bool:
@@ -236,7 +232,7 @@ class SimulatedServer:
             self._validation = ValidationGradient(
                 self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
-        self.workers: Workers | None = None
+        self.workers: WorkerPool | None = None
         """Processes that train, and that evaluate later models; None: this process."""
         self._setup = setup
         self._started: deque[_StartedEvaluation] = deque()
@@ -276,18 +272,18 @@ class SimulatedServer:
             TrainingError: the training has failed, or the loss or the vector is not finite; and the setting `faults` is
                 raise, or too many arrivals are faulty for the run to go on.
         """
-        start, config = self.pulled.pop(event.sequence), self._setup.config
+        start, config, trained = self.pulled.pop(event.sequence), self._setup.config, event.trained
         if self.record.updates is not None:  # before the log names the update
-            self.record.updates.append(event.update)
+            self.record.updates.append(trained.update)
         receipt = self.server.push(
             client=event.client,
             version=start,
-            update=event.update,
-            num_examples=event.num_examples or 1,  # 0 is no fault
-            loss=event.loss if event.loss is None or math.isfinite(event.loss) else math.nan,
+            update=trained.update,
+            num_examples=trained.num_examples or 1,  # 0 is no fault
+            loss=trained.loss if trained.loss is None or math.isfinite(trained.loss) else math.nan,
             client_lr=config.client_lr,
-            local_steps=event.steps or 1,
-            buffers=event.buffers,
+            local_steps=trained.steps or 1,
+            buffers=trained.buffers,
         )
         if self._validation is not None:
             self._validation.refresh()
@@ -336,10 +332,8 @@ class SimulatedServer:
     @property
     def ended(self) -> bool:
         """Whether the run has reached the number of rounds or the target at which it stops."""
-        config, history = self._setup.config, self.history
-        if config.rounds and self.server.version >= config.rounds:
-            return True
-        return config.stop_at_target and history.evaluations[-1].accuracy >= config.target
+        history, version = self.history, self.server.version
+        return self._setup.config.is_reached(len(history.staleness), version, history.evaluations[-1].accuracy)
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log; the last model is evaluated.

@@ -1,8 +1,8 @@
 """A simulation of the user's own model, data and clients."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,29 +13,24 @@ from afflux.arrays.roles import Roles
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
-from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.clients.training import with_settings
-from afflux.sim.errors import ConfigError, ProcessKilledError, known, require
+from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results import run_folder
-from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
+from afflux.sim.results.audit_log import AuditLog, read_audit_log
 from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
-from afflux.sim.runs.replay import replay_config, replay_updates
-from afflux.sim.runs.run_checkpoint import InterruptedRun, require_unused_store
-from afflux.sim.runs.setup import checked_settings, refuse_pair
-from afflux.sim.runs.simulation import CHECKPOINT_SECONDS, StoredRun, simulate
+from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, require_unused_store
+from afflux.sim.runs.setup import checked_settings, num_parameters, refuse_pair
+from afflux.sim.runs.simulation import replay_config, replay_updates, simulate
 from afflux.sim.runs.workers import WorkerPool
-from afflux.sim.workload.client_training import ClientTraining, sgd
-from afflux.sim.workload.config import ENDS, MADE_IN_PYTHON, UNLIMITED, SimConfig
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK
-from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, refuse_settings_of_other_rules
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
-from afflux.sim.workload.task import Evaluate, Loss, SeededClients, Task, TrainingFunction
-from afflux.sim.workload.task_registry import build_task
+from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
+from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
+from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, read_rules
+from afflux.sim.workload.task import ClientTraining, Evaluate, Loss, SeededClients, Task, TrainingFunction, sgd
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,7 +123,7 @@ class Simulation:
         names = list(settings)
         count = num_clients or getattr(clients, "num_clients", None) or len(clients)  # type: ignore[arg-type]
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
-        _set_arrivals(settings)
+        unlimit_arrivals(settings, "arrivals" in settings)
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
             settings["concurrency"] = min(count, SimConfig.concurrency)
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
@@ -137,7 +132,7 @@ class Simulation:
         self.config.refuse_unread(names)
         refuse_ignored_settings(self.config, names, self.task, None)
         self._set_runs(rules, seeds, paired, buffer_size)
-        refuse_settings_of_other_rules(self.config, names, [job.spec for job in self.jobs])
+        self.config.refuse(names, unread_by_rules(job.spec for job in self.jobs))
 
     @classmethod
     def of(
@@ -170,7 +165,7 @@ class Simulation:
         if isinstance(config, str):
             for setting in settings:
                 known("setting", setting, [field.name for field in fields(SimConfig)])
-            _set_arrivals(settings)
+            unlimit_arrivals(settings, "arrivals" in settings)
             config = SimConfig(task=config, **settings)
             config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
         simulation = cls.__new__(cls)
@@ -238,24 +233,23 @@ class Simulation:
             require_unused_store(Path(store))
         finished: dict[int, list[RunResult]] = {}
         command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard)
-        with _run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
-            d = self.num_parameters() if keep_updates else None
-            output = run_folder.create_audit_folder(folder, self.config, len(self.jobs), keep_updates, _announce, d)
+        with run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
+            if keep_updates and self.config.arrivals < UNLIMITED:
+                size = 4 * self.num_parameters() * self.config.arrivals * len(self.jobs)
+                run_folder.announce_updates(folder, size)
+            output = run_folder.create_audit_folder(folder, keep_updates)
             output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
             if store is None:
                 runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
             else:
                 spec, seed, *_ = self.jobs[0]
                 stored = StoredRun(Path(store), checkpoint_every)
-                runs = _run_in_store(stored, spec, seed, self.config, output, self.task, workers, watch)
-            results = SimulationResults(runs, self.config)
-            results.write(folder)
-        return results
+                runs = _run_in_store(stored, workers, watch, spec, seed, self.config, output, self.task)
+            return SimulationResults(runs, self.config).write(folder)
 
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
-        task = build_task(self.config) if self.task is None else self.task
-        return len(FlatModel(make_module(task.model, 0), task.roles).params)
+        return num_parameters(self.config, self.task)
 
 
 def resume(
@@ -300,10 +294,9 @@ def resume(
     output = interrupted.output._replace(tensorboard=folder / FOLDER if tensorboard else None)
     stored = StoredRun(interrupted.path, checkpoint_every, interrupted)
     own = task if isinstance(task, Task) else None
-    run = _run_in_store(stored, interrupted.spec, interrupted.header.seed, config, output, own, workers, watch)
-    results = SimulationResults(run, config)
-    results.write(folder)
-    return results
+    facts = interrupted.spec, interrupted.header.seed, config, output, own
+    run = _run_in_store(stored, workers, watch, *facts)
+    return SimulationResults(run, config).write(folder)
 
 
 def replay(
@@ -345,28 +338,25 @@ def replay(
         lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
         _announce(f"{log.path} was cut off{lacks}")
     own = task if isinstance(task, Task) else None
-    progress = None if watch is None else partial(watch, 0)
+    make = partial(replay_updates, log, specs, config, None if watch is None else partial(watch, 0))
     if out is None:
-        return SimulationResults(replay_updates(log, specs, config, progress, None, own), config)
+        return SimulationResults(make(None, own), config)
     _require_packages(False)
-    with _run_folder(Path(out), config, {}, 1) as folder:
-        output = run_folder.create_audit_folder(folder, config, 1)
-        results = SimulationResults(replay_updates(log, specs, config, progress, output, own), config)
-        results.write(folder)
-    return results
+    with run_folder.new_run_folder(Path(out), config, {}, 1) as folder:
+        output = run_folder.create_audit_folder(folder)
+        return SimulationResults(make(output, own), config).write(folder)
 
 
-def _run_in_store(
-    store: StoredRun,
-    spec: RuleSpec,
-    seed: int,
-    config: SimConfig,
-    output: AuditOutput,
-    task: Task | None,
-    workers: int,
-    watch: JobProgress | None,
-) -> list[RunResult]:
-    """Begin or continue a run; after Ctrl-C, a note of the exception says how the run is continued."""
+def _run_in_store(store: StoredRun, workers: int, watch: JobProgress | None, *run: Any) -> list[RunResult]:
+    """Begin or continue a run; after Ctrl-C, a note of the exception says how the run is continued.
+
+    Args:
+        store: of the run.
+        workers: see `Simulation.run`.
+        watch: see `Simulation.run`.
+        run: rule, seed, settings, output and task of the run.
+    """
+    spec, seed, config, output, task = run
     progress = None if watch is None else partial(watch, 0)
     try:
         with interrupts.deferred(), interrupts.sigterm_as_interrupt(), closing(WorkerPool(workers)) as pool:
@@ -381,28 +371,6 @@ def _run_in_store(
         raise
 
 
-@contextmanager
-def _run_folder(
-    out: Path, config: SimConfig, finished: dict[int, list[RunResult]], runs: int, command: object = None
-) -> Iterator[Path]:
-    """Create the run folder, see `new_run_folder`; after an error, a note says what it holds and how to go on."""
-    folder = None
-    try:
-        with run_folder.new_run_folder(out, config, finished, command) as folder:
-            yield folder
-    except BaseException as error:
-        if folder is not None and folder.exists():
-            then = ""
-            if command is not None and finished and isinstance(error, ProcessKilledError):
-                then = "; the same command replaces it"
-            elif command is not None and not finished:
-                then = f"; the next command with --out {quote(str(folder))} replaces it"
-            elif command is not None and len(finished) < runs:
-                then = "; make the other runs with another --out"
-            error.add_note(f"{len(finished)} of {runs} runs were finished; kept {folder}/{then}")
-        raise
-
-
 def _require_packages(tensorboard: bool) -> None:
     """Raise MissingExtraError, before any work is done, unless all files of a run folder can be written."""
     require(*run_folder.PACKAGES)
@@ -412,9 +380,3 @@ def _require_packages(tensorboard: bool) -> None:
 
 def _announce(text: str) -> None:
     _LOGGER.warning("%s", printable(text))
-
-
-def _set_arrivals(settings: dict[str, Any]) -> None:
-    """Let the arrivals have no limit if another end is given alone."""
-    if "arrivals" not in settings and any(settings.get(end) for end in ENDS):
-        settings["arrivals"] = UNLIMITED

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from afflux.ops.errors import StoreError
+from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
@@ -30,6 +32,7 @@ from afflux.store.files import new_file, opened, read_bytes
 from afflux.store.lock import LOCK
 
 FORMAT = 2
+CHECKPOINT_SECONDS = 10.0
 #: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
 RUN_ID = "run_id.txt"
 RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -120,11 +123,6 @@ class InterruptedRun:
         return self.notes.header
 
     @property
-    def history(self) -> RunHistory:
-        """Evaluations, arrivals and rounds before the checkpoint."""
-        return self.notes.history
-
-    @property
     def arrivals(self) -> int:
         """Number of arrivals before the checkpoint."""
         return self.notes.stream.arrivals
@@ -145,10 +143,8 @@ class InterruptedRun:
     @property
     def finished(self) -> bool:
         """Whether the checkpoint is known to be the one after the last arrival."""
-        config, last = self.config, self.history.evaluations[-1]
-        rounds = bool(config.rounds) and self.notes.server["version"] >= config.rounds
-        reached = config.stop_at_target and last.accuracy >= config.target
-        return self.arrivals == config.arrivals or rounds or reached
+        version, last = self.notes.server["version"], self.notes.history.evaluations[-1]
+        return self.config.is_reached(self.arrivals, version, last.accuracy)
 
     def _check_run_id(self, stored: Path, typed: Path | None) -> None:
         """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.
@@ -243,27 +239,45 @@ class InterruptedRun:
             raise StoreError(f"[store] cannot read {self.path / self.notes.arrays}: {error}") from None
 
 
-@dataclass(eq=False)
-class RunCheckpoints:
-    """The checkpoints of a run, saved between two events: at intervals, and on Ctrl-C."""
+class StoredRun:
+    """The store in which the server of a run is kept, with checkpoints of the run: at intervals, and on Ctrl-C."""
 
-    path: Path  #: the store
-    stream: TrainingStream
-    leader: SimulatedServer
-    output: AuditOutput
-    seconds: float  #: between two checkpoints
-    run_id: str | None = None  #: that of the run which goes on; None: a new one
+    def __init__(
+        self, path: Path, seconds: float = CHECKPOINT_SECONDS, interrupted: InterruptedRun | None = None
+    ) -> None:
+        """Describe the store.
 
-    def __post_init__(self) -> None:
-        """Write the id of the run beside its logs."""
-        self.run_id, self.due = self.run_id or token_hex(16), 0.0
-        file = self.output.folder / RUN_ID
-        if read_run_id(self.output.folder) != self.run_id:
+        Args:
+            path: must not exist yet, unless the run is continued.
+            seconds: between two checkpoints, which are made between two events; 0: after every event.
+            interrupted: the last checkpoint, from which the run is continued; None: it begins.
+        """
+        self.path, self.interrupted, self._seconds, self._due = path, interrupted, seconds, 0.0
+
+    def server(self, rule: Rule, setup: SimulationSetup, files: ExitStack) -> Server:
+        """Return the server; `files` closes it."""
+        if self.interrupted is None:
+            server = setup.new_server(rule, store=self.path, commit_every=None)
+        else:
+            server = Server.open(self.path, rule, num_threads=1, commit_every=None)
+        # Rounds after the last checkpoint have no history: they must not be committed.
+        files.callback(server.close, checkpoint=False)
+        if self.interrupted is not None:
+            self.interrupted.check_server(server)
+        return server
+
+    def begin(self, stream: TrainingStream, leader: SimulatedServer, output: AuditOutput) -> None:
+        """Save the first checkpoint, and write the id of the run beside its logs."""
+        self._stream, self._leader, self._folder = stream, leader, output.folder
+        self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
+        file = self._folder / RUN_ID
+        if read_run_id(self._folder) != self._run_id:
             try:
                 with open(new_file(file), "w", encoding="ascii") as written:
-                    written.write(self.run_id)
+                    written.write(self._run_id)
             except OSError as error:
                 raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+        self.save()
 
     def __call__(self) -> None:
         """Save if the interval is over; on Ctrl-C, save and raise KeyboardInterrupt."""
@@ -272,13 +286,13 @@ class RunCheckpoints:
         except KeyboardInterrupt:
             self.save()
             raise
-        if time.monotonic() >= self.due:
+        if time.monotonic() >= self._due:
             self.save()
 
     def save(self) -> None:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
-        self.leader.add_evaluations()
-        state, arrays, log = self.stream.state(), self.stream.state_arrays(), self.leader.record.log
+        self._leader.add_evaluations()
+        state, arrays, log = self._stream.state(), self._stream.state_arrays(), self._leader.record.log
         assert log is not None
         name = f"clients-{state.events}.npz" if arrays else None
         if name is not None:
@@ -291,21 +305,21 @@ class RunCheckpoints:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
         notes = CheckpointNotes(
             afflux_run=FORMAT,
-            audit=str(self.output.folder.resolve()),
+            audit=str(self._folder.resolve()),
             header=log.header,
             log_bytes=log.size,
             log_sha256=log.digest,
-            server=_counts(self.leader.server),
+            server=_counts(self._leader.server),
             stream=state,
             arrays=name,
-            history=self.leader.history,
-            run_id=self.run_id,
+            history=self._leader.history,
+            run_id=self._run_id,
         )
-        self.leader.server.checkpoint(msgspec.to_builtins(notes), keep=self.stream.older_versions())
+        self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._stream.older_versions())
         for old in self.path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()
-        self.due = time.monotonic() + self.seconds
+        self._due = time.monotonic() + self._seconds
 
 
 def read_run_id(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from afflux import __version__
 from afflux.aggregation.reports import Receipt
 from afflux.server.server import Server
+from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import DivergedError, TrainingError
 from afflux.sim.results import audit_log
 from afflux.sim.results.run_history import RunHistory
@@ -36,12 +37,7 @@ class UpdateEvent(NamedTuple):
     dispatched_after: int  #: `PullEvent.after`
     client: int
     time: float
-    update: np.ndarray  #: (d,) float32, trained - pulled params
-    num_examples: int
-    loss: float | None  #: None: the training function does not know it
-    steps: int
-    buffers: np.ndarray | None = None  #: the client's buffers, if the model has any
-    fault: str = ""  #: see `TrainingResult.fault`
+    trained: TrainingResult
 
 
 class RunRecord:
@@ -97,8 +93,8 @@ class RunRecord:
         """
         history, log = self._history, self.log
         assert receipt.staleness is not None
-        history.add_arrival(event.client, receipt)
-        fault = _printable(event.fault or receipt.reason) if receipt.status == "faulty" else ""
+        history.add_arrival(event.client, receipt.status, receipt.staleness)
+        fault = _printable(event.trained.fault or receipt.reason) if receipt.status == "faulty" else ""
         if fault:
             self._add_fault(event, fault)
         self.sum_of_staleness += receipt.staleness
@@ -110,9 +106,9 @@ class RunRecord:
                 dispatched_after=event.dispatched_after,
                 version=version,
                 staleness=receipt.staleness,
-                examples=event.num_examples,
-                loss=event.loss,
-                steps=event.steps,
+                examples=event.trained.num_examples,
+                loss=event.trained.loss,
+                steps=event.trained.steps,
                 status=receipt.status,
                 time=event.time,
                 update=event.number if log.header.updates is not None else None,
@@ -120,6 +116,7 @@ class RunRecord:
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
+            history.add_round(report)
             if log is not None:
                 log.write_round(report)
             if self.metrics is not None:
@@ -129,7 +126,7 @@ class RunRecord:
         """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
         history, label, raises = self._history, self.title, self._setup.config.faults == "raise"
         text = f"{label}: client {event.client} failed to train at arrival {event.number + 1}: {reason}"
-        if not event.fault:
+        if not event.trained.fault:
             what = reason.removeprefix("[push] ").replace(f"client {event.client}'s ", "its ").partition(", must")[0]
             text = (
                 f"{label}: client {event.client} diverged at arrival {event.number + 1}: {what}; lower client_lr or "
@@ -139,7 +136,7 @@ class RunRecord:
             history.first_fault = text
             if not raises:
                 _LOGGER.warning("%s; such arrivals are counted as faulty, and the run goes on", text)
-        self._fault_kind = TrainingError if event.fault else DivergedError
+        self._fault_kind = TrainingError if event.trained.fault else DivergedError
         if raises:
             raise self._fault_kind(text)
         row = history.faults_in_a_row
@@ -169,17 +166,12 @@ class RunRecord:
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
-            evaluations=tuple(history.evaluations),
-            staleness=np.array(history.staleness, dtype=np.int64),
-            round_staleness=np.array(history.round_staleness, dtype=np.int64),
-            server_seconds=np.array(history.seconds),
+            **history.result_fields(),
             state_bytes=server.state_bytes,
             num_clients=len(setup.clients),
             params=np.array(server.params),
+            digest=params_sha256(server.params),
             leader=self._leader,
-            clients=np.array(history.clients, dtype=np.int64),
-            decisions=history.decisions,
-            totals=history.totals,
             settings={name: value for name, value in setup.settings.items() if name not in unread},
             division=setup.division,
             options=self.spec.all_options(),

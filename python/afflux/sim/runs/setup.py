@@ -18,19 +18,24 @@ from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import AuditOutput, Header
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK
-from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import (
     OF_FUNCTION,
     OF_TRAINING,
     refuse_ignored_settings,
-    refuse_settings_of_other_rules,
     settings_read,
+    unread_by_rules,
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
+
+
+def num_parameters(config: SimConfig, task: Task | None = None) -> int:
+    """Return the number of trained parameters of the model, d; `task` replaces that in the settings."""
+    task = build_task(config) if task is None else task
+    return len(FlatModel(make_module(task.model, 0), task.roles).params)
 
 
 def refuse_pair(clients: Any) -> None:
@@ -170,7 +175,7 @@ class SimulationSetup:
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
-        return make_schedule(spec, spec.build().buffer_size, self.seed, self.config, self.clients, self.delays)
+        return make_schedule(spec, self.seed, self.config, self.clients, self.delays)
 
 
 def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
@@ -186,7 +191,7 @@ def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSp
     """
     given = list(given)
     config.refuse_unread(given)
-    refuse_settings_of_other_rules(config, given, rules)
+    config.refuse(given, unread_by_rules(rules))
     read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
     # Settings that differ from their defaults are checked when a run makes its task.
     unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())

@@ -1,51 +1,30 @@
-"""One run: one seed, and one rule. The clients train from the rule's params; other rules may get the same updates."""
+"""One run: one seed, and one rule, simulated or replayed; other rules may get the same updates."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from math import nan
 from time import process_time
-from typing import NamedTuple
 
-from afflux.rules.rule import Rule
-from afflux.server.server import Server
+import numpy as np
+
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
-from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.clients.training import TrainingResult
+from afflux.sim.errors import ConfigError
+from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
 from afflux.sim.results.run_history import Progress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
-from afflux.sim.runs.run_checkpoint import InterruptedRun, RunCheckpoints
+from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
+from afflux.sim.runs.processes import killed_processes_as
+from afflux.sim.runs.run_checkpoint import StoredRun
+from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
-
-CHECKPOINT_SECONDS = 10.0
-
-
-class StoredRun(NamedTuple):
-    """The store in which the server of a run is kept."""
-
-    path: Path
-    """Must not exist yet, unless the run is continued."""
-    seconds: float = CHECKPOINT_SECONDS
-    """Between two checkpoints; 0: after every event. Ctrl-C makes one, too."""
-    interrupted: InterruptedRun | None = None
-    """The last checkpoint, from which the run is continued; None: it begins."""
-
-    def server(self, rule: Rule, setup: SimulationSetup, files: ExitStack) -> Server:
-        """Return the server; `files` closes it."""
-        if self.interrupted is None:
-            server = setup.new_server(rule, store=self.path, commit_every=None)
-        else:
-            server = Server.open(self.path, rule, num_threads=1, commit_every=None)
-        # Rounds after the last checkpoint have no history: they must not be committed.
-        files.callback(server.close, checkpoint=False)
-        if self.interrupted is not None:
-            self.interrupted.check_server(server)
-        return server
 
 
 def simulate(
@@ -88,7 +67,8 @@ def simulate(
         StoreError: the store cannot be made or written, or is damaged.
     """
     start = process_time()
-    with reproducible_torch(), ExitStack() as files:
+    killed = "a worker process was killed, or could not be started; the run can be resumed"
+    with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
         setup.check_output(output)
         interrupted = None if store is None else store.interrupted
@@ -97,7 +77,7 @@ def simulate(
         if interrupted is not None:
             interrupted.check_setup(setup)
         new_server = None if store is None else lambda rule: store.server(rule, setup, files)
-        history = None if interrupted is None else interrupted.history
+        history = None if interrupted is None else interrupted.notes.history
         leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
         servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
         workers = None if pool is None else pool.for_run(setup, task)
@@ -112,16 +92,98 @@ def simulate(
                 header, size = interrupted.header, interrupted.notes.log_bytes
             else:
                 interrupted.remove_files()
-        checkpoints = None
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
             if store is not None:
-                run_id = None if interrupted is None else interrupted.notes.run_id
-                checkpoints = RunCheckpoints(store.path, stream, leader, output, store.seconds, run_id)
-                checkpoints.save()
-        feed_servers(stream.events(checkpoints or interrupts.raise_if_pending), servers, progress)
-        if checkpoints is not None:
-            checkpoints.save()
+                store.begin(stream, leader, output)
+        feed_servers(stream.events(store or interrupts.raise_if_pending), servers, progress)
+        if store is not None:
+            store.save()
         seconds = process_time() - start
         return [replace(server.result(), seconds=seconds) for server in servers]
+
+
+def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
+    """Return the arrivals whose updates are in the file of updates; raise ConfigError if no updates were kept."""
+    rows = len(log.updates())
+    for number, line in enumerate(log.arrivals):
+        if line.update is None or line.update >= rows:
+            return log.arrivals[:number]
+    return log.arrivals
+
+
+def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None = None) -> SimConfig:
+    """Return the config with which the log was made, for as many arrivals as can be replayed.
+
+    Args:
+        log: of a run that kept its updates.
+        data_dir: folder of the data, if it is not the log's.
+        task: the setting `task`, if the user has typed it; the file of a task is executed only then.
+
+    Returns:
+        The settings, without another end than the number of arrivals.
+
+    Raises:
+        ConfigError: no complete arrival, or settings that this afflux does not have.
+    """
+    config = log.header.sim_config(log.path, task)
+    if not (arrivals := len(complete_arrivals(log))):
+        raise ConfigError(f"{log.path} has no complete arrival")
+    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
+    return replace(config, data_dir=data_dir or config.data_dir)
+
+
+def replay_updates(
+    log: AuditLog,
+    specs: Sequence[RuleSpec],
+    config: SimConfig,
+    progress: Progress | None = None,
+    output: AuditOutput | None = None,
+    task: Task | None = None,
+) -> list[RunResult]:
+    """Push the log's updates to all of `specs` in one pass; the log's own rule gives the log's own bits.
+
+    A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. Clients trained from the
+    params of the log's leader: a gradient is -update / (client_lr steps), a model is that version + update.
+
+    Args:
+        log: of a run that kept its updates.
+        specs: the rules.
+        config: `replay_config(log)`.
+        progress: see `simulate`.
+        output: the destination of the rules' own audit logs.
+        task: see `simulate`.
+
+    Returns:
+        One result for each of `specs`.
+
+    Raises:
+        ConfigError: data or initial params are not those of the log, or the model has buffers.
+    """
+    with reproducible_torch(), ExitStack() as files:
+        setup = SimulationSetup.of(config, log.header.seed, task, digests=True)
+        if setup.model.initial_buffers is not None:
+            raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
+        setup.refuse_other_inputs(log.path, log.header)
+        servers = [SimulatedServer(spec, setup, log.header.leader) for spec in specs]
+        if output is not None:
+            for server in servers:
+                server.record.open(output, files)
+        events = recorded_events(complete_arrivals(log), log.updates())
+        feed_servers(events, servers, progress)
+        return [server.result() for server in servers]
+
+
+def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[PullEvent | UpdateEvent]:
+    """Yield the events of a log; a dispatch has the number of its arrival."""
+    starts: defaultdict[int, list[int]] = defaultdict(list)
+    for line in arrivals:
+        starts[line.dispatched_after].append(line.number)
+    for line in arrivals:
+        yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
+        loss = nan if line.loss is None and line.status == "faulty" else line.loss
+        update = np.array(updates[line.update], np.float32)
+        trained = TrainingResult(update, line.examples, loss, line.steps, fault=line.reason or "")
+        yield UpdateEvent(line.number, line.number, line.dispatched_after, line.client, line.time, trained)
+        interrupts.raise_if_pending()

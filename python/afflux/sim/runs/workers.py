@@ -2,159 +2,123 @@
 
 A training depends only on the pulled params, the client and the number of its dispatch, which are all known at the
 dispatch. The trainings whose results are needed first are made first. A worker makes the task and the clients' data
-once. Shared memory carries params to the worker, and updates back; pipes carry only small messages. Evaluations go
-before trainings, and a worker gets no training after an evaluation in its queue.
+once. Shared memory carries params to the worker, and updates back; pipes carry only small messages.
 """
 
-import multiprocessing
 import pickle
-import signal
-import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache, lru_cache
 from heapq import heappop, heappush
-from math import inf
-from multiprocessing import connection
-from multiprocessing.util import Finalize
-from typing import Any
+from traceback import format_exception
+from typing import Any, cast
+
+import numpy as np
+import torch
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.sim.clients.model_broadcast import SentModel
-from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import ConfigError, ProcessKilledError
+from afflux.sim.clients.training import Trainer, TrainingResult
+from afflux.sim.errors import ConfigError, text_with_notes
+from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.worker_process import Shape, SharedMemory, WorkerJob, work
-from afflux.sim.workload.rule_files import loaded_digests
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
 
-#: The number of trainings in a worker's queue: when the worker has finished one, the next one is already there.
+#: The number of trainings of each worker that are sent ahead: when it has finished one, the next one is already there.
 QUEUE = 2
+#: The number of evaluations of each worker that are sent ahead.
+EVALUATIONS = 2
 #: Results that wait beside those of `QUEUE`: as many as train at once if they fit into so many bytes, but at least
 #: so many for each worker.
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
-#: Seconds between two checks for Ctrl-C while the process waits for a result.
-POLL_SECONDS = 1.0
-
-
-def pickled(task: Task | None) -> bytes:
-    """Return the task for other processes of this program; raise ConfigError if the task cannot be sent there."""
-    try:
-        return pickle.dumps(task)
-    except Exception as error:
-        raise ConfigError(
-            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
-        ) from error
-
-
-@contextmanager
-def sigint_blocked() -> Iterator[None]:
-    """Block Ctrl-C while processes are started.
-
-    Ctrl-C signals all processes. The new ones inherit the mask, so only the parent handles the signal.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerError(AffluxError):
     """The code of the task has failed in a worker process."""
 
 
-class Workers:
-    """A pool of workers for one run: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
+Shapes = dict[str, tuple[str, int, int]]
+"""Of arrays in shared memory: dtype, number of places, and elements of a place."""
 
-    `evaluate` may be called at any time. A thread receives results and sends the next trainings, so that workers train
-    while the server makes a step or writes its store.
+
+def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
+    """Return the arrays of a run with `count` workers: by version, params and buffers; by result, those and shifts."""
+    d, buffers = len(setup.initial_params), setup.model.initial_buffers
+    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
+    versions, results = count * (QUEUE + EVALUATIONS), count * QUEUE + waiting
+    b, shift = 0 if buffers is None else len(buffers), d if setup.config.client_optimizer == "scaffold" else 0
+    shapes = {"params": ("f4", versions, d), "pulled": ("f8", versions, b), "updates": ("f4", results, d)}
+    return shapes | {"trained": ("f8", results, b), "shifts": ("f4", results, shift)}
+
+
+def _arrays(shapes: Shapes, raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.ndarray((rows, size), dtype, raw[name]) for name, (dtype, rows, size) in shapes.items()}
+
+
+class WorkerPool:
+    """Workers for consecutive runs: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
+
+    `evaluate` may be called at any time.
     """
 
-    def __init__(self, count: int, setup: SimulationSetup, task: Task | None) -> None:
-        """Start the processes.
+    def __init__(self, count: int) -> None:
+        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
+
+        Raises:
+            ConfigError: the number is less than 1.
+        """
+        if count < 1:
+            raise ConfigError(f"workers is {count}, must be at least 1")
+        self._count = count
+        self._pool: ProcessPool | None = None
+        self._task: Task | None = None
+        self._shapes: Shapes = {}
+        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the version, the sequence or -1
+        self._done: dict[int, Future[Any]] = {}
+
+    def for_run(self, setup: SimulationSetup, task: Task | None) -> "WorkerPool | None":
+        """Begin a run; return None if it has no workers.
+
+        The next run has the same processes if it has the same task and needs the same memory. The call waits for the
+        trainings of the last run that workers have been given.
 
         Args:
-            count: number of processes.
             setup: of the run.
             task: the argument of `SimulationSetup.of`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
         """
-        self._shape = shape = _shape_of(setup, count)
-        context = multiprocessing.get_context("spawn")
-        raw = SharedMemory.allocate(context, shape)
-        self._memory = SharedMemory(shape, raw)
-        self._changed = threading.Condition()  # guards all that follows
-        self._error: Exception | None = None
-        self._reset()
-        self._processes: list[Any] = []
-        self._queues: list[deque[int]] = []
-        self._pipes: list[Any] = []
-        self._thread = threading.Thread(target=self._feed, name="afflux-workers", daemon=True)
-        self._task, content = task, pickled(task)
-        # Runs before multiprocessing waits for its children, because workers end only when they receive a stop message.
-        self._at_exit = Finalize(self, _end, (self._processes, self._pipes, self._thread), exitpriority=100)
-        try:
-            with sigint_blocked():
-                for _ in range(count):
-                    ours, theirs = context.Pipe()
-                    arguments = (theirs, shape, raw, setup.config, setup.seed, content, loaded_digests())
-                    process = context.Process(target=work, args=arguments, daemon=True)
-                    process.start()
-                    theirs.close()
-                    self._processes.append(process)
-                    self._pipes.append(ours)
-                    self._queues.append(deque())
-                self._thread.start()
-        except BaseException:
+        if self._count == 1:
+            return None
+        shapes = shapes_of(setup, self._count)
+        last = (*self._jobs, *self._done.values())
+        ended = (isinstance(job.exception(), BrokenProcessPool) for job in last)
+        if self._pool is None or (task, shapes) != (self._task, self._shapes) or any(ended):
             self.close()
-            raise
-
-    def _reset(self) -> None:
-        shape = self._shape
-        self._free_versions, self._free_results = list(range(shape.versions)), list(range(shape.results))
+            content = pickled(task)
+            sizes = {name: rows * size * np.dtype(dtype).itemsize for name, (dtype, rows, size) in shapes.items()}
+            raw = {name: CONTEXT.RawArray("b", max(size, 1)) for name, size in sizes.items()}
+            self._task, self._shapes, self._memory = task, shapes, _arrays(shapes, raw)
+            self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
+        self._run = setup.config, setup.seed
+        self._free_versions, self._free_results = (list(range(shapes[name][1])) for name in ("params", "updates"))
         self._held: dict[int, list[int]] = {}  # [place, jobs that need it], by version
-        # Jobs have the sequence of their training; evaluations have -1, -2, ...
-        self._waiting: dict[int, SentModel] = {}  # not given to a worker
-        self._order: list[tuple[float, int, int]] = []  # a heap of finish, number and sequence of these jobs
-        self._given: dict[int, int] = {}  # to a worker: the version by sequence
+        self._waiting: dict[int, SentModel] = {}  # not given to a worker, by the sequence of the training
+        self._order: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
         self._places: dict[int, int] = {}  # of results, until `release`
-        self._done: dict[int, TrainingResult] = {}
-        self._evaluations = 0
-        self._figures: dict[int, Future[tuple[float, float]]] = {}  # evaluations that have not ended
-
-    def begin(self, setup: SimulationSetup, task: Task | None) -> bool:
-        """Begin another run; return False if these workers cannot serve it, and must be closed.
-
-        The call waits for the trainings of the last run that workers have been given.
-        """
-        if self._shape != _shape_of(setup, len(self._processes)) or task is not self._task:
-            return False
-        with self._changed:
-            try:
-                self._order = []
-                while self._given:
-                    self._wait()
-                for pipe in self._pipes:
-                    pipe.send((setup.config, setup.seed))
-            except (AffluxError, OSError):
-                return False
-            self._reset()
-        return True
+        self._jobs, self._done = {}, {}
+        return self
 
     def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
         """Add a training whose result is needed at virtual time `finish`."""
-        with self._changed:
-            self._waiting[sequence] = sent
-            heappush(self._order, (finish, sequence, sequence))
-            self._assign()
+        self._waiting[sequence] = sent
+        heappush(self._order, (finish, sequence))
+        self._collect(0)
 
     def take(self, sequence: int) -> TrainingResult | None:
         """Wait for the result of a training, and return it.
@@ -166,201 +130,128 @@ class Workers:
             WorkerError: a worker has failed.
             ConfigError: as `Trainer.train`.
         """
-        with self._changed:
-            while sequence not in self._done:
-                if sequence in self._waiting and not self._free_results:
-                    del self._waiting[sequence]
-                    return None
-                self._wait()
-            return self._done.pop(sequence)
+        while sequence not in self._done:
+            if sequence in self._waiting and not self._free_results:
+                del self._waiting[sequence]
+                return None
+            self._collect(None)
+        examples, loss, steps, fault = self._done.pop(sequence).result()
+        place, memory = self._places[sequence], self._memory
+        buffers = memory["trained"][place] if memory["trained"].size else None
+        return TrainingResult(memory["updates"][place], examples, loss, steps, buffers, fault)
 
     def release(self, sequence: int) -> None:
         """Free the arrays of a result, which are no longer needed."""
-        with self._changed:
-            place = self._places.pop(sequence, None)
-            if place is not None:
-                self._free_results.append(place)
-                self._assign()
+        if (place := self._places.pop(sequence, None)) is not None:
+            self._free_results.append(place)
+            self._collect(0)
 
     def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
         """Return an object that will hold the accuracy and loss of a model.
 
-        The call waits if two models for each worker have not been evaluated yet.
-
-        Raises:
-            WorkerError: a worker has failed.
-            ConfigError: as `Trainer.evaluate`.
+        The call waits if `EVALUATIONS` models for each worker have not been evaluated yet. The object's `result` raises
+        ConfigError as `Trainer.evaluate`, and WorkerError if a worker has failed.
         """
-        with self._changed:
-            while len(self._figures) >= 2 * len(self._processes):
-                self._wait()
-            self._evaluations += 1
-            number, sequence = self._evaluations, -self._evaluations
-            figures = self._figures[sequence] = Future()
-            self._waiting[sequence] = SentModel(-1, model, None, 0)
-            heappush(self._order, (-inf, number, sequence))
-            self._assign()
-            if self._error is not None:
-                raise self._error
-        return figures
+        while sum(sequence < 0 for _, sequence in self._jobs.values()) >= EVALUATIONS * self._count:
+            self._collect(None)
+        return self._give(-1, model, _evaluate, self._hold(model))
 
-    def _wait(self) -> None:
-        """Wait for a result; raise the exception that has ended the receiving thread."""
-        if self._error is not None:
-            raise self._error
-        self._changed.wait(POLL_SECONDS)
-
-    def _feed(self) -> None:
-        """Receive results and send trainings until a worker fails or the processes are ended."""
-        try:
-            while True:
-                ready: list[Any] = connection.wait(self._pipes)
-                with self._changed:
-                    for pipe in ready:
-                        self._receive(pipe)
-                    self._assign()
-                    self._changed.notify_all()
-        except Exception as error:
-            with self._changed:
-                self._error = error
-                for figures in self._figures.values():
-                    figures.set_exception(error)
-                self._changed.notify_all()
-
-    def _assign(self) -> None:
-        """Give evaluations, and the trainings that are needed first, to workers that have room for them."""
-        while self._order and (worker := self._with_room()) is not None:
-            sequence = self._order[0][-1]
-            if sequence >= 0 and not self._free_results:
+    def _collect(self, timeout: float | None) -> None:
+        """Note the jobs that have ended, at most after some seconds; give waiting trainings to the workers."""
+        for job in wait(self._jobs, timeout, FIRST_COMPLETED).done if self._jobs else ():
+            version, sequence = self._jobs.pop(job)
+            held = self._held[version]
+            held[1] -= 1
+            if not held[1]:
+                self._free_versions.append(held[0])
+                del self._held[version]
+            if sequence >= 0:
+                self._done[sequence] = job
+        trainings = sum(sequence >= 0 for _, sequence in self._jobs.values())
+        for _ in range(QUEUE * self._count - trainings):
+            while self._order and self._order[0][1] not in self._waiting:  # it was trained elsewhere
+                heappop(self._order)
+            if not self._order or not self._free_results:
                 return
-            heappop(self._order)
-            sent = self._waiting.pop(sequence, None)
-            if sent is not None:  # else it was trained elsewhere
-                self._give(worker, sequence, sent)
+            _, sequence = heappop(self._order)
+            sent = self._waiting.pop(sequence)
+            place = self._places[sequence] = self._free_results.pop()
+            if sent.shift is not None:
+                self._memory["shifts"][place] = sent.shift
+            facts = (sequence, sent.client, self._hold(sent.model), place, sent.shift is not None)
+            self._give(sequence, sent.model, _train, *facts)
 
-    def _with_room(self) -> int | None:
-        """Return the worker with the fewest jobs, if it has room for one.
-
-        A worker whose last job is an evaluation gets no other job, because that job would wait.
-        """
-        free = [worker for worker, queue in enumerate(self._queues) if not queue or queue[-1] >= 0]
-        worker = min(free, key=lambda worker: len(self._queues[worker]), default=None)
-        return None if worker is None or len(self._queues[worker]) >= QUEUE else worker
-
-    def _give(self, worker: int, sequence: int, sent: SentModel) -> None:
-        result, memory = -1, self._memory
-        if sequence >= 0:
-            result = self._places[sequence] = self._free_results.pop()
-            if memory.shifts is not None and sent.shift is not None:
-                memory.shifts[result] = sent.shift
-        job = WorkerJob(sequence, sent.client, self._hold(sent.model), result, sent.shift is not None)
-        self._given[sequence] = sent.model.version
-        self._queues[worker].append(sequence)
-        try:
-            self._pipes[worker].send(tuple(job))
-        except OSError:
-            raise self._ended(worker) from None
+    def _give(self, sequence: int, model: Pulled, function: Callable[..., Any], *facts: int) -> "Future[Any]":
+        assert self._pool is not None
+        job = self._pool.job(_reported, function, *self._run, *facts)
+        self._jobs[job] = model.version, sequence
+        return job
 
     def _hold(self, model: Pulled) -> int:
         """Return the place of the model in shared memory; it is copied there for the first of several jobs."""
         held = self._held.get(model.version)
         if held is None:
             held = self._held[model.version] = [self._free_versions.pop(), 0]
-            self._memory.params[held[0]] = model.params
-            if self._memory.pulled is not None and model.buffers is not None:
-                self._memory.pulled[held[0]] = model.buffers
+            self._memory["params"][held[0]] = model.params
+            if model.buffers is not None:
+                self._memory["pulled"][held[0]] = model.buffers
         held[1] += 1
         return held[0]
 
-    def _receive(self, pipe: Any) -> None:
-        """Receive a message of a worker."""
-        worker = self._pipes.index(pipe)
-        try:
-            while pipe.poll():
-                self._handle(worker, pipe.recv())
-        except (EOFError, OSError):
-            raise self._ended(worker) from None
-
-    def _handle(self, worker: int, answer: Any) -> None:
-        if answer[0] == "error":
-            _, known, text = answer
-            raise ConfigError(text) if known else WorkerError(text)
-        sequence, *facts = answer
-        self._queues[worker].remove(sequence)
-        version = self._given.pop(sequence)
-        held = self._held[version]
-        held[1] -= 1
-        if not held[1]:
-            self._free_versions.append(held[0])
-            del self._held[version]
-        if sequence < 0:
-            accuracy, loss = facts
-            self._figures.pop(sequence).set_result((accuracy, loss))
-            return
-        (examples, loss, steps, fault), place, memory = facts, self._places[sequence], self._memory
-        buffers = None if memory.trained is None else memory.trained[place]
-        self._done[sequence] = TrainingResult(memory.updates[place], examples, loss, steps, buffers, fault)
-
-    def _ended(self, worker: int) -> ProcessKilledError:
-        process = self._processes[worker]
-        process.join(POLL_SECONDS)
-        code = process.exitcode
-        return ProcessKilledError(f"a worker process has ended with exit code {code}; the run can be resumed")
-
     def close(self) -> None:
         """End the processes; only their trainings in progress are lost."""
-        self._at_exit()
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool = None
 
 
-def _end(processes: list[Any], pipes: list[Any], thread: threading.Thread) -> None:
-    for process in processes:
-        process.kill()
-    if thread.ident is not None:  # the thread ends when the first pipe has ended
-        thread.join()
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.close()
-        process.join()
-        process.close()
-    processes.clear()
-    pipes.clear()
+_memory: dict[str, np.ndarray]
+_content: bytes
 
 
-def _shape_of(setup: SimulationSetup, count: int) -> Shape:
-    d, buffers = len(setup.initial_params), setup.model.initial_buffers
-    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
-    scaffold = setup.config.client_optimizer == "scaffold"
-    return Shape(d, 0 if buffers is None else len(buffers), count * (QUEUE + 1) + 1, count * QUEUE + waiting, scaffold)
+def _begin(shapes: Shapes, raw: Mapping[str, Any], content: bytes) -> None:
+    global _memory, _content
+    torch.set_num_threads(1)
+    _memory, _content = _arrays(shapes, raw), content
 
 
-class WorkerPool:
-    """Workers for consecutive runs in one process. The next run reuses them if they accept it (`Workers.begin`)."""
+@cache
+def _task() -> Task | None:
+    return cast("Task | None", pickle.loads(_content))
 
-    def __init__(self, count: int) -> None:
-        """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
 
-        Raises:
-            ConfigError: the number is less than 1.
-        """
-        if count < 1:
-            raise ConfigError(f"workers is {count}, must be at least 1")
-        self._count = count
-        self._workers: Workers | None = None
+@lru_cache(maxsize=1)
+def _trainer(config: SimConfig, seed: int) -> Trainer:
+    return SimulationSetup.of(config, seed, _task()).trainer
 
-    def for_run(self, setup: SimulationSetup, task: Task | None) -> Workers | None:
-        """Return workers for this run, and for no other at the same time; None if the run has no workers.
 
-        Raises:
-            ConfigError: the task cannot be sent to another process.
-        """
-        if self._count == 1:
-            return None
-        if self._workers is None or not self._workers.begin(setup, task):
-            self.close()
-            self._workers = Workers(self._count, setup, task)
-        return self._workers
+def _pulled(version: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the params and buffers of a place."""
+    return _memory["params"][version], _memory["pulled"][version] if _memory["pulled"].size else None
 
-    def close(self) -> None:
-        """End the processes."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+
+def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function, or raise its error as one that can be sent."""
+    try:
+        return function(*arguments)
+    except ConfigError as error:
+        raise ConfigError(text_with_notes(error)) from None
+    except BaseException as error:  # also of sys.exit() in the task's functions: signals raise nothing here
+        raise WorkerError("a worker failed:\n" + "".join(format_exception(error))) from None
+
+
+def _train(
+    config: SimConfig, seed: int, sequence: int, client: int, version: int, place: int, shifted: bool
+) -> tuple[int, float | None, int, str]:
+    """Write the result of a training into its place; return the examples, loss, steps and fault."""
+    batches, (params, buffers) = random_stream(seed, StreamPurpose.BATCHES, sequence), _pulled(version)
+    shift = _memory["shifts"][place] if shifted else None
+    trained = _trainer(config, seed).train(client, params, batches, shift, buffers)
+    _memory["updates"][place] = trained.update
+    if trained.buffers is not None:
+        _memory["trained"][place] = trained.buffers
+    return trained.num_examples, trained.loss, trained.steps, trained.fault
+
+
+def _evaluate(config: SimConfig, seed: int, version: int) -> tuple[float, float]:
+    return _trainer(config, seed).evaluate(*_pulled(version))

@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 from afflux.ops import codecs
 from afflux.ops.validation import brief
-from afflux.sim.data.registry import DATA_SETS, read_data_set
+from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
-from afflux.sim.models.registry import MODELS, build_model
-from afflux.sim.workload.delay_names import DELAYS, DELAYS_OF_TASK, delay_law
+from afflux.sim.models import MODELS
+from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 
 PROTOCOLS = ("events", "rounds")
@@ -64,6 +64,12 @@ FROM_0 = ("local_epochs", "rounds", "virtual_time")
 def _setting(default: Any, description: str) -> Any:
     # The command line shows `description` as help: each setting is described in one place.
     return field(default=default, metadata={"help": description})
+
+
+def unlimit_arrivals(settings: dict[str, Any], is_given: bool) -> None:
+    """Let the arrivals, if they are not given, have no limit if another end is given alone."""
+    if not is_given and any(settings.get(end) for end in ENDS):
+        settings["arrivals"] = UNLIMITED
 
 
 def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -227,10 +233,18 @@ class SimConfig:
 
         A setting that has its default is in `names` only if it was given.
         """
-        unread = unread_settings(asdict(self))
+        self.refuse((name for name in names if self._built_in or name in OF_SIMULATOR), unread_settings(asdict(self)))
+
+    def refuse(self, names: Iterable[str], unread: Mapping[str, str]) -> None:
+        """Raise ConfigError if one of these settings is in `unread`: the settings that no run reads, and what would."""
         for name in names:
-            if name in unread and (self._built_in or name in OF_SIMULATOR):
+            if name in unread:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is read only with {unread[name]}")
+
+    def is_reached(self, arrivals: int, version: int, accuracy: float) -> bool:
+        """Return whether a run ends after these arrivals and rounds, with this accuracy at its last evaluation."""
+        rounds = 0 < self.rounds <= version
+        return arrivals >= self.arrivals or rounds or (self.stop_at_target and accuracy >= self.target)
 
     @property
     def _built_in(self) -> bool:
@@ -255,8 +269,3 @@ class SimConfig:
     def heterogeneity(self) -> float:
         """The number that the partition takes: alpha, or the classes of a client."""
         return self.classes if self.partition in BY_CLASSES else self.alpha
-
-    def num_parameters(self) -> int:
-        """Return d of the model; reads the data set for the shape of its images."""
-        data = read_data_set(self.data, self.data_dir)
-        return sum(own.numel() for own in build_model(self.model, data.shape, data.num_classes, 0).parameters())

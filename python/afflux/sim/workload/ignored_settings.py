@@ -9,24 +9,13 @@ from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig, unread_settings
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
-from afflux.sim.workload.task import Partitioned, Task
+from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
 
 #: Settings that only the function of a task reads.
 OF_DIVISION = ("num_clients", "partition", "alpha", "classes")
 OF_FUNCTION = ("data_dir", *OF_DIVISION)
 #: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
-OF_TRAINING = (
-    "client_optimizer",
-    "mu",
-    "control_codec",
-    "local_steps",
-    "steps_law",
-    "local_epochs",
-    "batch_size",
-    "drop_last",
-    "weight_decay",
-    "examples",
-)
+OF_TRAINING = tuple(name for name in {**scaffold(drop_last=True).settings, **fedprox().settings} if name != "client_lr")
 SETTINGS = tuple(field.name for field in fields(SimConfig))
 
 
@@ -36,12 +25,10 @@ def settings_of_function(function: Callable[..., Any]) -> list[str]:
     return [name for name in SETTINGS if name in taken or "settings" in taken]
 
 
-def settings_of_training(task: Task) -> list[str]:
-    """Return the settings that the training function of the task takes; [] if it has none."""
-    if task.training is None:
-        return []
+def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
+    """Return the settings that a training function takes as keyword-only parameters; [] if there is no function."""
     try:
-        parameters = inspect.signature(task.training).parameters
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return []
     return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
@@ -58,7 +45,7 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
     """
     if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
         return []  # the training may read settings that it does not take, by a function inside the unknown one
-    taken = {*settings_of_training(task), *(OF_FUNCTION if function is None else settings_of_function(function))}
+    taken = {*keyword_settings(task.training), *(OF_FUNCTION if function is None else settings_of_function(function))}
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
 
@@ -69,7 +56,7 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     reads are left out if they have their defaults.
     """
     left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
-    taken = {*settings_of_training(task), *(() if function is None else inspect.signature(function).parameters)}
+    taken = {*keyword_settings(task.training), *(() if function is None else inspect.signature(function).parameters)}
     if config.task != IMAGES:
         left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}
         if function is None or "settings" in taken:
@@ -93,14 +80,6 @@ def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
     return {name: reader for reader, names in table.items() for name in names}
 
 
-def refuse_settings_of_other_rules(config: SimConfig, given: Iterable[str], rules: Iterable[RuleSpec]) -> None:
-    """Raise ConfigError if one of the settings that were given is read by none of these rules."""
-    unread = unread_by_rules(rules)
-    for name in given:
-        if name in unread:
-            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
-
-
 def refuse_ignored_settings(
     config: SimConfig, given: Iterable[str], task: Task, function: Callable[..., Any] | None
 ) -> None:
@@ -112,21 +91,20 @@ def refuse_ignored_settings(
         task: the task.
         function: the function that has returned the task; None: unknown.
     """
-    given, ignored = list(given), ignored_settings(config, task, function)
+    ignored = ignored_settings(config, task, function)
+    checked = SETTINGS if task.count != config.num_clients else [name for name in SETTINGS if name != "num_clients"]
     unread: dict[str, str] = {}
     if task.training is None and (function is None or "settings" not in inspect.signature(function).parameters):
         unread = {name: reader for name, reader in unread_settings(asdict(config)).items() if name in OF_TRAINING}
     if config.task.partition(":")[0] == PAPERS and not isinstance(task.clients, Partitioned):
         unread |= dict.fromkeys(OF_DIVISION, "a data set without owners")
-    for name in config.changed():
-        if name in unread and (name != "num_clients" or task.count != config.num_clients):
-            raise ConfigError(f"{name} is {getattr(config, name)}, which is read only with {unread[name]}")
+    config.refuse((name for name in config.changed() if name in checked), unread)
     for name in given:
-        if name not in ignored or (name == "num_clients" and task.count == config.num_clients):
+        if name not in ignored or name not in checked:
             continue
         if name in OF_TRAINING:
             what = f"the training function {_name(task.training)} of task {config.task}"
-            taken = settings_of_training(task)
+            taken = keyword_settings(task.training)
         else:
             what = f"the function {_name(function)} of task {config.task}"
             taken = list(inspect.signature(function).parameters) if function is not None else []

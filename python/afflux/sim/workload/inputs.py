@@ -16,8 +16,7 @@ import numpy as np
 from afflux import __version__
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delay_names import DELAYS_OF_TASK, delay_law
-from afflux.sim.workload.device_traces import trace_path
+from afflux.sim.workload.delays import DELAYS_OF_TASK, delay_law, trace_path
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Divided, Task
 

@@ -100,11 +100,8 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     _refuse_commas(text, name)
     parameters = rule_parameters(name)
     options = {key: value for key, value in (common or {}).items() if key in parameters}
-    for option, value in split_assignments(f"rule {text}", assignments, name, parameters).items():
-        try:
-            options[option] = option_value(value, parameters[option].annotation)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"rule {text}: {option}: {error}") from None
+    annotations = {option: parameter.annotation for option, parameter in parameters.items()}
+    options |= read_options(f"rule {text}", assignments, name, annotations)
     return RuleSpec(name, tuple(sorted(options.items())), label)
 
 
@@ -161,27 +158,30 @@ def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
         return False
 
 
-def split_assignments(what: str, assignments: Iterable[str], name: str, options: Iterable[str]) -> dict[str, str]:
+def read_options(what: str, assignments: Iterable[str], name: str, annotations: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `option=value` texts, by option.
 
     Args:
         what: what has these options, for errors.
         assignments: the texts.
         name: the name that has these options, for errors.
-        options: the options that there are.
+        annotations: those of the options that there are.
 
     Raises:
-        ConfigError: a text without "=", an unknown option, or an option that is given twice.
+        ConfigError: a text without "=", an unknown option, an option that is given twice, or a bad value.
     """
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for assignment in assignments:
         option, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"{what}: {assignment!r} is not option=value")
-        known(f"option of {name}:", option, options)
+        known(f"option of {name}:", option, annotations)
         if option in values:
             raise ConfigError(f"{what}: {option} is given twice")
-        values[option] = value
+        try:
+            values[option] = option_value(value, annotations[option])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{what}: {option}: {error}") from None
     return values
 
 

@@ -1,19 +1,126 @@
-"""The task of the setting `task`: a registered name, or a function in a file of the user, which is executed."""
+"""The task of the setting `task`: a registered name, or a function in a file of the user, which is executed.
+
+`images` and `papers` are the tasks of a data set and a model (docs/data.md).
+"""
 
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from afflux.ops.validation import brief
+from afflux.sim.data import DataSet, read_data_set
+from afflux.sim.data.image_set import ImageSet
+from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError, known, note_on_errors
+from afflux.sim.models import build_model
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
-from afflux.sim.workload.data_tasks import image_task, paper_task
+from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
-from afflux.sim.workload.rule_specs import option_value, split_assignments
-from afflux.sim.workload.task import Task
+from afflux.sim.workload.rule_specs import read_options
+from afflux.sim.workload.task import Partitioned, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Test windows of a text, evenly spaced; Shakespeare has 700,000.
+MOST_TEST_WINDOWS = 10_000
+
+
+def image_task(settings: SimConfig) -> Task:
+    """Return the task of the settings data, model and partition: images that are divided among clients.
+
+    Raises:
+        ConfigError: no or damaged files, a data set with owners, or a model that cannot take the images.
+    """
+    data = read_data_set(settings.data, settings.data_dir)
+    if data.owners:
+        raise ConfigError(
+            f"data {settings.data!r} has owners, each of which is a client: give task="
+            f"papers:dataset={settings.data}:network={settings.model}"
+        )
+    return _task(data, settings.model, settings, logged=True)
+
+
+def paper_task(
+    settings: SimConfig, dataset: str = "cifar10", network: str = "ca2fl-cnn", inputs: str = "standardised"
+) -> Task:
+    """Return the task of a data set and a model.
+
+    Images without owners are divided among `num_clients` clients by the partition of the settings. With owners
+    (femnist, shakespeare) each owner of training examples is a client.
+
+    Args:
+        settings: data_dir, num_clients, partition, alpha and classes.
+        dataset: a data set of `afflux.sim.data`.
+        network: a model of `afflux.sim.models`.
+        inputs: the scale of images, see `ImageSet.scaled`.
+
+    Raises:
+        ConfigError: unknown names, no or damaged files, or a model that cannot take the examples.
+    """
+    return _task(read_data_set(dataset, settings.data_dir), network, settings, inputs=inputs)
+
+
+def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False, inputs: str = "standardised") -> Task:
+    """Return the task; `logged`: its source is the digest of the data's files, as in the logs of the setting `data`."""
+    import torch
+
+    def model(rng: np.random.Generator) -> "nn.Module":
+        return build_model(network, data.shape, data.num_classes, rng)
+
+    model(np.random.Generator(np.random.PCG64(0)))  # unknown names and wrong shapes before the first run
+    shards = [shard for shard in data.shards() if len(shard)]
+    if isinstance(data, TextSet):
+        if not len(data.test):
+            raise ConfigError(f"data {data.name!r} has no test part")
+        spaced = np.linspace(0, len(data.test) - 1, min(len(data.test), MOST_TEST_WINDOWS)).astype(np.int64)
+
+        def examples(starts: np.ndarray) -> "tuple[Tensor, Tensor]":
+            x, y = data.examples(starts)
+            return torch.from_numpy(x), torch.from_numpy(y)
+
+        def own_windows(client: int) -> "tuple[Tensor, Tensor]":
+            return examples(data.train[shards[client]])
+
+        test = Classification(*examples(data.test[spaced]))
+        return Task(model, own_windows, test, num_clients=len(shards), seeds_torch=False, source=data)
+    x, y, x_test, y_test = _tensors(data, inputs)
+
+    def own_images(client: int) -> "tuple[Tensor, Tensor]":
+        return x[shards[client]], y[shards[client]]
+
+    divided = Partitioned(x, y, settings.num_clients, settings.partition, settings.heterogeneity)
+    return Task(
+        model,
+        own_images if shards else divided,
+        Classification(x_test, y_test),
+        num_clients=len(shards) or None,
+        validation=(x, y),
+        seeds_torch=False,
+        source=(_digest_of_files(data) if logged else None) or data,
+    )
+
+
+@lru_cache(maxsize=2)
+def _tensors(data: ImageSet, inputs: str) -> "tuple[Tensor, ...]":
+    """Return scaled training images, their labels, and both of the test part, for all runs of this process."""
+    import torch
+
+    x_train, x_test = data.scaled(inputs)
+    return torch.from_numpy(x_train), torch.tensor(data.y_train), torch.from_numpy(x_test), torch.tensor(data.y_test)
+
+
+@lru_cache(maxsize=2)
+def _digest_of_files(data: ImageSet) -> str | None:
+    return content_digest(data.files()) if data.files else None
+
 
 TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task, LORA: lora_task}
 """Functions that make tasks, by name; see `register_task`."""
@@ -83,10 +190,5 @@ def _options(config: SimConfig, name: str, function: Callable[..., Any], assignm
     options = {option: getattr(config, option) for option in taken if option in settings}
     if "settings" in taken:
         options["settings"] = config
-    own = [option for option in taken if option != "settings"]
-    for option, value in split_assignments(f"task {config.task}", assignments, name, own).items():
-        try:
-            options[option] = option_value(value, taken[option].annotation)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"task {config.task}: {option}: {error}") from None
-    return options
+    annotations = {option: parameter.annotation for option, parameter in taken.items() if option != "settings"}
+    return options | read_options(f"task {config.task}", assignments, name, annotations)
