@@ -57,6 +57,7 @@ def _watched(
 def tune_rules(
     specs: list[RuleSpec],
     grid: list[str],
+    trials: int,
     seeds: list[int],
     config: SimConfig,
     jobs: int | None,
@@ -72,8 +73,8 @@ def tune_rules(
     with interrupts.deferred():
         page, folder = publish(
             out,
-            lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure)),
-            command(specs, axes, seeds, config),
+            lambda measure: grid_page(run_grid(specs, axes, seeds, config, measure, trials)),
+            command(specs, axes, seeds, config, trials),
             processes=jobs,
             workers=workers,
         )
