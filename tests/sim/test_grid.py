@@ -103,6 +103,95 @@ def test_impossible_grids(grid, message):
         tried(["fedbuff"], *grid)
 
 
+def drawn(trials, *grid, rules=("fedbuff", "fedasync"), seed=0):
+    specs = [parse_rule(rule) for rule in rules]
+    return [(point.rule, dict(point.chosen)) for point in points(specs, parse_grid(grid), CONFIG, trials, seed)]
+
+
+def test_trials_are_drawn_from_a_stream_of_their_own():
+    """Which depends on the seed, the option and the number of the trial, and on no rule."""
+    grid = ("client_lr=.001..1", "fedbuff.server_lr=.1..10", "fedasync.alpha=.1..1")
+    tried_first = drawn(3, *grid)
+    assert drawn(3, *grid) == tried_first
+    assert [chosen for rule, chosen in drawn(5, *grid)[:3]] == [chosen for rule, chosen in tried_first[:3]], "more"
+    assert drawn(3, *grid, seed=1) != tried_first
+    first, second = ([c["client_lr"] for r, c in tried_first if r == rule] for rule in ("fedbuff", "fedasync"))
+    assert first == second
+    assert len(set(first)) == 3
+    assert [chosen["client_lr"] for _, chosen in drawn(3, "client_lr=.001..1", rules=["fedbuff"])] == first
+    same = drawn(3, "fedbuff.server_lr=.1..10", "ca2fl.server_lr=.1..10", rules=["fedbuff", "ca2fl"])
+    assert [chosen["fedbuff.server_lr"] for _, chosen in same[:3]] == [c["ca2fl.server_lr"] for _, c in same[3:]]
+
+
+def test_a_float_is_log_uniform_any_other_number_uniform_and_a_value_has_its_share():
+    rows = [
+        chosen
+        for _, chosen in drawn(
+            300,
+            "client_lr=.001..1",
+            "weight_decay=0..1",
+            "local_steps=1..3",
+            "staleness=none,hinge(10,4)",
+            rules=["fedbuff"],
+        )
+    ]
+    rates = np.array([float(row["client_lr"]) for row in rows])
+    assert ((rates >= 0.001) & (rates <= 1)).all()
+    decades = np.histogram(rates, bins=[0.001, 0.01, 0.1, 1])[0]
+    assert decades.sum() == 300
+    assert (abs(decades - 100) < 35).all(), "four standard deviations"
+    halves = np.histogram([float(row["weight_decay"]) for row in rows], bins=[0, 0.5, 1])[0]
+    assert (abs(halves - 150) < 35).all()
+    for name, values in (("local_steps", {"1", "2", "3"}), ("staleness", {"none", "hinge(10,4)"})):
+        counts = [sum(row[name] == value for row in rows) for value in values]
+        assert sum(counts) == 300
+        assert all(abs(count - 300 / len(values)) < 35 for count in counts)
+    assert len(drawn(50, "local_steps=1..3", rules=["fedbuff"])) == 3, "equal settings are one"
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("client_lr=1...1", "grid client_lr: 1...1 is no range LOW..HIGH of numbers"),
+        ("client_lr=.1..1,2", "grid client_lr: .1..1,2 is no range"),
+        ("client_lr=.1..inf", "is no range"),
+        ("client_lr=..1", "is no range"),
+        ("local_steps=1.5..3", "is no range LOW..HIGH of whole numbers"),
+        ("staleness=1..2", "grid staleness: "),
+        ("client_lr=-1..1", "client_lr is -"),
+    ],
+)
+def test_impossible_ranges(grid, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        drawn(8, grid)
+
+
+def test_a_range_needs_trials(tmp_path):
+    with pytest.raises(ConfigError, match=r"could not convert .*; a range LOW..HIGH needs trials"):
+        tried(["fedbuff"], "client_lr=.1..1")
+    with pytest.raises(ConfigError, match="trials is -1"):
+        tune(Simulation.of(CONFIG, "fedasync"), {"client_lr": [0.1]}, trials=-1)
+    result = CliRunner().invoke(app, ["compare", "--trials", "2", *SETTINGS.split(), "--out", str(tmp_path / "out")])
+    assert (result.exit_code, "give --grid" in result.stderr) == (2, True)
+
+
+def test_trials_continue(made, tmp_path):
+    """More trials run what is new; another range is another command."""
+    simulation = Simulation.of(replace(CONFIG, arrivals=5), "fedasync")
+    grid = {"client_lr": "0.01..0.1", "alpha": [0.5]}
+    two = tune(simulation, grid, trials=2, out=tmp_path / "out")
+    assert len(made) == 3
+    again = tune(simulation, grid, trials=2, out=tmp_path / "out")
+    assert (len(made), again.trials) == (3, two.trials)
+    three = tune(simulation, grid, trials=3, out=tmp_path / "out")
+    assert (three.trials[:2], made[3][2]) == (two.trials, "validation")
+    assert len([part for _, _, part, _ in made if part == "validation"]) == 3
+    assert three.trials == tune(simulation, grid, trials=3).trials, "those that nothing has stopped"
+    for other in ({"client_lr": "0.01..0.2", "alpha": [0.5]}, {"client_lr": "0.01..0.1", "alpha": [0.5, 0.6]}):
+        with pytest.raises(ConfigError, match="a command with other grid"):
+            tune(simulation, other, trials=3, out=tmp_path / "out")
+
+
 def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has():
     task = image_task(CONFIG)
     held = tuned_on_validation(task)

@@ -1,6 +1,7 @@
 """The papers' tables as data; their runs, kept as lines of JSON; pages, limits, and the check of a finished run."""
 
 import json
+from dataclasses import replace
 from math import isnan, nan, sqrt
 
 import pytest
@@ -23,12 +24,16 @@ from afflux.sim.papers.paper_tables import (
     TABLES,
     Cell,
     Reading,
+    Search,
     Table,
     rounds_to,
 )
-from afflux.sim.papers.reproduction import Limits, check, folder_page, jobs_of, reproduce
+from afflux.sim.papers.reproduction import Limits, check, folder_page, jobs_of, reproduce, runs_of
+from afflux.sim.papers.staleness_pages import weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.task_registry import build_task
 from conftest import ROOT
 
 SETTINGS = {"model": "logreg", "num_clients": 8, "concurrency": 3, "arrivals": 12, "eval_every": 6, "local_steps": 1}
@@ -61,9 +66,12 @@ def small(folder, **options):
 def test_every_cell_is_a_run_and_has_a_name_of_its_own():
     for table in TABLES.values():
         assert len({cell.name for cell in table.cells}) == len(table.cells)
-        assert bool(table.cells) != bool(table.open)
-        for job in jobs_of(table.cells, [0], None):
-            job.spec.build()
+        assert bool(table.cells or table.computed) != bool(table.open)
+        runs, waiting = runs_of(table, table.cells, [0], [])
+        assert len({run.cell.name for run in runs}) == len(runs)
+        assert waiting == sum(cell.search is not None for cell in table.cells)
+        for run in runs:
+            run.job.spec.build()
     assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS"} == {table.paper for table in TABLES.values()}
     assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
 
@@ -162,6 +170,103 @@ def test_a_page_holds_all_that_the_folder_holds(tmp_path):
     assert whole.content["seeds"] == [0, 1, 2]
     assert [len(cell["values"]) for cell in whole.content["cells"]] == [3, 3]
     assert folder_page(SMALL, tmp_path / "empty") is None
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """A table with two tuned cells of one search, and two trials."""
+    monkeypatch.setattr(reproduction, "TRIALS", 2)
+    settings = SETTINGS | {"arrivals": 6, "eval_every": 3}
+    search = Search("ours", "fedasync", settings | {"part": "validation"}, ("alpha=0.1..1",))
+    cells = [
+        Cell(name, "fedasync", settings | more, 0.5, search) for name, more in (("a", {}), ("b", {"num_clients": 9}))
+    ]
+    return Table("tuned", "Ours", "tuned", "digits", 0.0, tuple(cells), 2)
+
+
+def test_trials_come_first_and_the_best_sets_the_options_of_all_its_cells(tuned, tmp_path, made):
+    assert reproduce(tuned, tmp_path, (0, 1), limits=Limits(runs=1, processes=1))[1] == 1 + 4
+    page, left = reproduce(tuned, tmp_path, (0, 1), limits=Limits(processes=1))
+    assert (left, [seed for _, seed in made]) == (0, [9, 9, 0, 0, 1, 1])
+    records = [json.loads(line) for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
+    trials, rows = records[:2], records[2:]
+    assert [record["config"].get("part") for record in records] == ["validation"] * 2 + [None] * 4
+    best = max(trials, key=lambda record: record["evaluations"][-1][3])
+    assert {record["options"]["alpha"] for record in rows} == {best["options"]["alpha"]}
+    assert trials[0]["options"] != trials[1]["options"]
+    text = f"alpha={best['options']['alpha']}"
+    assert [record["cell"] for record in rows] == [f"a, {text}", f"b, {text}"] * 2
+    assert [cell["cell"] for cell in page.content["cells"]] == [record["cell"] for record in records[:4]]
+    assert [cell["paper"] for cell in page.content["cells"]] == [None, None, 0.5, 0.5]
+    assert folder_page(tuned, tmp_path).content == page.content
+    assert reproduce(tuned, tmp_path, (0, 1))[1] == 0
+    assert len(made) == 6
+
+
+def test_hours_that_the_trials_spend_leave_none_for_the_rows(tuned, tmp_path, made):
+    for left in (1 + 4, 4, 3):
+        assert reproduce(tuned, tmp_path, (0, 1), limits=Limits(hours=1e-9, processes=1))[1] == left
+
+
+def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path):
+    wild = tuned.cells[0].search._replace(rule="fedbuff:buffer_size=3", ranges=("server_lr=1..2",))
+    settings = wild.settings | {"client_lr": 1e38, "local_steps": 3}
+    cells = (tuned.cells[0]._replace(rule=wild.rule, search=wild._replace(settings=settings)),)
+    with pytest.raises(ConfigError, match="the clients diverged in every trial of ours"):
+        reproduce(replace(tuned, cells=cells), tmp_path, (0,), limits=Limits(processes=1))
+
+
+def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
+    """And shares the runs of its table."""
+    drawn = []
+    monkeypatch.setattr("afflux.sim.results.figures.draw_accuracies", lambda panels, path: drawn.extend(panels))
+    cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
+    cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
+    page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Limits(processes=1))
+    page.draw(tmp_path / "picture.png")
+    assert [(name, [label for label, _ in curves]) for name, curves in drawn] == [
+        ("p = 1", ["first", "second"]),
+        ("p = 2", ["third, of two"]),
+    ]
+    for name, table in (("afl-figure2", "afl-table2"), ("wkafl-figure8", "wkafl-table2-cifar10")):
+        runs = {(cell.rule, str(cell.settings)) for cell in TABLES[table].cells}
+        assert {(cell.rule, str(cell.settings)) for cell in TABLES[name].cells} <= runs
+    panels = {cell.name.partition(", ")[0] for cell in TABLES["wkafl-figure9"].cells}
+    assert panels == {"L_num = 1", "L_num = 5", "L_num = 10"}
+
+
+def test_numbers_have_the_digits_of_their_unit(tmp_path):
+    table = Table("x", "Ours", "", "", 0.0, (Cell("one", CELLS[0].rule, SETTINGS, 2.0),), 2, rounds_to(0.0))
+    page, _ = reproduce(table, tmp_path, (0, 1), limits=Limits(processes=1))
+    assert "| one | 2.0 | 0.0 | 0.0 to 0.0 | -2.0 |" in page.markdown
+    assert "Mean absolute difference 2.0, largest -2.0 (one)" in page.markdown
+
+
+def test_figure_2_of_wkafl_needs_no_training(tmp_path):
+    small = {"num_clients": 20, "concurrency": 20, "buffer_size": 4, "steps": 50}
+    page = weights_page(TABLES["wkafl-figure2"], small)
+    rows = page.content["rows"]
+    assert [row["base"] for row in rows] == sorted(row["base"] for row in rows)
+    for name in ("staleness", "aggregated", "large"):
+        values = [row[name] for row in rows]
+        assert values == sorted(values, reverse=True), "a larger base leaves fewer and fresher ones"
+    assert sum(page.content["shares"]) == pytest.approx(1)
+    page.draw(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_servers_examples_have_as_many_classes_as_the_task_says():
+    config = SimConfig(task="papers:dataset=digits:network=logreg:server_classes=2", num_clients=4, concurrency=2)
+    x, y = build_task(config).validation
+    assert len(x) == len(y)
+    assert set(y.tolist()) == {0, 1}
+    for number, more, message in (
+        (11, {}, "server_classes is 11, must be 0 or a number of classes of digits's images"),
+        (2, {"part": "validation"}, "those of the validation part, too"),
+    ):
+        task = f"papers:dataset=digits:network=logreg:server_classes={number}"
+        with pytest.raises(ConfigError, match=message):
+            build_task(replace(config, task=task, **more))
 
 
 def test_a_cell_that_diverges_is_a_result(tmp_path, made):

@@ -10,7 +10,7 @@ import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
 from afflux.sim.errors import EXTRA, require
-from afflux.sim.papers.paper_tables import TABLES
+from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS
 from afflux.sim.papers.paper_tables import Table as PaperTable
 
 if TYPE_CHECKING:
@@ -104,10 +104,12 @@ def list_tables(out: Results = RESULTS) -> None:
         lines, states = [], reproduction.states(out)
         for state in states:
             row = state.table
-            progress = row.open or f"{state.runs} of {state.wanted} runs"
-            difference = "" if isnan(state.difference) else f"{state.difference:.4f}"
             page = out / f"{row.name}.md"
             place = str(page) if page.exists() else ""
+            progress = row.open or f"{state.runs} of {state.wanted} runs"
+            if row.computed:
+                progress = "made" if place else PLANNED
+            difference = "" if isnan(state.difference) else f"{state.difference:.{row.reading.digits}f}"
             lines.append((row.name, row.paper, row.shows, row.needs, f"{row.hours:g}", progress, difference, place))
         header = ("table", "paper", "shows", "needs", "CPU h", "state", "difference", "page")
         typer.echo(markdown_table(header, lines))
@@ -145,10 +147,10 @@ def _table_command(table: "PaperTable") -> Callable[..., None]:
 
 
 for _table in TABLES.values():
-    if _table.cells:
-        _runs = _table.seeds * len(_table.cells)
+    if not _table.open:
+        _runs = _table.seeds * len(_table.cells) + TRIALS * len({c.search.name for c in _table.cells if c.search})
         _facts = {name: getattr(_table, name) for name in ("name", "paper", "shows", "needs", "hours")}
-        _help = TABLE_HELP.format(**_facts, runs=_runs, cell=_table.cells[0].name)
+        _help = TABLE_HELP.format(**_facts, runs=_runs, cell=_table.cells[0].name if _table.cells else "*")
         app.command(_table.name, help=_help)(_table_command(_table))
 
 

@@ -52,6 +52,7 @@ Examples:
   afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
   afflux compare --rules fedbuff,wkafl,fadas --paired
   afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1 --out runs/tuned
+  afflux compare --rules fedbuff,fadas --grid client_lr=.001..1 --trials 6 --out runs/tuned
   afflux compare --paper ca2fl-cnn --data-dir ~/data --rounds 100
   afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
 """
@@ -104,6 +105,11 @@ GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
+)
+TRIALS = (
+    "With --grid: so many random settings of each rule, not all combinations. NAME=LOW..HIGH is a range: a float is "
+    "drawn log-uniformly if LOW > 0, any other number uniformly; of NAME=VALUE,VALUE,... each value has the same "
+    "chance. All rules have the same draws."
 )
 WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
 TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
@@ -174,6 +180,7 @@ def compare(
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
     grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
+    trials: Annotated[int, typer.Option(min=0, help=TRIALS)] = 0,
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
@@ -192,14 +199,16 @@ def compare(
         with interrupts.deferred():
             page, folder = publish(
                 out,
-                lambda measure: grid_page(run_grid(specs, axes, numbers, config, measure)),
-                command(specs, axes, numbers, config),
+                lambda measure: grid_page(run_grid(specs, axes, numbers, config, measure, trials)),
+                command(specs, axes, numbers, config, trials),
                 processes=jobs,
                 workers=workers,
             )
         echo(page.markdown)
         echo(f"wrote {folder}/")
         return
+    if trials:
+        raise ConfigError("--trials is the number of settings of a grid; give --grid")
     from afflux.sim.runs.compare import default_processes
 
     options = {"processes": jobs or default_processes(workers), "workers": workers}

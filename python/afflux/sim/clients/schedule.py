@@ -4,7 +4,7 @@ The schedule does not depend on models: one seed gives every rule the same dispa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
@@ -216,6 +216,8 @@ class Staleness:
     """Mean over steps of the largest staleness in the step: FADAS's tau_avg."""
     time: float
     """Virtual time of the last step, in the law's unit."""
+    by_step: np.ndarray = field(compare=False, repr=False)
+    """Of each arrival: (steps, buffer_size), int64."""
 
 
 def simulate_staleness(
@@ -259,4 +261,5 @@ def simulate_staleness(
         else:
             staleness.append(version - pulled.pop(event.sequence))
     by_step = np.array(staleness).reshape(steps, buffer_size)
-    return Staleness(int(by_step.max()), float(by_step.mean()), float(by_step.max(axis=1).mean()), event.time)
+    largest = by_step.max(axis=1)
+    return Staleness(int(largest.max()), float(by_step.mean()), float(largest.mean()), event.time, by_step)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,17 @@ def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seco
 def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves: Mapping[str, Any]) -> Page:
     """Return the page of a table: paper, ours, difference, seeds' range and CPU time of each cell."""
     others = [reading.name for reading in table.others]
+    shown = partial(_shown, digits=table.reading.digits)
     header = ("cell", "paper", "ours", "range", "difference", "95 %", *others, "CPU s")
     body = [
         (
             line.cell.name,
-            "" if line.cell.paper is None else _shown(line.cell.paper),
-            _shown(line.mean),
-            f"{_shown(np.nanmin(line.values))} to {_shown(np.nanmax(line.values))}" if not isnan(line.mean) else "",
-            "" if isnan(line.difference) else f"{line.difference:+.4f}",
+            "" if line.cell.paper is None else shown(line.cell.paper),
+            shown(line.mean),
+            f"{shown(np.nanmin(line.values))} to {shown(np.nanmax(line.values))}" if not isnan(line.mean) else "",
+            "" if isnan(line.difference) else shown(line.difference, sign="+"),
             {None: "", True: "in", False: "**out**"}[line.agrees],
-            *(_shown(value) for value in line.others.values()),
+            *(_shown(line.others[reading.name], digits=reading.digits) for reading in table.others),
             f"{line.seconds:.0f}",
         )
         for line in lines
@@ -101,8 +103,9 @@ def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves
         mean = sum(abs(line.difference) for line in compared) / len(compared)
         largest = max(compared, key=lambda line: abs(line.difference))
         text.append(
-            f"Mean absolute difference {mean:.4f}, largest {largest.difference:+.4f} ({largest.cell.name}). *95 %*: "
-            f"whether the paper's number is in the prediction interval of our seeds, or nearer than {SMALL}."
+            f"Mean absolute difference {shown(mean)}, largest {shown(largest.difference, sign='+')} "
+            f"({largest.cell.name}). *95 %*: whether the paper's number is in the prediction interval of our seeds, or "
+            f"nearer than {SMALL}."
         )
     if table.note:
         text.append(table.note)
@@ -128,8 +131,8 @@ def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves
     return Page(table.name, markdown, content, lambda path: draw(table, lines, curves, path))
 
 
-def _shown(value: float) -> str:
-    return "-" if isnan(value) else f"{value:.4f}" if abs(value) < 2 else f"{value:.4g}"
+def _shown(value: float, digits: int, sign: str = "") -> str:
+    return "-" if isnan(value) else f"{value:{sign}.{digits}f}"
 
 
 def _number(value: float) -> float | None:
@@ -141,7 +144,11 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
     if all(line.cell.paper is None for line in lines):
         from afflux.sim.results.figures import draw_accuracies
 
-        draw_accuracies([(table.shows, list(curves.items()))], path)
+        panels: dict[str, list[tuple[str, Any]]] = {}
+        for name, runs in curves.items():
+            panel, _, label = name.partition(", ")
+            panels.setdefault(panel, []).append((label, runs))
+        draw_accuracies(list(panels.items()), path)
         return
     from matplotlib.figure import Figure
 

@@ -123,9 +123,9 @@ def all_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return records
 
 
-def load_lines(paths: Sequence[Path], jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
-    """Return the lines of the finished jobs, by index; errors are those of `all_lines`."""
-    records = {_key(line): line for line in all_lines(paths)}
+def lines_of_jobs(lines: Sequence[dict[str, Any]], jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+    """Return the lines of the finished jobs, by index."""
+    records = {_key(line): line for line in lines}
     return {index: records[key] for index, job in enumerate(jobs) if (key := _key(_identity(job))) in records}
 
 
@@ -143,7 +143,7 @@ def load_outcomes(
         ConfigError: the file holds something else, or a run began with other inputs.
     """
     files = [paths] if isinstance(paths, Path) else paths
-    ended = load_lines(files, jobs)
+    ended = lines_of_jobs(all_lines(files), jobs)
     where = ", ".join(map(str, files))
     try:
         digests = {index: dict(line.get("inputs", {})) for index, line in ended.items()}

@@ -1,16 +1,18 @@
-"""A grid of settings, `tune` and `afflux compare --grid`: each rule's best setting on a validation part is run with all
-seeds on the test part.
+"""A grid of settings or random trials, `tune` and `afflux compare --grid`.
+
+Each rule's best setting on a validation part is run with all seeds on the test part.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+from zlib import crc32
 
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
@@ -20,6 +22,7 @@ from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
 #: Settings that a grid may have in addition to the options of rules.
@@ -34,6 +37,8 @@ Axes = Mapping[str, tuple[str, ...]]
 
 def parse_grid(texts: Sequence[str]) -> Axes:
     """Read NAME=VALUE,VALUE,... : a setting, an option of the rules that have it, or RULE.OPTION of one rule.
+
+    A range is one value, LOW..HIGH.
 
     Raises:
         ConfigError: no values, or a name or value given twice.
@@ -61,21 +66,65 @@ class Point(NamedTuple):
     chosen: Mapping[str, str]  #: the values of the grid
 
 
-def points(specs: Sequence[RuleSpec], axes: Axes, config: SimConfig) -> list[Point]:
+def points(specs: Sequence[RuleSpec], axes: Axes, config: SimConfig, trials: int = 0, seed: int = 0) -> list[Point]:
     """Return all settings of all rules; a rule without an option of the grid has fewer.
+
+    Args:
+        specs: the rules.
+        axes: the grid.
+        config: the settings that are not in the grid.
+        trials: if not 0, the number of settings of a rule, which are drawn (see `_draw`); equal ones count once.
+        seed: of the draws. All rules have the same draws of an option.
 
     Raises:
         ConfigError: a name that no rule and no setting has, or an impossible value.
     """
+    if trials < 0:
+        raise ConfigError(f"trials is {trials}, must be 0 or more")
     grid, used = [], set[str]()
     for spec in specs:
         targets = _targets(specs, spec, axes)
         used |= targets.keys()
-        for values in product(*(axes[name] for name in targets)):
+        rows: Iterable[tuple[str, ...]] = product(*(axes[name] for name in targets))
+        if trials:
+            kinds = {name: _annotation(spec, name, option) for name, option in targets.items()}
+            rows = [tuple(_draw(name, axes[name], kinds[name], seed, k) for name in targets) for k in range(trials)]
+        for values in dict.fromkeys(rows):
             grid.append(_point(spec, config, targets, dict(zip(targets, values, strict=True))))
     if unused := [name for name in axes if name not in used]:
         raise ConfigError(f"grid {unused[0]}: {_why_unused(specs, unused[0])}")
     return grid
+
+
+def _annotation(spec: RuleSpec, name: str, option: str) -> Any:
+    return rule_parameters(spec.name)[option].annotation if option else SimConfig.__dataclass_fields__[name].type
+
+
+def _draw(name: str, values: tuple[str, ...], annotation: Any, seed: int, trial: int) -> str:
+    """Draw one of the values, or a number of a range.
+
+    A float of a range with LOW > 0 is drawn log-uniformly, and any other number uniformly; both are rounded to three
+    digits. The stream depends on the option's name, the seed and the number of the trial alone.
+
+    Raises:
+        ConfigError: an impossible range, or one beside other values.
+    """
+    option = name.rpartition(".")[2]
+    share = float(random_stream(seed, StreamPurpose.TRIALS, trial, crc32(option.encode())).random())
+    if not any(".." in value for value in values):
+        return values[int(share * len(values))]
+    whole = int in (annotation, *get_args(annotation)) and float not in (annotation, *get_args(annotation))
+    try:
+        (text,) = values
+        low, high = map(int if whole else float, text.split(".."))
+    except ValueError:
+        low, high = 0, 0
+    if not -inf < low < high < inf:
+        raise ConfigError(f"grid {name}: {','.join(values)} is no range LOW..HIGH of {'whole ' * whole}numbers")
+    if whole:
+        return str(low + int(share * (high - low + 1)))
+    value = low * (high / low) ** share if low > 0 else low + (high - low) * share
+    return str(min(max(float(f"{value:.3g}"), low), high))
 
 
 def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
@@ -111,19 +160,18 @@ def _targets(specs: Sequence[RuleSpec], spec: RuleSpec, axes: Axes) -> dict[str,
 
 
 def _point(spec: RuleSpec, config: SimConfig, targets: Mapping[str, str], chosen: Mapping[str, str]) -> Point:
-    types = {field.name: field.type for field in fields(SimConfig)}
     settings: dict[str, Any] = {}
     options = dict(spec.options)
     for name, option in targets.items():
         if option in options and (option, options[option]) != ("buffer_size", BUFFER_SIZE):
             raise ConfigError(f"grid {name}: {spec.label} has {option}={format_option(options[option])} already")
         try:
-            if option:
-                options[option] = option_value(chosen[name], rule_parameters(spec.name)[option].annotation)
-            else:
-                settings[name] = option_value(chosen[name], types[name])
+            (options if option else settings)[option or name] = option_value(
+                chosen[name], _annotation(spec, name, option)
+            )
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"grid {name}: {error}") from None
+            more = "; a range LOW..HIGH needs trials" if ".." in chosen[name] else ""
+            raise ConfigError(f"grid {name}: {error}{more}") from None
     added = {name: value for name, value in options.items() if (name, value) not in spec.options}
     label = spec.label + "".join(f":{name}={format_option(value)}" for name, value in sorted(added.items()))
     tuned = RuleSpec(spec.name, tuple(sorted(options.items())), label)
@@ -177,19 +225,25 @@ def tune(
     simulation: Simulation,
     grid: Mapping[str, Sequence[Any]],
     *,
+    trials: int = 0,
     out: Path | str | None = None,
     processes: int = 1,
     workers: int = 1,
 ) -> TuningResults:
     """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
 
-    Each rule is run with all combinations of the grid and the first seed. The best setting has the largest mean
-    accuracy over the last quarter of the run; a setting with which clients diverge is never the best.
+    Each rule is run with all combinations of the grid, or with `trials` of them, and the first seed. The best setting
+    has the largest mean accuracy over the last quarter of the run; a setting with which clients diverge is never the
+    best.
 
     Args:
         simulation: its rules, seeds, task and settings.
         grid: values by name: a setting such as client_lr, an option of the rules that have it such as server_lr, or
             RULE.OPTION. The names of settings are those of `SimConfig`, also if the simulation trains by `sgd(...)`.
+            With trials also a range, "LOW..HIGH".
+        trials: if not 0, the number of settings of each rule, drawn at random by the first seed: a value of a sequence
+            with equal chances, a float of a range with LOW > 0 log-uniformly, any other number of a range uniformly.
+            All rules have the same draws. More trials continue fewer.
         out: a folder for grid.md, grid.json, grid.png and the finished runs; default: nothing is written. If the folder
             holds finished runs of the same grid, these are not made again. Another model or other data are an error.
             A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
@@ -207,18 +261,24 @@ def tune(
     if any(job.followers for job in simulation.jobs):
         raise ConfigError("a grid makes runs of its own: the simulation must not have paired=True")
     for name, values in grid.items():
+        if isinstance(values, str) and ".." in values:
+            continue
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ConfigError(f"grid {name}: {brief(values)} is no sequence of values, such as [{brief(values)}]")
-    axes = parse_grid([f"{name}={','.join(map(format_option, values))}" for name, values in grid.items()])
+    texts = {
+        name: values if isinstance(values, str) else ",".join(map(format_option, values))
+        for name, values in grid.items()
+    }
+    axes = parse_grid([f"{name}={text}" for name, text in texts.items()])
     specs = list({job.spec.label: job.spec for job in simulation.jobs}.values())
     seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
     options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task, "progress": False}
 
     def make(run: Measure) -> Page:
-        return grid_page(run_grid(specs, axes, seeds, simulation.config, run))
+        return grid_page(run_grid(specs, axes, seeds, simulation.config, run, trials))
 
     if out is not None:
-        page, _ = publish(Path(out), make, command(specs, axes, seeds, simulation.config), **options)
+        page, _ = publish(Path(out), make, command(specs, axes, seeds, simulation.config, trials), **options)
     else:
         with TemporaryDirectory() as folder:
             page = make(partial(measure, folder=Path(folder), **options))
@@ -227,7 +287,7 @@ def tune(
 
 
 def run_grid(
-    specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig, measure: Measure
+    specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig, measure: Measure, trials: int = 0
 ) -> TuningResults:
     """Run the grid with the first seed on the validation part, then each rule's best setting with all seeds.
 
@@ -237,24 +297,25 @@ def run_grid(
         seeds: of the runs on the test part.
         config: the settings that are not in the grid.
         measure: runs jobs, and continues after an earlier interruption; a run that diverges has no evaluations.
+        trials: see `tune`.
 
     Raises:
         ConfigError: an impossible grid; no setting of a rule ends; or the task has no validation part.
     """
     if config.part != "test":
         raise ConfigError(f"part is {config.part}, but a grid runs each rule's best setting on the test part")
-    grid = points(specs, axes, config)
+    grid = points(specs, axes, config, trials, seeds[0])
     parts = [replace(point.config, part="validation") for point in grid]
     tuning = measure([Job(point.spec, seeds[0], (), part, True) for point, part in zip(grid, parts, strict=True)])
-    trials = []
+    tried = []
     for point, outcome in zip(grid, tuning, strict=True):
         accuracy = outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
-        trials.append(Trial(point.rule, point.chosen, point.spec.label, accuracy, outcome.evaluations))
-    best = [_best(spec.label, trials) for spec in specs]
+        tried.append(Trial(point.rule, point.chosen, point.spec.label, accuracy, outcome.evaluations))
+    best = [_best(spec.label, tried) for spec in specs]
     tests = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
     runs = [tuple(tests[place * len(seeds) :][: len(seeds)]) for place in range(len(best))]
-    winners = tuple(BestTrial(trials[at], grid[at].config, own) for at, own in zip(best, runs, strict=True))
-    return TuningResults(tuple(axes), tuple(seeds), tuple(trials), winners)
+    winners = tuple(BestTrial(tried[at], grid[at].config, own) for at, own in zip(best, runs, strict=True))
+    return TuningResults(tuple(axes), tuple(seeds), tuple(tried), winners)
 
 
 def _best(rule: str, trials: Sequence[Trial]) -> int:
@@ -311,13 +372,16 @@ def draw_grid(results: TuningResults, path: Path) -> None:
     draw_accuracies(panels, path)
 
 
-def command(specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig) -> dict[str, Any]:
+def command(
+    specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig, trials: int = 0
+) -> dict[str, Any]:
     """Return all that the page of a grid depends on, except the folder of the data and the user's files; for `publish`.
 
     Raises:
         ConfigError: an impossible grid.
     """
-    points(specs, axes, config)
+    points(specs, axes, config, trials, seeds[0])
+    values = {name: [",".join(texts)] if trials else list(texts) for name, texts in axes.items()}
     settings = config.recorded()
     settings.pop("data_dir", None)
     own = [(spec.label, _targets(specs, spec, axes)) for spec in specs]
@@ -327,8 +391,9 @@ def command(specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config:
         # Lists of lists: a later command may have more rules and values, but no other names for the same rule.
         "grid": {
             "names": [[label, sorted(names)] for label, names in own],
-            "values": [[label, name, value] for label, names in own for name in names for value in axes[name]],
-        },
+            "values": [[label, name, value] for label, names in own for name in names for value in values[name]],
+        }
+        | ({"trials": list(range(trials))} if trials else {}),
         "seeds": {"tuning": seeds[0], "test": list(seeds)},
         "settings": settings,
     }

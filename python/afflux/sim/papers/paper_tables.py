@@ -4,9 +4,11 @@ Anarchic FL: Yang, Zhang, Khanduri and Liu, ICML 2022. WKAFL: Zhou, Li, Ren and 
 2022.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan
+from re import sub
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ class Reading(NamedTuple):
 
     name: str
     of: Callable[[Sequence[Evaluation]], float]
+    digits: int = 4  #: after the point, in tables
 
 
 def _every_fifth(evaluations: Sequence[Evaluation]) -> list[float]:
@@ -41,13 +44,33 @@ STABILITY = Reading("deviation of the last ten accuracies", lambda rows: float(n
 LOG_STABILITY = Reading("of log accuracy", lambda rows: float(np.std(np.log(_last_ten(rows)), ddof=1)))
 
 
-def rounds_to(accuracy: float) -> Reading:
-    """Return the first version whose accuracy reaches `accuracy`, as a reading; nan if none does."""
+def rounds_to(accuracy: float, every: int = 1) -> Reading:
+    """Return the first version, of every `every`th, whose accuracy reaches `accuracy`, as a reading; nan: none does."""
 
     def first(evaluations: Sequence[Evaluation]) -> float:
-        return next((float(one.version) for one in evaluations if one.accuracy >= accuracy), nan)
+        reached = (one.version for one in evaluations if one.version % every == 0 and one.accuracy >= accuracy)
+        return float(next(reached, nan))
 
-    return Reading(f"rounds to an accuracy of {accuracy:g}", first)
+    return Reading(f"rounds to an accuracy of {accuracy:g}" + f", every {every}" * (every > 1), first, 1)
+
+
+class Search(NamedTuple):
+    """Random trials of a rule on the validation part; the options of the best one are those of the cells' rule.
+
+    The best one has the largest `reading` of the table.
+    """
+
+    name: str
+    """Different from those of the table's other searches."""
+    rule: str
+    settings: Mapping[str, Any]
+    """Of the trials."""
+    ranges: tuple[str, ...]
+    """Of the options that are tuned, as `afflux compare --grid` reads them."""
+
+
+#: Of each search; the seed is that of no table.
+TRIALS, TRIALS_SEED = 6, 9
 
 
 class Cell(NamedTuple):
@@ -60,7 +83,10 @@ class Cell(NamedTuple):
     settings: Mapping[str, Any]
     """Those that differ from `SimConfig`'s defaults, without the folder of the data."""
     paper: float | None = None
-    """The number that the paper prints; None: a figure's curve, or our own addition."""
+    """The number that the paper prints; None: a figure's curve, or our own addition. In a figure, the name is that of
+    the panel, a comma, and that of the curve."""
+    search: Search | None = None
+    """Finds the options that the rule lacks."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +114,8 @@ class Table:
     """Where the paper contradicts itself, or leaves something open."""
     memory: float = 0.6
     """GB that one run needs."""
+    computed: bool = False
+    """Whether it needs no training, and so has no cells."""
 
 
 AFL, WKAFL, CA2FL, FADAS = "Anarchic FL", "WKAFL", "CA2FL", "FADAS"
@@ -139,6 +167,8 @@ AFL_TABLE_3 = {
     },
 }
 AFL_OTHERS = (LAST, MEAN_OF_SIX, BEST)
+AFL_DYNAMIC = "DYN"
+AFL_CLAIM = "CLAIM"
 
 
 def _afl_settings(workers: str, steps: int, classes: int, column: str, **more: Any) -> dict[str, Any]:
@@ -190,6 +220,14 @@ def _afl_claim() -> Iterator[Cell]:
         yield Cell(f"{name}, p = 1", _afl_rule("5/10"), _afl_settings("5/10", 5, 1, column), number)
 
 
+def _afl_figure_2() -> Iterator[Cell]:
+    """Yield the curves of Table 2 for 5 of 10 workers and 5 steps."""
+    first = "5/10, 5 steps, "
+    for cell in _afl_table_2():
+        if cell.name.startswith(first):
+            yield cell._replace(name=cell.name.removeprefix(first), paper=None)
+
+
 # WKAFL. Section 6.1.1 and the authors' scripts: K-async, one gradient of one batch; MNIST stands for EMNIST MNIST.
 
 
@@ -202,6 +240,8 @@ class WkaflNumbers(NamedTuple):
     table_2: tuple[tuple[float, float, float], ...]  #: of WKAFL, TWAFL and SASGD, by level
     #: By L_num: accuracy and stability of WKAFL, TWAFL, GSGM and SASGD.
     table_3: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]
+    rates: str  #: the range of server_lr in the tuned rows: a fifth of the scripts' value to forty times
+    note: str  #: where the paper contradicts itself
 
 
 WKAFL_DATA = {
@@ -215,6 +255,10 @@ WKAFL_DATA = {
             5: ((0.9754, 0.9649, 0.9080, 0.8753), (0.0068, 0.0095, 0.0027, 0.0237)),
             10: ((0.9658, 0.9623, 0.9075, 0.8619), (0.0036, 0.0060, 0.0018, 0.0206)),
         },
+        "server_lr=0.001..0.2",
+        "The paper contradicts itself: Table 2 has at P/K = 150 the numbers of TWAFL and SASGD that Table 3 has at "
+        "P/K = 300 and L_num = 5; the text gives GSGM 85.53 % at L_num = 1, which is SASGD's number in Table 3 (GSGM: "
+        "90.57 %).",
     ),
     "cifar10": WkaflNumbers(
         "cifar10",
@@ -226,6 +270,8 @@ WKAFL_DATA = {
             5: ((0.4443, 0.4454, 0.3568, 0.2855), (0.0133, 0.0300, 0.0083, 0.0141)),
             10: ((0.4489, 0.4525, 0.3430, 0.2874), (0.0180, 0.0260, 0.0144, 0.0189)),
         },
+        "server_lr=0.0001..0.02",
+        "The paper contradicts itself: TWAFL at 3000/20 and L_num = 1 has .4241 in Table 2 and .4141 in Table 3.",
     ),
 }
 #: The paper counts the staleness from 1, so that SASGD's factor is 1 / (staleness + 1).
@@ -234,17 +280,24 @@ WKAFL_METHODS = {
     "TWAFL": "twafl",
     "GSGM": "gsgm",
     "SASGD": "sasgd:staleness=polynomial(1)",
+    "plain mean": "afa_cd",  # our addition, in the tuned rows
 }
+#: Of WKAFL's options, those that are tuned beside server_lr, and their ranges.
+WKAFL_RANGES = {"beta": "1..50", "sim_min": "0..0.5"}
 WKAFL_OTHERS = (LAST, BEST)
 
 
-def _wkafl_cell(short: str, method: str, level: int, classes: int, number: float | None) -> Cell:
-    """Return a cell with the settings of the preset of its level."""
+def _wkafl_cell(short: str, method: str, level: int, classes: int, number: float | None, tuned: bool = False) -> Cell:
+    """Return a cell with the settings of the preset of its level; `tuned`: the rule lacks the options to be tuned."""
     own = WKAFL_DATA[short]
     experiment = EXPERIMENTS[own.preset]
     clients, arrivals = experiment.levels[level]
     preset = find_preset(f"wkafl-{own.preset}" + (f"-{clients // arrivals}" if level else ""))
-    rule = f"{WKAFL_METHODS[method] or experiment.rule}:buffer_size={arrivals}:server_lr={experiment.server_lr}"
+    rule = f"{WKAFL_METHODS[method] or experiment.rule}:buffer_size={arrivals}"
+    if tuned:
+        rule = sub(f":({'|'.join(WKAFL_RANGES)})=[^:]*", "", rule)
+    else:
+        rule += f":server_lr={experiment.server_lr}"
     task = preset.settings["task"].value.replace(f"dataset={experiment.data}:", f"dataset={own.data}:")
     end = {"rounds": 0, "arrivals": experiment.rounds * arrivals}
     settings = preset.values() | {"task": task, "classes": classes} | end
@@ -263,156 +316,150 @@ def _wkafl_table_2(short: str) -> Iterator[Cell]:
 def _wkafl_table_3(short: str, column: int) -> Iterator[Cell]:
     own = WKAFL_DATA[short]
     for classes, numbers in own.table_3.items():
-        for method, number in zip(WKAFL_METHODS, numbers[column], strict=True):
+        for method, number in zip(("WKAFL", "TWAFL", "GSGM", "SASGD"), numbers[column], strict=True):
             yield _wkafl_cell(short, method, own.mixed, classes, number)
 
 
-_GPU = "its network needs a GPU: {:.0f} CPU hours"
-_NO_CIFAR100 = "CIFAR-100 is not at hand"
+def _wkafl_tuned(short: str) -> Iterator[Cell]:
+    """Yield the first and the last row of Table 2: methods tuned with the settings of the first, half the length."""
+    own = WKAFL_DATA[short]
+    for level in (0, 2):
+        for method, number in zip(("WKAFL", "TWAFL", "SASGD", "plain mean"), (*own.table_2[level], None), strict=True):
+            first = _wkafl_cell(short, method, 0, 1, None, tuned=True)
+            half = {"part": "validation", "arrivals": first.settings["arrivals"] // 2}
+            more = [f"{name}={values}" for name, values in WKAFL_RANGES.items()] if method == "WKAFL" else []
+            search = Search(method, first.rule, {**first.settings, **half}, (own.rates, *more))
+            yield _wkafl_cell(short, method, level, 1, number, tuned=True)._replace(search=search)
 
 
-def _later(name: str, paper: str, shows: str, needs: str, hours: float, why: str) -> Table:
-    return Table(name, paper, shows, needs, hours, open=why)
+def _curves(cells: Iterable[Cell], panel: int) -> Iterator[Cell]:
+    """Yield the cells of a table of WKAFL as the curves of a figure, with a part of their names as the panel."""
+    for cell in cells:
+        words = cell.name.split(", ")
+        yield cell._replace(name=f"{words[panel]}, {words[0]}", paper=None)
 
 
-def _tables() -> Iterator[Table]:
-    mnist_150 = "MNIST, logistic regression, 150 rounds"
-    logistic: dict[str, Any] = {"reading": BEST_OF_EVERY_FIFTH, "others": AFL_OTHERS}
-    yield Table(
-        "afl-table2", AFL, "Table 2, logistic regression", mnist_150, 0.25, tuple(_afl_table_2()), 5, **logistic
-    )
-    yield Table(
-        "afl-table3",
-        AFL,
-        "Table 3, logistic regression: FedProx and SCAFFOLD",
-        mnist_150,
-        0.17,
-        tuple(_afl_table_3()),
-        5,
-        **logistic,
-    )
-    yield Table(
-        "afl-arrivals",
-        AFL,
-        "Figures 1 and 5: FedAvg, AFA-CD and AFA-CS with uniform and biased arrivals",
-        mnist_150,
-        0.1,
-        tuple(_afl_arrivals()),
-        5,
-        **logistic,
-    )
-    yield Table(
-        "afl-claim85",
-        AFL,
-        "Appendix E.1: rounds to 85 %",
-        mnist_150,
-        0.01,
-        tuple(_afl_claim()),
-        5,
-        reading=rounds_to(0.85),
-        note="The ratio of wall-clock times, 1/2.6, is not that of the rounds protocol, in which a round lasts until "
-        "its slowest worker: with exponential times, the first five of ten in place of all five would give 1/2.67.",
-    )
-    cnn, lstm = "CIFAR-10, CNN, 10,000 rounds of batch 500", "Shakespeare, LSTM, 300 rounds"
-    other = "another edition of the text has other roles: its numbers cannot be compared"
-    yield _later("afl-table2-cnn", AFL, "Table 2, CNN (16 cells)", cnn, 840, _GPU.format(840))
-    yield _later("afl-table2-lstm", AFL, "Table 2, LSTM (4 cells)", lstm, 23, other)
-    yield _later("afl-table3-cnn", AFL, "Table 3, CNN (16 cells)", cnn, 840, _GPU.format(840))
-    yield _later("afl-table3-lstm", AFL, "Table 3, LSTM (4 cells)", lstm, 23, other)
-    yield _later("afl-figure6", AFL, "Figure 6: biased arrivals", cnn, 630, _GPU.format(630))
-    for short, about, hours, memory in (
-        ("mnist", "MNIST in place of EMNIST MNIST, CNN, 5,000 steps of batch 4", (2.0, 1.5), 5.0),
-        ("cifar10", "CIFAR-10, LeNet, 10,000 steps of batch 8", (1.8, 2.1), 3.0),
-    ):
-        reading: dict[str, Any] = {"reading": MEAN_OF_TEN, "others": WKAFL_OTHERS, "memory": memory}
-        yield Table(
-            f"wkafl-table2-{short}",
-            WKAFL,
-            f"Table 2, {short}, at the scripts' values",
-            about,
-            hours[0],
-            tuple(_wkafl_table_2(short)),
-            note="Two cells of Table 2 equal cells of Table 3 with other settings."
-            if short == "mnist"
-            else "Table 2 has .4241 for TWAFL at 3000/20, Table 3 has .4141 for the same run.",
-            **reading,
-        )
-        yield Table(
-            f"wkafl-table3-{short}",
-            WKAFL,
-            f"Table 3, {short}, accuracy at the scripts' values",
-            about,
-            hours[1],
-            tuple(_wkafl_table_3(short, 0)),
-            note="The text gives GSGM 85.53 % at L_num = 1, which Table 3 gives SASGD." if short == "mnist" else "",
-            **reading,
-        )
-        yield Table(
-            f"wkafl-table3-{short}-stability",
-            WKAFL,
-            f"Table 3, {short}, stability: the same runs",
-            about,
-            0.0,
-            tuple(_wkafl_table_3(short, 1)),
-            reading=STABILITY,
-            others=(LOG_STABILITY,),
-            memory=memory,
-        )
-    absent = "the data sets are not at hand"
-    yield _later(
-        "wkafl-figures5-6", WKAFL, "Figures 5 and 6: ablations, four methods", "CelebA, EMNIST ByClass", 0, absent
-    )
-    yield _later(
-        "wkafl-figure2", WKAFL, "Figure 2: staleness and arrivals of a round by weight", "MNIST, CNN", 0.3, PLANNED
-    )
-    yield _later(
-        "wkafl-figure11", WKAFL, "Figure 11: Zeno++ with server data of 1 or 10 classes", "MNIST, CNN", 0.4, PLANNED
-    )
-    yield from _of_ca2fl()
-    yield from _of_fadas()
+def _wkafl_figure_11() -> Iterator[Cell]:
+    """Yield WKAFL and Zeno++ (Table 4), 1,500 iterations of one arrival, of which it may reject some."""
+    wkafl = _wkafl_cell("mnist", "WKAFL", 1, 1, None)
+    yield wkafl._replace(name="WKAFL, P/K = 3000/20", settings={**wkafl.settings, "arrivals": 1500 * 20})
+    for classes in (1, 10):
+        own: dict[str, Any] = {"num_clients": 100, "concurrency": 100, "refill": 1, "arrivals": 1500, "eval_every": 50}
+        own |= {"task": f"{wkafl.settings['task']}:server_classes={classes}"}
+        for every in (2, 5):
+            settings = {**wkafl.settings, **own, "refresh_every": every}
+            name = f"Zeno++ with {classes} class{'es' if classes > 1 else ''}, k = {every}"
+            yield Cell(name, "zenopp:server_lr=0.005", settings)
 
 
 PLANNED = "planned"
 
 
-def _of_ca2fl() -> Iterator[Table]:
-    cnn, resnet = "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
-    yield _later("ca2fl-table1", CA2FL, "Table 1: accuracy, rounds to 50 %", cnn, 8.3, PLANNED)
-    yield _later("ca2fl-table2", CA2FL, "Table 2, Figure 2: Dir(.3), Dir(.1)", cnn, 6.6, PLANNED)
-    yield _later("ca2fl-tables1-2-resnet", CA2FL, "Tables 1 and 2, ResNet-18 (13 cells)", resnet, 750, _GPU.format(750))
-    yield _later(
-        "ca2fl-table3",
-        CA2FL,
-        "Table 3: Dir(.1), Dir(.01)",
-        "CIFAR-100, ResNet-18",
-        670,
-        _GPU.format(670) + "; " + _NO_CIFAR100,
+def _later(paper: str, name: str, shows: str, needs: str, hours: float, why: str = "") -> Table:
+    """Return a table that is not run here; `why`: in place of the hours on a CPU, or behind them after a semicolon."""
+    why = why if why and why[0] != ";" else f"its network needs a GPU: {hours:.0f} CPU hours{why}"
+    return Table(name, paper, shows, needs, hours, open=why)
+
+
+def _of_afl() -> Iterator[Table]:
+    def run(name: str, shows: str, hours: float, cells: Iterable[Cell], **more: Any) -> Table:
+        more = {"reading": BEST_OF_EVERY_FIFTH, "others": AFL_OTHERS} | more
+        needs = "MNIST, logistic regression, 150 rounds"
+        return Table(f"afl-{name}", AFL, shows, needs, hours, tuple(cells), 5, **more)
+
+    later, cnn, lstm = (
+        partial(_later, AFL),
+        "CIFAR-10, CNN, 10,000 rounds of batch 500",
+        "Shakespeare, LSTM, 300 rounds",
     )
-    yield _later("ca2fl-table4", CA2FL, "Table 4: staleness by concurrency and buffer", "no training", 0, PLANNED)
-    yield _later("ca2fl-table5", CA2FL, "Table 5: staleness by law of delay", "no training", 0, PLANNED)
-    yield _later("ca2fl-figure4", CA2FL, "Figure 4: concurrency and buffer", cnn, 13, PLANNED)
-    yield _later("ca2fl-figure5", CA2FL, "Figure 5: laws of delay", cnn, 10, PLANNED)
-    yield _later("ca2fl-figure6", CA2FL, "Figure 6: FedAsync", cnn, 3.3, PLANNED)
+    yield run("table2", "Table 2, logistic regression", 0.25, _afl_table_2(), note=AFL_DYNAMIC)
+    yield run("table3", "Table 3, logistic regression: FedProx and SCAFFOLD", 0.17, _afl_table_3())
+    curves = "Figure 2: curves for 5/10 workers and 5 steps, the runs of Table 2"
+    yield run("figure2", curves, 0.0, _afl_figure_2())
+    arrivals = "Figures 1 and 5: FedAvg, AFA-CD and AFA-CS with uniform and biased arrivals"
+    yield run("arrivals", arrivals, 0.1, _afl_arrivals())
+    claim = {"reading": rounds_to(0.85), "others": (rounds_to(0.85, 5),), "note": AFL_CLAIM}
+    yield run("claim85", "Appendix E.1: rounds to 85 %", 0.01, _afl_claim(), **claim)
+    other = "another edition of the text has other roles: its numbers cannot be compared"
+    yield later("afl-table2-cnn", "Table 2, CNN (16 cells)", cnn, 840)
+    yield later("afl-table2-lstm", "Table 2, LSTM (4 cells)", lstm, 23, other)
+    yield later("afl-table3-cnn", "Table 3, CNN (16 cells)", cnn, 840)
+    yield later("afl-table3-lstm", "Table 3, LSTM (4 cells)", lstm, 23, other)
+    yield later("afl-figure6", "Figure 6: biased arrivals", cnn, 630)
+
+
+def _of_wkafl() -> Iterator[Table]:
+    def run(
+        name: str, shows: str, needs: str, hours: float, cells: Iterable[Cell], memory: float, **more: Any
+    ) -> Table:
+        more = {"reading": MEAN_OF_TEN, "others": WKAFL_OTHERS} | more
+        return Table(f"wkafl-{name}", WKAFL, shows, needs, hours, tuple(cells), memory=memory, **more)
+
+    cnn = "MNIST in place of EMNIST MNIST, CNN, {} steps of batch 4"
+    lenet = "CIFAR-10, LeNet, 10,000 steps of batch 8"
+    for short, needs, hours, memory, figures in (
+        ("mnist", cnn.format("5,000"), (2.0, 1.5, 2.7), 5.0, (7, 9)),
+        ("cifar10", lenet, (1.8, 2.1, 2.5), 3.0, (8, 10)),
+    ):
+        own = WKAFL_DATA[short]
+        scripts, notes = f"{short}, at the scripts' values", {"note": own.note}
+        stability = {"reading": STABILITY, "others": (LOG_STABILITY,)}
+        tables = _wkafl_table_2(short), _wkafl_table_3(short, 0)
+        curves = [f"Figure {number}, {short}: curves of the runs of Table {2 + k}" for k, number in enumerate(figures)]
+        yield run(f"table2-{short}", f"Table 2, {scripts}", needs, hours[0], tables[0], memory, **notes)
+        yield run(f"table3-{short}", f"Table 3, {scripts}: accuracy", needs, hours[1], tables[1], memory, **notes)
+        same = f"Table 3, {scripts}: stability, the same runs"
+        yield run(f"table3-{short}-stability", same, needs, 0.0, _wkafl_table_3(short, 1), memory, **stability)
+        yield run(f"figure{figures[0]}", curves[0], needs, 0.0, _curves(_wkafl_table_2(short), 1), memory)
+        yield run(f"figure{figures[1]}", curves[1], needs, 0.0, _curves(_wkafl_table_3(short, 0), 2), memory)
+        also = " and ".join(f"{name}={values}" for name, values in WKAFL_RANGES.items())
+        trials = f"{TRIALS} trials of a method on validation data, half the length, seed {TRIALS_SEED}"
+        tuned = f"{needs}; {trials}: {own.rates}, WKAFL also {also}"
+        rows = f"Table 2, {short}, first and last row, with tuned rates; the plain mean (afa_cd) is our addition"
+        yield run(f"tuned-{short}", rows, tuned, hours[2], _wkafl_tuned(short), memory)
+    zeno = "Figure 11: Zeno++ with server data of 1 or 10 classes"
+    decided = "The classes of the clients and the rate of Zeno++ are not printed: 1 and .005, as in Table 2."
+    yield run("figure11", zeno, cnn.format("1,500"), 0.4, _wkafl_figure_11(), 3.0, note=decided)
+    weights, setting = (
+        "Figure 2: staleness and arrivals of a round by weight",
+        "no training: P/K = 1000/10, 5,000 steps",
+    )
+    decided = (
+        "The paper gives neither mu nor the settings of its points: here mu is 10, and the base of the weights varies."
+    )
+    yield Table("wkafl-figure2", WKAFL, weights, setting, note=decided, computed=True)
+    ablations, absent = "Figures 5 and 6: ablations, four methods", "the data sets are not at hand"
+    yield _later(WKAFL, "wkafl-figures5-6", ablations, "CelebA, EMNIST ByClass", 0, absent)
+
+
+def _of_ca2fl() -> Iterator[Table]:
+    later, cnn, resnet = partial(_later, CA2FL), "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
+    yield later("ca2fl-table1", "Table 1: accuracy, rounds to 50 %", cnn, 8.3, PLANNED)
+    yield later("ca2fl-table2", "Table 2, Figure 2: Dir(.3), Dir(.1)", cnn, 6.6, PLANNED)
+    yield later("ca2fl-tables1-2-resnet", "Tables 1 and 2, ResNet-18 (13 cells)", resnet, 750)
+    yield later("ca2fl-table3", "Table 3: Dir(.1), Dir(.01)", "CIFAR-100, ResNet-18", 670, _NO_CIFAR100)
+    yield later("ca2fl-table4", "Table 4: staleness by concurrency and buffer", "no training", 0, PLANNED)
+    yield later("ca2fl-table5", "Table 5: staleness by law of delay", "no training", 0, PLANNED)
+    yield later("ca2fl-figure4", "Figure 4: concurrency and buffer", cnn, 13, PLANNED)
+    yield later("ca2fl-figure5", "Figure 5: laws of delay", cnn, 10, PLANNED)
+    yield later("ca2fl-figure6", "Figure 6: FedAsync", cnn, 3.3, PLANNED)
 
 
 def _of_fadas() -> Iterator[Table]:
-    cnn, resnet = "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
-    gpu = _GPU.format(670)
-    yield _later("fadas-tables2-8", FADAS, "Tables 2 and 8: large delays", resnet, 670, gpu)
-    yield _later(
-        "fadas-tables2-8-cnn", FADAS, "Tables 2 and 8, the order of the rules on a CNN, Dir(.1)", cnn, 6.6, PLANNED
-    )
-    yield _later(
-        "fadas-tables3-9", FADAS, "Tables 3 and 9: CIFAR-100", "CIFAR-100, ResNet-18", 670, f"{gpu}; {_NO_CIFAR100}"
-    )
-    yield _later("fadas-tables4-5", FADAS, "Tables 4 and 5: mild delays", resnet, 1340, _GPU.format(1340))
-    yield _later(
-        "fadas-table6", FADAS, "Table 6: LoRA on GLUE", "BERT base, GLUE", 0, "checkpoint and data are not at hand"
-    )
-    yield _later("fadas-table7", FADAS, "Table 7: time to a target, mild delays", cnn, 6.6, PLANNED)
-    yield _later("fadas-figure1a", FADAS, "Figure 1 (a): tau_c 1, 4, 8, 10", cnn, 5, PLANNED)
-    yield _later("fadas-figure1b-f", FADAS, "Figure 1 (b) to (f): concurrency and buffer", cnn, 18, PLANNED)
-    yield _later("fadas-claims", FADAS, "Section 6.3: largest staleness", "no training", 0, PLANNED)
+    later, cnn, resnet = partial(_later, FADAS), "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
+    yield later("fadas-tables2-8", "Tables 2 and 8: large delays", resnet, 670)
+    yield later("fadas-tables2-8-cnn", "Tables 2 and 8, the order of the rules on a CNN, Dir(.1)", cnn, 6.6, PLANNED)
+    yield later("fadas-tables3-9", "Tables 3 and 9: CIFAR-100", "CIFAR-100, ResNet-18", 670, _NO_CIFAR100)
+    yield later("fadas-tables4-5", "Tables 4 and 5: mild delays", resnet, 1340)
+    absent = "checkpoint and data are not at hand"
+    yield later("fadas-table6", "Table 6: LoRA on GLUE", "BERT base, GLUE", 0, absent)
+    yield later("fadas-table7", "Table 7: time to a target, mild delays", cnn, 6.6, PLANNED)
+    yield later("fadas-figure1a", "Figure 1 (a): tau_c 1, 4, 8, 10", cnn, 5, PLANNED)
+    yield later("fadas-figure1b-f", "Figure 1 (b) to (f): concurrency and buffer", cnn, 18, PLANNED)
+    yield later("fadas-claims", "Section 6.3: largest staleness", "no training", 0, PLANNED)
 
 
-TABLES: dict[str, Table] = {table.name: table for table in _tables()}
+_NO_CIFAR100 = "; CIFAR-100 is not at hand"
+TABLES: dict[str, Table] = {
+    table.name: table for tables in (_of_afl, _of_wkafl, _of_ca2fl, _of_fadas) for table in tables()
+}

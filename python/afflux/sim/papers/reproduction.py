@@ -17,9 +17,18 @@ import numpy as np
 
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
-from afflux.sim.papers.finished_runs import FinishedRuns, Outcome, all_lines, inputs_of_jobs, load_lines, load_outcomes
-from afflux.sim.papers.paper_tables import TABLES, Cell, Table
+from afflux.sim.papers.finished_runs import (
+    FinishedRuns,
+    Outcome,
+    all_lines,
+    inputs_of_jobs,
+    lines_of_jobs,
+    load_outcomes,
+)
+from afflux.sim.papers.grid import parse_grid, points
+from afflux.sim.papers.paper_tables import TABLES, TRIALS, TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page
+from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import Job, available_cpus, compare
 from afflux.sim.workload.config import SimConfig
@@ -51,6 +60,62 @@ def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None, r
     return jobs
 
 
+class Run(NamedTuple):
+    """One run of a table."""
+
+    cell: Cell
+    job: Job
+
+
+def trials_of(search: Search) -> dict[str, Cell]:
+    """Return the trials by the options that they have beyond the search's rule."""
+    grid = points([parse_rule(search.rule)], parse_grid(search.ranges), SimConfig(), TRIALS, TRIALS_SEED)
+    texts = [":".join(f"{name}={value}" for name, value in point.chosen.items()) for point in grid]
+    return {
+        text: Cell(f"{search.name}, trial {number}, {text}", f"{search.rule}:{text}", search.settings)
+        for number, text in enumerate(texts)
+    }
+
+
+def runs_of(
+    table: Table,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    lines: Sequence[dict[str, Any]],
+    data_dir: str | None = None,
+    rounds: int = 0,
+) -> tuple[list[Run], int]:
+    """Return the runs of the cells, trials first, and the number of runs that wait for trials.
+
+    Raises:
+        ConfigError: a search whose trials have all diverged.
+    """
+
+    def runs(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Run]:
+        jobs = jobs_of(cells, seeds, data_dir, rounds)
+        return [Run(cell, job) for cell, job in zip([*cells] * len(seeds), jobs, strict=True)]
+
+    trials, best = list[Run](), dict[str, str]()
+    for search in {cell.search.name: cell.search for cell in cells if cell.search is not None}.values():
+        by_options = trials_of(search)
+        tried = runs(list(by_options.values()), [TRIALS_SEED])
+        ended = lines_of_jobs(lines, [run.job for run in tried])
+        trials += tried
+        if len(ended) == len(tried):
+            evaluations = {text: _evaluations(ended[place]) for place, text in enumerate(by_options)}
+            values = {text: table.reading.of(rows) for text, rows in evaluations.items() if rows}
+            if not values:
+                raise ConfigError(f"{table.name}: the clients diverged in every trial of {search.name}")
+            best[search.name] = max(values, key=lambda text: values[text])
+    ready = []
+    for cell in cells:
+        if cell.search is None:
+            ready.append(cell)
+        elif options := best.get(cell.search.name):
+            ready.append(cell._replace(name=f"{cell.name}, {options}", rule=f"{cell.rule}:{options}"))
+    return trials + runs(ready, seeds), (len(cells) - len(ready)) * len(seeds)
+
+
 def reproduce(
     table: Table,
     folder: Path,
@@ -64,7 +129,7 @@ def reproduce(
     """Make the runs that `folder` does not hold yet, and return the page of all that have ended.
 
     Args:
-        table: one with cells.
+        table: one with cells, or one that is computed without training.
         folder: holds the finished runs of all tables, NAME.jsonl; runs that two tables share are made once.
         seeds: of each cell.
         pattern: of the names of the cells, with * and ?.
@@ -76,92 +141,106 @@ def reproduce(
         The page, and the number of runs that are not finished.
 
     Raises:
-        ConfigError: a table without cells, no cell with that name, data are missing, or finished runs began with other
-            data.
+        ConfigError: a table that is not run here, no cell with that name, data are missing, finished runs began with
+            other data, or a search whose trials have all diverged.
     """
     require("torch", "matplotlib", "rich")
-    from rich.console import Console
-
-    from afflux.sim.results.progress import show_progress
-
+    if table.computed:
+        folder.mkdir(parents=True, exist_ok=True)
+        return PAGES[table.name](table), 0
     if not table.cells:
         raise ConfigError(f"{table.name} is not run: {table.open}")
     cells = [cell for cell in table.cells if fnmatchcase(cell.name, pattern)]
     if not cells:
         raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
-    jobs = jobs_of(cells, seeds, data_dir, rounds)
+    while True:  # once more after the trials, with the cells that waited for them
+        runs, waiting = runs_of(table, cells, seeds, _lines_in(folder), data_dir, rounds)
+        limits, left = _make(table, folder, runs, limits)
+        if not waiting or left or limits.hours == 0:
+            break
+    lines = lines_of_jobs(_lines_in(folder), [run.job for run in runs])
+    return page_of(table, runs, lines), left + waiting
+
+
+def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tuple[Limits, int]:
+    """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
+    from rich.console import Console
+
+    from afflux.sim.results.progress import show_progress
+
+    jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs)
     ended = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
     places = [index for index in range(len(jobs)) if index not in ended][: limits.runs]
     folder.mkdir(parents=True, exist_ok=True)
-    if places:
-        wanted, names = [jobs[index] for index in places], [cell.name for cell in cells] * len(seeds)
-        digests, spent = [inputs[index] for index in places], 0.0
+    if not places:
+        return limits, len(jobs) - len(ended)
+    wanted, names = [jobs[index] for index in places], [runs[index].cell.name for index in places]
+    digests, spent = [inputs[index] for index in places], 0.0
 
-        def facts(index: int, result: RunResult | None) -> dict[str, Any]:
-            nonlocal spent
-            place = {"table": table.name, "cell": names[places[index]]}
-            if result is None:
-                return place
-            spent += result.seconds
-            return place | record(result, digests[index])
+    def facts(index: int, result: RunResult | None) -> dict[str, Any]:
+        nonlocal spent
+        place = {"table": table.name, "cell": names[index]}
+        if result is None:
+            return place
+        spent += result.seconds
+        return place | record(result, digests[index])
 
-        def enough() -> bool:
-            return limits.hours is not None and spent >= 3600 * limits.hours
+    def enough() -> bool:
+        return limits.hours is not None and spent >= 3600 * limits.hours
 
-        finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, digests, facts)
-        most = max(1, int(available_memory() / table.memory))
-        processes = min(limits.processes or available_cpus(), most)
-        with ExitStack() as screen:
-            titles = [f"{names[index]}, seed {jobs[index].seed}" for index in places]
-            watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
-            compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
-    lines = load_lines(sorted(folder.glob("*.jsonl")), jobs)
-    return page_of(table, cells, seeds, jobs, lines), len(jobs) - len(lines)
+    finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, digests, facts)
+    most = max(1, int(available_memory() / table.memory))
+    processes = min(limits.processes or available_cpus(), most)
+    with ExitStack() as screen:
+        titles = [f"{name}, seed {job.seed}" for name, job in zip(names, wanted, strict=True)]
+        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
+        compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
+    runs_left = None if limits.runs is None else limits.runs - len(finished)
+    hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
+    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(ended) - len(finished)
+
+
+def _lines_in(folder: Path) -> list[dict[str, Any]]:
+    return all_lines(sorted(folder.glob("*.jsonl")))
 
 
 def folder_page(table: Table, folder: Path) -> Page | None:
     """Return the page of all cells and seeds that have a finished run of the paper's length; None if there is none."""
-    files = sorted(folder.glob("*.jsonl"))
-    seeds = {line["seed"] for line in all_lines(files) if line.get("table") == table.name}
-    jobs = jobs_of(table.cells, sorted({*range(table.seeds), *seeds}), None)
-    lines = load_lines(files, jobs)
-    if not lines:
-        return None
-    return page_of(table, table.cells, sorted({jobs[index].seed for index in lines}), jobs, lines)
+    if table.computed:
+        return PAGES[table.name](table)
+    records = _lines_in(folder)
+    own = [line for line in records if line.get("table") == table.name]
+    seeds = {line["seed"] for line in own if line["config"].get("part") != "validation"}
+    runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records)
+    lines = lines_of_jobs(records, [run.job for run in runs])
+    return page_of(table, runs, lines) if lines else None
 
 
-def page_of(
-    table: Table,
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    jobs: Sequence[Job],
-    lines: Mapping[int, Mapping[str, Any]],
-) -> Page:
-    """Return the page of the cells with finished runs, from the lines of the jobs by index."""
-    runs = {cell.name: runs for cell, runs, _ in _finished(cells, jobs, lines)}
-    return table_page(table, _lines_of(table, cells, jobs, lines), seeds, runs)
+def page_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]]) -> Page:
+    """Return the page of the cells with finished runs, from the lines of the runs by index."""
+    drawn = {cell.name: [run for run in outcomes if run.evaluations] for cell, outcomes, _ in _finished(runs, lines)}
+    curves = {name: outcomes for name, outcomes in drawn.items() if outcomes}
+    seeds = sorted({runs[index].job.seed for index in lines})
+    return table_page(table, _lines_of(table, runs, lines), seeds, curves)
 
 
-def _finished(
-    cells: Sequence[Cell], jobs: Sequence[Job], lines: Mapping[int, Mapping[str, Any]]
-) -> list[tuple[Cell, list[Outcome], float]]:
+def _finished(runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]]) -> list[tuple[Cell, list[Outcome], float]]:
     """Return the cells that have finished runs, these runs, and their CPU seconds."""
-    content = []
-    for place, cell in enumerate(cells):
-        runs = [lines[index] for index in range(place, len(jobs), len(cells)) if index in lines]
-        if runs:
-            seconds = sum(line.get("seconds", 0.0) for line in runs)
-            content.append((cell, [Outcome.of_line(line) for line in runs], seconds))
-    return content
-
-
-def _lines_of(
-    table: Table, cells: Sequence[Cell], jobs: Sequence[Job], lines: Mapping[int, Mapping[str, Any]]
-) -> list[Line]:
+    content: dict[str, tuple[Cell, list[Mapping[str, Any]]]] = {}
+    for index in sorted(lines):
+        content.setdefault(runs[index].cell.name, (runs[index].cell, []))[1].append(lines[index])
+    order = {name: place for place, name in enumerate(dict.fromkeys(run.cell.name for run in runs))}
     return [
-        line_of(table, cell, [run.evaluations for run in runs], seconds)
-        for cell, runs, seconds in _finished(cells, jobs, lines)
+        (cell, [Outcome.of_line(line) for line in own], sum(line.get("seconds", 0.0) for line in own))
+        for _, (cell, own) in sorted(content.items(), key=lambda item: order[item[0]])
+    ]
+
+
+def _lines_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]]) -> list[Line]:
+    return [
+        line_of(table, cell, [run.evaluations for run in outcomes], seconds)
+        for cell, outcomes, seconds in _finished(runs, lines)
     ]
 
 
@@ -242,15 +321,15 @@ class State(NamedTuple):
 
 def states(folder: Path) -> list[State]:
     """Return the state of each table."""
-    files = sorted(folder.glob("*.jsonl"))
+    records = _lines_in(folder)
     content = []
     for table in TABLES.values():
-        jobs = jobs_of(table.cells, range(table.seeds), None)
-        lines = load_lines(files, jobs)
-        differences = [abs(line.difference) for line in _lines_of(table, table.cells, jobs, lines)]
+        runs, waiting = runs_of(table, table.cells, range(table.seeds), records)
+        lines = lines_of_jobs(records, [run.job for run in runs])
+        differences = [abs(line.difference) for line in _lines_of(table, runs, lines)]
         mean = float(np.nanmean(differences)) if not all(map(isnan, differences)) else nan
         hours = sum(line.get("seconds", 0.0) for line in lines.values() if line.get("table") == table.name) / 3600
-        content.append(State(table, len(lines), len(jobs), hours, mean))
+        content.append(State(table, len(lines), len(runs) + waiting, hours, mean))
     return content
 
 
@@ -281,14 +360,15 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
     """
     choices = []
     for table in TABLES.values():
-        if name in (None, table.name):
-            jobs = jobs_of(table.cells, range(table.seeds), data_dir)
-            lines = load_lines([folder / f"{table.name}.jsonl"], jobs)
-            choices += [(table, jobs, lines, index) for index, line in lines.items() if line["evaluations"]]
+        if name in (None, table.name) and table.cells:
+            records = all_lines([folder / f"{table.name}.jsonl"])
+            runs, _ = runs_of(table, table.cells, range(table.seeds), records, data_dir)
+            lines = lines_of_jobs(records, [run.job for run in runs])
+            choices += [(table, runs, lines, index) for index, line in lines.items() if line["evaluations"]]
     if not choices:
         raise ConfigError(f"{folder} holds no finished run" + (f" of {name}" if name else ""))
-    table, jobs, lines, index = Random(seed).choice(choices)
-    job = jobs[index]
+    table, runs, lines, index = Random(seed).choice(choices)
+    cell, job = runs[index]
     try:
         then = msgspec.convert(lines[index], Record)
     except msgspec.ValidationError as error:
@@ -303,8 +383,8 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
         _agree("params", then.params, now.params, report)
         return report
     report.append(f"here: {', '.join(now.machine.values())}")
-    cells = range(index % len(table.cells), len(jobs), len(table.cells))
-    seeds = line_of(table, table.cells[cells[0]], [_evaluations(lines[one]) for one in cells if one in lines], 0.0)
+    others = [_evaluations(line) for one, line in lines.items() if runs[one].cell.name == cell.name]
+    seeds = line_of(table, cell, others, 0.0)
     before, after = table.reading.of(_evaluations(lines[index])), table.reading.of(results[0].evaluations)
     if len(seeds.values) < 3 or any(map(isnan, [*seeds.values, before, after])):
         report.append("fewer than three seeds: accuracies are not compared")

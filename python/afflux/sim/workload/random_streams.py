@@ -18,6 +18,7 @@ class StreamPurpose(IntEnum):
     VALIDATION = 7
     CLIENT_DATA = 8
     TORCH = 9
+    TRIALS = 10
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:

@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,11 @@ def image_task(settings: SimConfig) -> Task:
 
 
 def paper_task(
-    settings: SimConfig, dataset: str = "cifar10", network: str = "ca2fl-cnn", inputs: str = "standardised"
+    settings: SimConfig,
+    dataset: str = "cifar10",
+    network: str = "ca2fl-cnn",
+    inputs: str = "standardised",
+    server_classes: int = 0,
 ) -> Task:
     """Return the task of a data set and a model.
 
@@ -61,11 +65,24 @@ def paper_task(
         dataset: a data set of `afflux.sim.data`.
         network: a model of `afflux.sim.models`.
         inputs: the scale of images, see `ImageSet.scaled`.
+        server_classes: the server's examples for rules that score updates (Zeno++) are images of so many classes, the
+            first ones; 0: of all.
 
     Raises:
-        ConfigError: unknown names, no or damaged files, or a model that cannot take the examples.
+        ConfigError: unknown names, no or damaged files, a model that cannot take the examples, or server_classes of
+            another number than the data set has, or with the validation part.
     """
-    return _task(read_data_set(dataset, settings.data_dir), network, settings, inputs=inputs)
+    data = read_data_set(dataset, settings.data_dir)
+    task = _task(data, network, settings, inputs=inputs)
+    if not server_classes:
+        return task
+    if isinstance(data, TextSet) or not 1 <= server_classes <= data.num_classes:
+        raise ConfigError(f"server_classes is {server_classes}, must be 0 or a number of classes of {dataset}'s images")
+    if settings.part == "validation":
+        raise ConfigError("server_classes: the server's examples would be those of the validation part, too")
+    x, y = task.validation
+    own = y < server_classes
+    return replace(task, validation=(x[own], y[own]))
 
 
 def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False, inputs: str = "standardised") -> Task:
