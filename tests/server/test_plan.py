@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("codec", "most"), [("rotated-4", 287), ("rotated-2", 159), ("rotated-1", 95), ("affine-8", 79)]
+    ("codec", "most"), [("rotated-4", 287), ("rotated-2", 159), ("rotated-1", 95), ("affine-8", 79), ("affine-4", 63)]
 )
 def test_rows_that_are_larger_than_the_vectors_are_named(codec, most):
     """Sizes are rounded up to groups; in memory, in a store and on a GPU."""
