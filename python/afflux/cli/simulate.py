@@ -49,7 +49,6 @@ Rules: {", ".join(RULES)}
 Examples:
   afflux compare --rules fedbuff,fedasync,ca2fl --data digits
   afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
-  afflux compare --rules fedbuff,ca2fl --model logreg --alpha 0.3
   afflux compare --rules fedbuff,wkafl,fadas --paired
   afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1 --out runs/tuned
   afflux compare --rules fedbuff,fadas --grid client_lr=.001..1 --trials 6 --out runs/tuned
@@ -107,9 +106,8 @@ GRID = (
     "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
 )
 TRIALS = (
-    "With --grid: so many random settings of each rule, not all combinations. NAME=LOW..HIGH is a range: a float is "
-    "drawn log-uniformly if LOW > 0, any other number uniformly; of NAME=VALUE,VALUE,... each value has the same "
-    "chance. All rules have the same draws."
+    "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
+    "log-uniformly if LOW > 0, other numbers uniformly; of NAME=VALUE,... each value has the same chance."
 )
 WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
 TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
