@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Layout, Server, ops
 from afflux.arrays import modules
+from afflux.arrays.trees import Walk
 from afflux.rules import fedbuff
 from conftest import bits
 
@@ -280,6 +281,27 @@ def test_flat_trees_and_modules_are_not_walked(monkeypatch):
         assert whole.flatten(tree).size == 10
         assert head.flatten(tree).tolist() == [0, 0]
     assert listed.flatten((torch.ones(2), np.ones(1))).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "other"]])
+def test_a_push_walks_a_tree_with_tied_arrays_once(names, monkeypatch):
+    """Of a server with one of their names, and of one with both, which also compares them."""
+    walks = []
+
+    class Counted(Walk):
+        def __init__(self, *arguments, **options):
+            walks.append(self)
+            super().__init__(*arguments, **options)
+
+    def nested(tied):
+        return {"one": {"w": tied}, "other": {"w": tied}}
+
+    whole = nested(torch.zeros(2))
+    server = Server(fedbuff(buffer_size=9), {name: whole[name] for name in names})
+    monkeypatch.setattr("afflux.arrays.trees.Walk", Counted)
+    for tree in (nested(torch.ones(2)), dict.fromkeys(["one.w", "other.w"], torch.ones(2))):
+        server.push(client=0, version=0, model=tree)
+    assert len(walks) == (2 if names == ["one"] else 1)  # a flat dict with the layout's names is not walked
 
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": ()}

@@ -102,6 +102,18 @@ def test_nnx_modules_share_variables(nnx, jax):
             self.first = nnx.Param(np.full(2, seed, np.float32))
             self.layers = nnx.List([self.first])
 
+    class Thrice(Tied):
+        def __init__(self, seed=0):
+            super().__init__(seed)
+            self.last = self.first
+
+    model = Thrice()
+    server = Server(fedbuff(buffer_size=1), model, layout=Layout.of(model, roles={"layers.0": "trained"}))
+    assert server.layout.roles == {"first": "trained", "layers.0": "trained", "last": "alias"}
+    server.push(client=0, version=0, model=Thrice(1))
+    tree = server.checkout("ann").tree()
+    assert tree.last is tree.first is not tree.layers[0]
+    assert tree.layers[0].get_value().tolist() == [1, 1]
     model = Tied()
     server = Server(fedbuff(buffer_size=1), model)
     assert server.layout.roles == {"first": "trained", "layers.0": "alias"}
@@ -138,6 +150,24 @@ def test_an_nnx_module_that_keeps_its_random_numbers(nnx, jax):
     }
     assert server.push(client=0, version=0, model=Noisy(1)).status == "joined"
     assert isinstance(server.checkout("ann").tree().rngs, nnx.Rngs)
+
+
+def test_a_module_that_answers_every_name(nnx):
+    """It is no torch module, and comes out as it came in."""
+
+    class Open(nnx.Module):
+        def __init__(self, seed=0):
+            self.layer = nnx.Param(np.full(2, seed, np.float32))
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return name
+
+    server = Server(fedbuff(buffer_size=1), Open())
+    server.push(client=0, version=0, model=Open(1))
+    tree = server.checkout("ann").tree()
+    assert (type(tree), tree.layer.get_value().tolist()) == (Open, [1, 1])
 
 
 def made(jax, init, *arguments):

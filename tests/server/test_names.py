@@ -1,5 +1,7 @@
 """Names of wrappers and of libraries, tensors without memory of their own, and vectors that must be copied."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -158,6 +160,12 @@ COPIES = {
     "torch": lambda values: torch.from_numpy(np.repeat(values, 2))[::2],
     "negative": lambda values: torch._neg_view(torch.from_numpy(-values)),
 }
+
+
+@pytest.mark.parametrize("params", [np.zeros(3), {"a": np.zeros(3)}], ids=["flat", "tree"])
+def test_an_object_with_an_attribute_of_every_name_is_no_model(params):
+    with pytest.raises(AffluxError, match=r"update is a Mock, expected an array"):
+        Server(fedbuff(buffer_size=1), params).push(client=0, version=0, update=Mock())
 
 
 @pytest.mark.parametrize("form", COPIES)

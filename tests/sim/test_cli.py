@@ -135,6 +135,22 @@ def test_an_option_that_is_no_number_is_exit_code_2():
     assert "--arrivals" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("compare --rules fedbuff --arrivals 20 --rules ca2fl", "--rules"),
+        ("run --rule fedbuff --alpha .1 --alpha=.1", "--alpha"),
+        ("plan --rule fedbuff --params 9 --buffer 2 --buffer-size 3", "--buffer"),
+        ("reproduce list --out a --out b", "--out"),
+        ("store info here --json --json", "--json"),
+    ],
+)
+def test_an_option_that_is_given_twice(arguments, option):
+    result = invoke(*arguments.split())
+    assert result.exit_code == 2
+    assert f"{option} is given twice" in result.stderr
+
+
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
     result = invoke("run", "--rule", "fedbuff")
@@ -227,13 +243,13 @@ def test_paired_rules_have_one_leader(tmp_path):
 
 
 def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, monkeypatch, caplog):
-    arguments = ["run", "--rule", "fedasync", "--keep-updates", *SMALL, "--out", str(tmp_path / "out")]
+    arguments = ["run", "--rule", "fedasync", "--keep-updates", *SMALL[:-2], "--out", str(tmp_path / "out")]
     result = invoke(*arguments, "--arrivals", "1000000000000")
     assert result.exit_code == 2
     assert "the updates take 2.6e+03 TB, but" in result.stderr
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(run_folder, "ANNOUNCE_ABOVE", 50_000)
-    result = invoke(*arguments)
+    result = invoke(*arguments, "--arrivals", "20")
     assert (result.exit_code, caplog.messages) == (0, [f"the updates will take 52 kB in {tmp_path}/out/audit"])
 
 
@@ -358,7 +374,7 @@ def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
 
 
 #: A run that diverges after its first arrivals.
-DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL, "--model", "cnn", "--faults", "raise"]
+DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL[2:], "--faults", "raise"]
 
 
 def test_a_folder_in_which_no_run_was_finished_is_replaced(tmp_path):

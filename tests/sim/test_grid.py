@@ -257,10 +257,10 @@ def straight(tmp_path_factory):
     return Command(folder, result.stdout, runs)
 
 
-def invoke(out, *more):
+def invoke(out, *more, rules="fedbuff,fedasync", seeds="2,5", settings=SETTINGS):
     grid = ["--grid", "client_lr=.01,.3,1e37", "--grid", "server_lr=.5,1", *more]
-    command = ["compare", "--rules", "fedbuff,fedasync", "--seeds", "2,5", "--out", str(out)]
-    return CliRunner().invoke(app, [*command, *SETTINGS.split(), *grid])
+    command = ["compare", "--rules", rules, "--seeds", seeds, "--out", str(out)]
+    return CliRunner().invoke(app, [*command, *settings.split(), *grid])
 
 
 def test_the_best_on_the_validation_part_is_run_on_the_test_part(straight):
@@ -308,15 +308,15 @@ def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
 def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
     out = shutil.copytree(straight.folder, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    for more, other in (
-        (["--grid", "mu=.1"], "grid"),
-        (["--target", "0.5"], "settings"),
-        (["--seeds", "2,6"], "seeds"),
-        (["--seeds", "5,2"], "seeds"),  # the first one is that of the grid
-        (["--rules", "fedbuff"], "rules, grid"),
-        (["--buffer-size", "5"], "rules"),
+    for more, runs, other in (
+        (["--grid", "mu=.1"], {}, "grid"),
+        (["--target", "0.5"], {}, "settings"),
+        ([], {"seeds": "2,6"}, "seeds"),
+        ([], {"seeds": "5,2"}, "seeds"),  # the first one is that of the grid
+        ([], {"rules": "fedbuff"}, "rules, grid"),
+        ([], {"settings": SETTINGS.replace("--buffer-size 4", "--buffer-size 5")}, "rules"),
     ):
-        result = invoke(out, *more)
+        result = invoke(out, *more, **runs)
         assert (result.exit_code, result.stdout, made) == (2, "", [])
         message = f"{out} holds the results of a command with other {other} (see {out}/command.json)"
         assert result.stderr == f"error: {message}; choose another --out\n"
@@ -328,7 +328,7 @@ def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
 
 def test_more_rules_and_seeds_continue_a_grid(straight, made, tmp_path):
     out = tmp_path / "out"
-    assert invoke(out, "--rules", "fedbuff", "--seeds", "2").exit_code == 0
+    assert invoke(out, rules="fedbuff", seeds="2").exit_code == 0
     made.clear()
     assert invoke(out).exit_code == 0
     assert {(seed, part) for seed, rule, part, _ in made if rule.startswith("fedbuff")} == {(5, "test")}

@@ -192,13 +192,13 @@ def test_the_settings_are_options_of_the_command_line(tmp_path):
 
     from afflux.cli import app
 
-    settings = "--model logreg --num-clients 10 --arrivals 10 --protocol rounds --stale-models 2 --sampling biased"
+    settings = "--model logreg --arrivals 10 --protocol rounds --stale-models 2 --sampling biased"
     clients = "--partition classes --classes 3 --client-optimizer scaffold --steps-law uniform --examples batch"
     out = tmp_path / "out"
-    arguments = ["run", "--rule", "twafl:buffer_size=5", *settings.split(), *clients.split(), "--out", str(out)]
-    result = CliRunner().invoke(app, arguments)
+    arguments = ["run", "--rule", "twafl:buffer_size=5", *settings.split(), *clients.split()]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out), "--num-clients", "10"])
     assert result.exit_code == 0, result.output
     assert (out / "metrics.csv").read_text().count("\n") == 3
-    with_mistake = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "b"), "--num-clients", "12"])
+    with_mistake = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "b"), "--num-clients", "12"])
     assert with_mistake.exit_code == 2
     assert with_mistake.stderr.startswith("error: sampling 'biased' is for 10 clients")

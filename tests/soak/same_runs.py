@@ -44,7 +44,7 @@ RULES = "ca2fl,mf_ca2fl:bits=4,fadas,wkafl,gsgm,zenopp,fedasync"
 OTHERS = "fedavg,fedadam,fedyogi,fedadagrad,fedams,afa_cd,afa_cs,twafl,sasgd,fedbuff:dialect=nvflare"
 #: Arguments of `afflux compare`, by the name of the case.
 COMPARISONS = {
-    "rules, digits": f"--rules {RULES} {SMALL} --model cnn --arrivals 80",
+    "rules, digits": f"--rules {RULES} {SMALL.replace('logreg', 'cnn')} --arrivals 80",
     "rules, mnist": f"--rules {RULES} {SMALL} --data mnist --arrivals 60",
     "rounds": "--rules afa_cd,twafl,fedavg,ca2fl --model logreg --num-clients 10 --buffer-size 5 --eval-every 20 "
     "--protocol rounds --sampling biased --stale-models 3 --arrivals 100",

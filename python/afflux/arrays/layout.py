@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -181,7 +180,12 @@ class Layout:
     @property
     def tied(self) -> tuple[str, ...]:
         """The further names of arrays."""
-        return tuple(alias.name for alias in self.aliases if alias.carried)
+        return tuple(self._first_names)
+
+    @property
+    def _first_names(self) -> dict[str, str]:
+        """The further names of arrays, and the name of each in the layout."""
+        return {alias.name: alias.of or alias.name for alias in self.aliases if alias.carried}
 
     def parts(self, tree: Tree) -> list[Array]:
         """Return the parameters in the layout's order, each C-contiguous and of a type that the engine reads.
@@ -201,20 +205,11 @@ class Layout:
         >>> w is gradients["w"] and b is gradients["b"]
         True
         """
-        return self._equal(tree, self._parameter_matcher.ready(tree), self._parameter_matcher)
+        return self._parameter_matcher.ready(tree)
 
     def _found(self, tree: Tree) -> Found | list[Array]:
         """Find the arrays as `parts` does, for `Host.ingest`; see `Matcher.found`."""
-        found = self._parameter_matcher.found(tree)
-        if self.aliases:
-            self._equal(tree, found.arrays if isinstance(found, Found) else found, self._parameter_matcher)
-        return found
-
-    def _equal(self, tree: Tree, arrays: list[Array], matcher: Matcher) -> list[Array]:
-        """Return the arrays of a tree. Raises AffluxError if a further copy of one of them in the tree differs."""
-        if self.aliases:
-            matcher.require_equal_copies(tree, arrays)
-        return arrays
+        return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
         """Return the arrays of a tree by name: parameters, then buffers. The tree must hold all of these.
@@ -231,7 +226,7 @@ class Layout:
 
     def buffer_parts(self, tree: Tree) -> list[Array]:
         """Return the statistics in the layout's order, like `parts`. The tree may lack parameters."""
-        return self._equal(tree, self._buffer_matcher.ready(tree), self._buffer_matcher)
+        return self._buffer_matcher.ready(tree)
 
     @reads("[layout] tree or out")
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
@@ -259,8 +254,7 @@ class Layout:
         out = np.empty(self.buffers_size, np.float64)
         interop.fill(out[: self.averaged_size], self._buffer_matcher.names, self.buffer_parts(tree))
         if self.copied:
-            arrays = self._equal(tree, self._copied_matcher.find(tree), self._copied_matcher)
-            for field, array in zip(self.copied, arrays, strict=True):
+            for field, array in zip(self.copied, self._copied_matcher.find(tree, equal=True), strict=True):
                 out[field.start : field.stop] = to_words(field, array)
         return out
 
@@ -281,7 +275,7 @@ class Layout:
 
     def _with_aliases(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Return these arrays by name, and by the further names that trees carry."""
-        return arrays | {alias.name: arrays[alias.of] for alias in self.aliases if alias.carried and alias.of in arrays}
+        return arrays | {name: arrays[first] for name, first in self._first_names.items() if first in arrays}
 
     def _pieces_of(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
         """Return views of the parameters and statistics in two flat vectors, and copied arrays, with their fields."""
@@ -404,4 +398,4 @@ class Layout:
 
 
 def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
-    return ((field, vector[field.start : field.start + prod(field.shape)].reshape(field.shape)) for field in fields)
+    return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)

@@ -4,11 +4,11 @@ No library is imported here: an object of a library exists only if its library i
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from afflux.arrays.fields import Role
-from afflux.arrays.modules import has_attribute
+from afflux.arrays.modules import has_attribute, is_module
 
 _PLAIN = frozenset({dict, list, tuple})
 
@@ -73,35 +73,33 @@ def _name_of(path: Iterable[Any]) -> str:
     return ".".join(parts)
 
 
-def rebuilder(tree: object, aliases: Collection[str] = ()) -> Callable[[Mapping[str, Any]], Any] | None:
+def rebuilder(tree: object, first_names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Any] | None:
     """Return a function that makes an object like `tree` from arrays by name; None if `tree` is no node that is
     registered with JAX, or a plain container.
 
-    The function keeps the leaves that are no arrays, such as functions, but no array. If `aliases` are all further
-    names in an nnx module, the new module shares its variables likewise.
+    The function keeps the leaves that are no arrays, such as functions, but no array. `first_names` are those of arrays
+    with further names: a new module of flax.nnx has one Variable under all of them. A module that it has twice becomes
+    two modules if one of its arrays is not among them.
     """
     jax = sys.modules.get("jax")
-    if jax is None or type(tree) in _PLAIN or hasattr(tree, "named_parameters") or is_keras(tree):
+    if jax is None or type(tree) in _PLAIN or is_module(tree) or is_keras(tree):
         return None
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree, lambda node: variable_of_flax(node) is not None)
     if len(flat) == 1 and not flat[0][0]:
         return None
     nnx = sys.modules.get("flax.nnx")
-    if aliases and nnx is not None and isinstance(tree, nnx.Module):
-        graph, state = nnx.split(tree)  # the graph knows which variables the module has twice
-        build_state = rebuilder(state)
-        if build_state is not None and len(jax.tree.leaves(state)) + len(aliases) == len(flat):
+    if first_names and nnx is not None and isinstance(tree, nnx.Module):
+        graph, state = nnx.split(tree)  # the graph knows which variables and modules the module has twice
+        build_state = rebuilder(state, {})
+        if build_state is not None and len(jax.tree.leaves(state)) + len(first_names) == len(flat):
             return lambda arrays: nnx.merge(graph, build_state(arrays))
-    names = [_name_of(path[:-1] if nnx is not None and _is_value(path) else path) for path, _ in flat]
-    statics = [None if hasattr(leaf, "shape") else leaf for _, leaf in flat]
+    nodes = []
+    for path, leaf in flat:
+        name, node = _name_of(path), jax.tree_util.tree_structure(leaf)
+        nodes.append((first_names.get(name, name), node, leaf if is_static(leaf) else None))
 
     def build(arrays: Mapping[str, Any]) -> Any:
-        leaves = [arrays.get(name, static) for name, static in zip(names, statics, strict=True)]
-        return jax.tree_util.tree_unflatten(structure, leaves)
+        leaves = {name: node.unflatten([arrays.get(name, static)]) for name, node, static in nodes}
+        return structure.unflatten([leaves[name] for name, *_ in nodes])
 
     return build
-
-
-def _is_value(path: tuple[Any, ...]) -> bool:
-    """Return whether the last key of a path is that of the value of a Variable of flax.nnx."""
-    return len(path) > 1 and getattr(path[-1], "name", None) == "value"

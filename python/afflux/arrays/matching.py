@@ -87,41 +87,44 @@ class Matcher:
         return renamed
 
     @reads("[layout] tree")
-    def find(self, tree: Any) -> list[Array]:
+    def find(self, tree: Any, *, equal: bool = False) -> list[Array]:
         """Return the wanted arrays.
 
         Raises:
             AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array, or a
-                wanted array has another shape.
+                wanted array has another shape; or `equal`, and a further copy of one in the tree has other bytes.
         """
-        arrays = self._found(tree)
+        arrays, leaves = self._found(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
             _check_shape(name, array, shape)
-        return arrays
+        return self._equal(tree, arrays, leaves) if equal and self._copies else arrays
 
     def found(self, tree: Any) -> Found | list[Array]:
-        """Return the wanted arrays: unchecked if `_quick` finds them, else the result of `ready`."""
+        """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
         found = self._quick(tree)
-        return self.ready(tree) if found is None else Found(found, self._shapes, tree)
+        if found is None:
+            return self.ready(tree)
+        return Found(self._equal(tree, found, None) if self._copies else found, self._shapes, tree)
 
     @reads("[layout] tree")
     def ready(self, tree: Any) -> list[Array]:
         """Return the wanted arrays as the engine reads them, see `interop.ready`.
 
         Raises:
-            AffluxError: as `find`; an array has a wrong dtype, or no memory.
+            AffluxError: as `find` with `equal`; an array has a wrong dtype, or no memory.
         """
-        arrays = self._found(tree)
+        arrays, leaves = self._found(tree)
         others = unready(arrays, self._shapes)
         for index in others:
             _check_shape(self.names[index], arrays[index], self._shapes[index])
         for index in others:
             arrays[index] = interop.ready(self.names[index], arrays[index])
-        return arrays
+        return self._equal(tree, arrays, leaves) if self._copies else arrays
 
-    def _found(self, tree: Any) -> list[Array]:
+    def _found(self, tree: Any) -> tuple[list[Array], Mapping[str, Any] | None]:
+        """Return the wanted arrays; and all arrays by name, if the tree was walked."""
         found = self._quick(tree)
-        return self._walked(tree) if found is None else found
+        return self._walked(tree) if found is None else (found, None)
 
     def _quick(self, tree: Any) -> list[Array] | None:
         """Return the wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. Return None
@@ -159,7 +162,7 @@ class Matcher:
         except IndexError:
             return None
 
-    def _walked(self, tree: Any) -> list[Array]:
+    def _walked(self, tree: Any) -> tuple[list[Array], Mapping[str, Any]]:
         leaves = self._all(tree)
         leaves = {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
         missing = [name for name in self.names if name not in leaves]
@@ -169,7 +172,7 @@ class Matcher:
             raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
         if unknown:
             raise AffluxError(f"[layout] {others}")
-        return [leaves[name] for name in self.names]
+        return [leaves[name] for name in self.names], leaves
 
     def _unknown(self, leaves: Iterable[str]) -> list[str]:
         return sorted(name for name in leaves if name not in self._known and not is_extra_state(name))
@@ -180,43 +183,41 @@ class Matcher:
         return self._named(tree) if flat and all(type(name) is str for name in tree) else self._all(tree)
 
     def _all(self, tree: Any) -> Mapping[str, Any]:
-        leaves = self._named(trees.Walk(tree, self._wanted).leaves)
+        walk = trees.Walk(tree, self._wanted)
+        leaves = self._named(walk.leaves)
         if all(name in leaves for name in self.names) and not self._unknown(leaves):
             return leaves
         if is_module(tree):
             adapters = {name: leaves[first] for name, first in adapter_names(tree).items() if first in leaves}
             if all(name in adapters for name in self.names):
                 return adapters  # of a PEFT model, for a layout of its adapters' state_dict
-        return self._named(self._without_further_names(tree))
+        if walk.declared:  # of torch modules, whose further names only a whole walk has
+            walk = trees.Walk(tree, self._wanted, whole=True)
+        return self._named(self._without_further_names(walk))
 
-    def _without_further_names(self, tree: Any) -> dict[str, Any]:
+    def _without_further_names(self, walk: trees.Walk) -> dict[str, Any]:
         """Return the arrays of a tree by name; one that has several names only by those that the layout has, if any."""
-        walk = trees.Walk(tree, self._wanted, whole=True)
         short = set(map(_short, self._known))
         names = {name for name in walk.leaves if _short(name) in short}
         firsts = {walk.aliases.get(name, name) for name in names}
         return {n: array for n, array in walk.leaves.items() if n in names or walk.aliases.get(n, n) not in firsts}
 
     @reads("[layout] tree")
-    def require_equal_copies(self, tree: Any, arrays: Sequence[Array]) -> None:
-        """Compare further copies of `arrays`, the result of `find`, in the same tree.
+    def _equal(self, tree: Any, arrays: list[Array], leaves: Mapping[str, Any] | None) -> list[Array]:
+        """Return `arrays`, the wanted arrays of a tree. `leaves` has all of its arrays by name, if it was walked.
 
         Raises:
-            AffluxError: a copy has other bytes.
+            AffluxError: a further copy of an array in the tree has other bytes.
         """
-        if (
-            is_module(tree)
-            and not is_keras(tree)
-            and all(_is_one(tree, alias.name, self.names[place]) for alias, place in self._copies)
-        ):
-            return
-        if type(tree) in (dict, OrderedDict) and all(
-            (memory := interop.memory_of(tree.get(alias.name))) is not None
-            and memory == interop.memory_of(tree.get(self.names[place]))
-            for alias, place in self._copies
-        ):
-            return
-        leaves = self.leaves(tree)
+        if leaves is None:
+            named = [(alias.name, self.names[place]) for alias, place in self._copies]
+            if is_module(tree) and not is_keras(tree) and all(_is_one(tree, *names) for names in named):
+                return arrays
+            if type(tree) in (dict, OrderedDict):
+                places = [[interop.memory_of(tree.get(name)) for name in names] for names in named]
+                if all(first is not None and first == other for first, other in places):
+                    return arrays
+            leaves = self.leaves(tree)
         for alias, place in self._copies:
             copy, array = leaves.get(alias.name), leaves.get(self.names[place], arrays[place])
             if copy is None or copy is array or _are_equal(alias.name, copy, array):
@@ -226,6 +227,7 @@ class Matcher:
                 f"[layout] {name} differs from {first}, with which the server's model shares it: tie the two in "
                 f'the client\'s model, push one of them, or train them apart (Layout.of(roles={{"{name}": "trained"}}))'
             )
+        return arrays
 
 
 #: Names that wrappers of torch add to a path: DataParallel, torch.compile, Opacus, FSDP1, activation checkpoints.

@@ -47,7 +47,7 @@ class Walk:
         self.leaves: dict[str, Any] = {}
         self.kinds: dict[str, Role] = {}  # roles that libraries declare
         self.declared: dict[str, bool] = {}  # whether a torch module declares it as a buffer
-        self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each; only if `whole`
+        self.aliases: dict[str, str] = {}  # further names of arrays, and the first name of each
         self.synonyms: dict[str, str] = {}  # names that only trees which are passed later use, and those of the arrays
         #: First names by the memory of torch tensors, and by the id of variables, which stand beside them.
         self._first: dict[Any, tuple[str, object]] = {}
@@ -128,7 +128,7 @@ class Walk:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
         memory = memory_of(array) if variable is None else id(variable)
-        if self._whole and name not in self.aliases and memory is not None:
+        if name not in self.aliases and memory is not None:
             first, _ = self._first.setdefault(memory, (name, variable))  # a variable that lives keeps its id
             if first is not name:
                 self.aliases[name] = first

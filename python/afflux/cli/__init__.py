@@ -13,7 +13,7 @@ except ModuleNotFoundError:
     sys.exit("afflux: the command line needs typer: pip install 'afflux[sim]'")
 
 from afflux.cli import bench, demo, listings, plan, reproduce, simulate, store
-from afflux.cli.common import HelpCommand
+from afflux.cli.common import Command
 
 app = typer.Typer(
     help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
@@ -40,8 +40,8 @@ def _main(
 
 
 app.command(help=demo.DEMO_HELP)(demo.demo)
-app.command(cls=HelpCommand, help=simulate.COMPARE_HELP)(simulate.compare)
-app.command(cls=HelpCommand, help=simulate.RUN_HELP)(simulate.run)
+app.command(help=simulate.COMPARE_HELP)(simulate.compare)
+app.command(help=simulate.RUN_HELP)(simulate.run)
 app.command(help=simulate.REPLAY_HELP)(simulate.replay)
 app.command(help=bench.HELP)(bench.bench)
 app.command(help=listings.RULES_HELP)(listings.rules)
@@ -51,6 +51,8 @@ app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
 app.add_typer(store.app, name="store")
 app.command(help=plan.HELP)(plan.plan)
 app.command(help=listings.BACKENDS_HELP)(listings.backends)
+for command in (*app.registered_commands, *reproduce.app.registered_commands, *store.app.registered_commands):
+    command.cls = Command
 
 
 def main() -> None:

@@ -104,8 +104,15 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-class HelpCommand(typer.core.TyperCommand):
-    """A command whose help does not break names at their hyphens, at the ends of lines."""
+class Command(typer.core.TyperCommand):
+    """A command that takes each option once, unless the option is a list, and does not break names at hyphens."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; an option that is given twice is an error."""
+        *_, order = self.make_parser(ctx).parse_args([*args])
+        if twice := [option for option in order if order.count(option) > 1 and not option.multiple]:
+            ctx.fail(f"{twice[0].opts[0]} is given twice")
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         """Return the help, in which the hyphens are those that one types."""

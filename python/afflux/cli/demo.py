@@ -152,8 +152,7 @@ def print_comparison(whole: Path, resumed: Path) -> bool:
     files = [sha256(log.read_bytes()).hexdigest() for log in logs]
     same = True
     for title, digests in (("final params", params), ("audit log: each arrival, decision and weight", files)):
-        equal = digests[0] == digests[1] != ""
-        same = same and equal
+        same &= (equal := digests[0] == digests[1] != "")
         typer.echo(f"{title}, SHA-256: {'the same' if equal else 'different'}")
         for name, digest in zip(("never killed", "resumed"), digests, strict=True):
             typer.echo(f"  {name:<12} {digest or 'the run has no end'}")

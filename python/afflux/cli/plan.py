@@ -57,12 +57,11 @@ def plan(
         built = spec.build()
         with flag_names_in_errors(**FLAGS):
             fields: dict[str, Any] = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype}
-            fields |= {"accumulate": streaming, "rows_on": rows_on, "memory_budget": memory_budget}
-            fields["max_deferred"] = max_deferred
+            fields |= {"accumulate": streaming, "rows_on": rows_on}
+            fields |= {"memory_budget": memory_budget, "max_deferred": max_deferred}
             options = planned.fitted(built, params, ServerOptions(**fields).for_rule(built), store=store, gpu=gpu)
             found = planned.plan(built, params, options, store=store, gpu=gpu)
-        budgeted = () if memory_budget is None else ("max_slots", "max_versions")
-        limits = {name: getattr(options, name) for name in budgeted}
+        limits = {name: getattr(options, name) for name in ("max_slots", "max_versions") if memory_budget is not None}
         if as_json:
             sums = {"memory_bytes": found.memory_bytes, "disk_bytes": found.disk_bytes}
             typer.echo(json.dumps(asdict(found) | sums | limits))

@@ -132,7 +132,7 @@ def repair(
         if done is None:
             echo("repaired: every file is whole again; no row was lost")
         else:
-            lost = [_rows(len(done.dropped))] if done.dropped or not done.arrivals else []
+            lost = [_counted(len(done.dropped), "row")] if done.dropped or not done.arrivals else []
             lost += [f"the waiting arrivals of clients {_named(done.arrivals, whole)}"] if done.arrivals else []
             echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
 
@@ -157,7 +157,7 @@ def export(
             echo(f"wrote params of version {store.export_params(path, out)} to {out}")
             return
         written = store.export(path, out, None if clients is None else _ids(path, clients))
-        echo(f"wrote {_rows(len(written))} to {out}")
+        echo(f"wrote {_counted(len(written), 'row')} to {out}")
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
@@ -212,10 +212,10 @@ def _print_health(health: Health, whole: bool, remedy: str = "") -> None:
         echo(printable(problem))
     if health.sound:
         off = "" if health.sum_error is None else f"; the sum is off by {health.sum_error:.2g} of the largest norm"
-        echo(f"sound: every checksum holds, {_rows(health.clients)}{off}")
+        echo(f"sound: every checksum holds, {_counted(health.clients, 'row')}{off}")
     else:
-        lost = f"{len(health.damaged):,} of {_rows(health.clients)}" if health.damaged else "no row"
-        lost += f" and {_arrivals(len(health.arrivals))}" if health.arrivals else ""
+        lost = f"{len(health.damaged):,} of {_counted(health.clients, 'row')}" if health.damaged else "no row"
+        lost += f" and {_counted(len(health.arrivals), 'waiting arrival')}" if health.arrivals else ""
         echo(f"damaged: {lost} lost{remedy}")
 
 
@@ -223,11 +223,8 @@ def _refuse_run_folder(path: Path) -> None:
     """Raise AffluxError for the folder of a run; the error names the store of the run, if it is near."""
     if (path / "audit").is_dir() and not (path / INDEX).exists():
         place = _store_of(path)
-        raise AffluxError(
-            f"{path} is the folder of a run, and no store"
-            if place is None
-            else f"{path} is the folder of a run; its store is {place}"
-        )
+        rest = ", and no store" if place is None else f"; its store is {place}"
+        raise AffluxError(f"{path} is the folder of a run{rest}")
 
 
 def _store_of(run: Path) -> Path | None:
@@ -253,8 +250,8 @@ def _remedy(path: Path, health: Health) -> str:
 def _question(health: Health) -> str:
     if health.keeps_bits:
         return "repair these files? No row is lost."
-    steps = [f"drop {_rows(len(health.damaged))}"] if health.damaged else []
-    steps += [f"drop {_arrivals(len(health.arrivals))}"] if health.arrivals else []
+    steps = [f"drop {_counted(len(health.damaged), 'row')}"] if health.damaged else []
+    steps += [f"drop {_counted(len(health.arrivals), 'waiting arrival')}"] if health.arrivals else []
     steps += ["recompute the sum"] if health.damaged or not health.arrivals else []
     return f"{' and '.join(steps)}? Later bits will differ from those without the damage."
 
@@ -270,12 +267,8 @@ def _named(clients: Iterable[int | str], whole: bool) -> str:
     return ", ".join(_some(map(brief, clients), whole))
 
 
-def _arrivals(count: int) -> str:
-    return "1 waiting arrival" if count == 1 else f"{count:,} waiting arrivals"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 @contextmanager

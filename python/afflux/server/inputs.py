@@ -32,6 +32,7 @@ from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
+from afflux.arrays.modules import has_attribute, is_module
 from afflux.arrays.pools import Slot
 from afflux.arrays.roles import log_unknown_statistics
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -74,7 +75,7 @@ class InputAdapter:
             layout._require_parameters("[Server] params")
             log_unknown_statistics([field.name for field in layout.buffers])
             constants = layout._constants_of(params)
-            rebuild = None if layout.partial else rebuilder(params, layout.tied)
+            rebuild = None if layout.partial else rebuilder(params, layout._first_names)
             intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
         else:
             intake = cls(kind, None, length("[Server] params", params), num_threads)
@@ -277,9 +278,9 @@ class InputAdapter:
 @reads("[Server] a model")
 def is_tree(model: object) -> bool:
     """Return whether a model is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
-    if hasattr(model, "named_parameters") or (isinstance(model, Mapping | Sequence) and not isinstance(model, str)):
+    if is_module(model) or (isinstance(model, Mapping | Sequence) and not isinstance(model, str)):
         return True
-    return not hasattr(model, "shape") and (is_keras(model) or children(model) is not None)
+    return not has_attribute(model, "shape") and (is_keras(model) or children(model) is not None)
 
 
 def within(fields: Iterable[Field], index: int) -> str:
@@ -289,7 +290,7 @@ def within(fields: Iterable[Field], index: int) -> str:
 
 def length(what: str, array: ops.Array) -> int:
     """Return the number of elements of a flat vector of any library."""
-    shape = getattr(array, "shape", None)
+    shape = getattr(array, "shape", None) if has_attribute(array, "shape") else None
     if shape is None:
         raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
     require_memory(what, array)
