@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import count, islice, product
 from math import ceil
 
@@ -62,64 +61,44 @@ def sweep(inputs: Inputs, k: int, streams: Streams, variant: Variant, elements: 
     )
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Streams and one variant that moves them, on the inputs of a case."""
+def probe(inputs: Inputs, case: Case, traffic: Traffic, variant: Variant, elements: int) -> Timed:
+    """Return streams that one variant moves. If all laps are on one set, the native code makes all laps."""
+    laps = case.laps if case.warm else 1
+    sweeps = [[sweep(inputs, k, s, variant, elements, laps) for s in traffic] for k in range(case.sets)]
 
-    inputs: Inputs
-    case: Case
-    traffic: Traffic
-    variant: Variant
-    elements: int
-
-    @cached_property
-    def calls(self) -> dict[int, list[Callable[[], float]]]:
-        """The sweeps of each input set; made at the first use."""
-        return {}
-
-    def ready(self, k: int) -> list[Callable[[], float]]:
-        """Return the sweeps of set k. If all laps are on one set, the native code makes all laps."""
-        if k not in self.calls:
-            laps = self.case.laps if self.case.warm else 1
-            self.calls[k] = [sweep(self.inputs, k, s, self.variant, self.elements, laps) for s in self.traffic]
-        return self.calls[k]
-
-    def run(self, k: int) -> None:
-        for call in self.ready(k):
+    def run(k: int) -> None:
+        for call in sweeps[k]:
             call()
 
-    def sample(self, number: int) -> None:
-        if self.case.warm:
-            self.run(number % self.case.sets)
-        else:
-            self.case.sample(self.run)(number)
-
-    def prepare(self, number: int) -> None:
-        """Make the sweeps of a sample before it is timed."""
-        self.case.sample(self.ready)(number)
+    timed = Timed(
+        f"native: {spoken(traffic)}", str(variant), moved(traffic, case.d), case.sample(run), case.laps, traffic
+    )
+    timed.rest = 0  # its threads have already ended
+    if case.warm:
+        timed.sample = timed.prepare = lambda number: run(number % case.sets)
+    return timed
 
 
-def fastest(trials: Sequence[Trial], samples: int, keep: int) -> list[Trial]:
-    """Return the trials with the shortest sample.
+def fastest(variants: Iterable[Variant], make: Callable[[Variant], Timed], samples: int, keep: int) -> list[Variant]:
+    """Return the variants with the shortest sample.
 
-    Each trial starts with the input set after the last trial's, so that no set is in the cache.
+    Each starts with the input set after the last variant's, so that no set is in the cache.
     """
     numbers = count()
 
-    def shortest(trial: Trial) -> float:
-        seconds = []
+    def shortest(variant: Variant) -> float:
+        seconds, timed = [], make(variant)
         for number in islice(numbers, samples):
-            trial.prepare(number)
             start = time.perf_counter()
-            trial.sample(number)
+            timed.sample(number)
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    return sorted(trials, key=shortest)[:keep]
+    return sorted(variants, key=shortest)[:keep]
 
 
 def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: bool) -> list[Timed]:
-    """Return the fastest variants.
+    """Return the fastest variants, ready to be timed: they have run on each set.
 
     All variants (quick: a few) run on a part that is larger than the caches; the fastest of them run on the whole.
     """
@@ -127,25 +106,13 @@ def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: boo
     if not case.warm:
         part = min(case.d, ceil(4 * machine.last_level() / moved(traffic, 1)))
         fewer = replace(case, laps=ceil(case.laps / 20))
-    few = fastest(
-        [Trial(inputs, fewer, traffic, v, part) for v in variants(traffic)[:: 11 if quick else 1]], 2, FINALISTS
-    )
-    found = fastest([Trial(inputs, fewer, traffic, trial.variant, case.d) for trial in few], 3, keep)
-    return [timed(Trial(inputs, case, traffic, trial.variant, case.d)) for trial in found]
-
-
-def timed(trial: Trial) -> Timed:
-    """Return the trial, ready to be timed: it has run on each set."""
-    case, traffic = trial.case, trial.traffic
-    for k in range(case.sets):
-        trial.run(k)
-    made = Timed(
-        f"native: {spoken(traffic)}", str(trial.variant), moved(traffic, case.d), trial.sample, case.laps, traffic
-    )
-    made.rest = 0  # its threads have already ended
-    if case.warm:
-        made.prepare = trial.sample
-    return made
+    few = variants(traffic)[:: 11 if quick else 1]
+    for elements, samples, number in ((part, 2, FINALISTS), (case.d, 3, keep)):
+        few = fastest(few, lambda v, size=elements: probe(inputs, fewer, traffic, v, size), samples, number)  # type: ignore[misc]
+    probes = [probe(inputs, case, traffic, variant, case.d) for variant in few]
+    for timed, number in product(probes, range(case.sets)):
+        timed.sample(number)
+    return probes
 
 
 def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from afflux.arrays.interop import on_host
 from bench.spec.arrays import Vector
-from bench.spec.contender import REST, Arrays, Contender, Round, ends, unprepared
+from bench.spec.contender import REST, Arrays, Contender, Round, ends
 from bench.spec.inputs import Case, Inputs
 from bench.spec.row import Row
 from bench.spec.streams import Traffic, moved
@@ -33,7 +33,7 @@ class Timed:
     traffic: Traffic = ()  #: the traffic of a probe
     row: str = ""  #: the name of the row; empty for a probe
     by: Contender | None = None  #: the contender; None for a probe
-    prepare: Callable[[int], object] = unprepared  #: called before a sample, and not timed
+    prepare: Callable[[int], object] = lambda number: None  #: called before a sample, and not timed
     rest: float = REST  #: seconds of rest before the next contender runs
     after: Callable[[Any], Arrays] = lambda result: {}  #: the outputs, given what the last run of a sample returned
     first: float = 0  #: seconds of its first run

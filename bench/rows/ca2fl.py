@@ -1,23 +1,34 @@
-"""CA2FL: the cached difference, with float32 rows that are replaced in place."""
+"""CA2FL: the cached difference, with rows, encoded or not, that are replaced in place."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from afflux import ops
+from afflux.ops import codecs
+from afflux.ops.codecs import Codec
+from bench.measure.timing import CHECKED
 from bench.rows.passes import applied
 from bench.rows.references import weighted_sum
-from bench.spec.arrays import Conversion, Vector, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, best, extra, ours, plain
+from bench.spec.arrays import Conversion, as_tensor
+from bench.spec.contender import Arrays, Contender, Round, best, ends, extra, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
 from bench.spec.streams import Streams, Traffic
 
 
-def traffic(m: int) -> Traffic:
-    """Return the streams: updates and params are read, `out` is written, the rows and the float64 sum are replaced."""
-    return (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(4,) * m, 8)),)
+def row_bytes(codec: Codec) -> float:
+    """Return the bytes per element, with scales and grids."""
+    size = 2**16
+    return (codec.row_bytes(size) - codec.row_bytes(0)) / size
+
+
+def traffic(codec: Codec) -> Callable[[int], Traffic]:
+    """Return the streams: updates and params are read, `out` is written, rows and the float64 sum are replaced."""
+    return lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(row_bytes(codec),) * m, 8)),)
 
 
 def reference(before: Arrays) -> Exact:
@@ -34,41 +45,48 @@ def reference(before: Arrays) -> Exact:
     }
 
 
-def sum_of(inputs: Inputs, rows: Vector) -> Vector:
-    """Return the sum of all rows, in float64."""
-    total = inputs.place.filled(inputs.d, 0, np.float64)
-    for row in rows:
-        total += row
-    return total
+def reads(inputs: Inputs, state: Callable[[], Arrays]) -> Callable[[int], Arrays]:
+    num_clients = np.array(inputs.num_clients)
+    return lambda k: inputs.read(k, inputs.equal_weights, num_clients=num_clients, **state())
 
 
 def first_read(inputs: Inputs, k: int) -> Arrays:
     """Return the inputs of a server's first round, before any client has a row."""
-    rows, h, num_clients = np.zeros_like(inputs.updates[k]), np.zeros(inputs.d), np.array(inputs.num_clients)
-    return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=num_clients) | {"params": inputs.params[0]}
+    state = {"rows": np.zeros_like(inputs.updates[k]), "h": np.zeros(inputs.d)}
+    return reads(inputs, lambda: state)(k) | {"params": inputs.params[0]}
 
 
-def afflux_round(inputs: Inputs) -> Round:
-    rows = inputs.last_rows()
-    total = sum_of(inputs, rows)
-    passes = [
-        ops.Pass(
-            params,
-            inputs.out,
-            ops.Combine(list(updates), inputs.equal_weights),
-            ops.CachedDifference(total, inputs.num_clients, list(rows), list(rows)),
-            ops.Sgd(LR),
-        )
-        for params, updates in zip(inputs.params, inputs.updates, strict=True)
-    ]
+def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
+    def make(inputs: Inputs) -> Round:
+        place = inputs.place
+        rows = [place.empty(codec.row_size(inputs.d), codec.row_dtype) for _ in range(inputs.m)]
+        vector, total = place.empty(inputs.d), place.filled(inputs.d, 0, np.float64)
+        for row, update in zip(rows, inputs.updates[-1], strict=True):
+            ops.encode(update, row, codec=codec, num_threads=inputs.num_threads)
+            ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
+            total += vector
+        facts = [ops.RowFacts(key) for key in range(1, inputs.m + 1)] if codec.keyed else []
+        passes = [
+            ops.Pass(
+                params,
+                inputs.out,
+                ops.Combine(list(updates), inputs.equal_weights),
+                ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts),
+                ops.Sgd(LR),
+            )
+            for params, updates in zip(inputs.params, inputs.updates, strict=True)
+        ]
 
-    def cache() -> Arrays:
-        return {"h": total / inputs.num_clients, "rows": rows}
+        def decoded() -> Arrays:
+            parts = []
+            for row in rows:
+                ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
+                parts.append(ends(vector, CHECKED))
+            return {"rows": np.array(parts), "h": total / inputs.num_clients}
 
-    def before(k: int) -> Arrays:
-        return inputs.read(k, inputs.equal_weights, num_clients=np.array(inputs.num_clients), **cache())
+        return applied(inputs, passes, reads(inputs, decoded), decoded)
 
-    return applied(inputs, passes, before, cache)
+    return make
 
 
 # CA2FL. h is the float32 mean of the rows, as in the authors' code.
@@ -121,29 +139,38 @@ def difference_best(inputs: Inputs) -> Formula:
     return formula
 
 
-def cached(formula: Formula | None = None, *, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
-    """Return a contender with its own rows and h; without a formula, it uses difference_best."""
+#: A formula, its rows and h, and a function that returns the values of both
+Prepared = tuple[Formula, Any, Tensor, Callable[[], Arrays]]
+
+
+#: Prepares a formula from the inputs, the converted updates and the function that converts vectors.
+Prepare = Callable[[Inputs, list[Tensor], Formula], Prepared]
+
+
+def with_rows(formula: Formula | None = None) -> Prepare:
+    """Return a function that prepares a formula, by default difference_best, on float32 rows."""
+
+    def prepare(inputs: Inputs, updates: list[Tensor], convert: Formula) -> Prepared:
+        rows, h = convert(inputs.last_rows()), convert(inputs.last_mean())
+        h *= inputs.m / inputs.num_clients
+        return formula or difference_best(inputs), rows, h, lambda: {"rows": rows, "h": h}
+
+    return prepare
+
+
+def cached(prepare: Prepare, *, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
+    """Return a contender with its own rows and h, which `prepare` makes from the updates of the input sets."""
 
     def make(inputs: Inputs) -> Round:
-        place, rows, h = inputs.place, inputs.last_rows(), inputs.place.empty(inputs.d)
-        h[...] = sum_of(inputs, rows) / inputs.num_clients
-        call = formula or difference_best(inputs)
-        if compiled:
-            call = torch.compile(call, dynamic=False)
-        params = [convert(place, p) for p in inputs.params]
-        updates = [convert(place, u) for u in inputs.updates]
-        own_rows, own_h = convert(place, rows), convert(place, h)
-
-        def run(k: int) -> object:
-            return call(params[k], updates[k], own_rows, own_h, inputs.num_clients)
-
-        def before(k: int) -> Arrays:
-            return inputs.read(k, inputs.equal_weights, rows=rows, h=h, num_clients=np.array(inputs.num_clients))
-
-        def after(result: Any) -> Arrays:
-            return {"params": result, "h": h, "rows": rows}
-
-        return Round(run, before, after)
+        params = [convert(inputs.place, p) for p in inputs.params]
+        updates = [convert(inputs.place, u) for u in inputs.updates]
+        formula, rows, h, state = prepare(inputs, updates, partial(convert, inputs.place))
+        call = torch.compile(formula, dynamic=False) if compiled else formula
+        return Round(
+            lambda k: call(params[k], updates[k], rows, h, inputs.num_clients),
+            reads(inputs, state),
+            lambda result: {"params": result, **state()},
+        )
 
     return make
 
@@ -157,22 +184,28 @@ def in_torch() -> list[Contender]:
         extra(
             "torch stack",
             "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
-            cached(difference_stack),
+            cached(with_rows(difference_stack)),
             own,
             lambda m: 3 * m + 2,
         ),
-        plain("torch loop", "total += u - row for each client, eager; float32 h", cached(difference_loop), own, 4),
+        plain(
+            "torch loop",
+            "total += u - row for each client, eager; float32 h",
+            cached(with_rows(difference_loop)),
+            own,
+            4,
+        ),
         best(
             "torch mv, addmv_",
             "contiguous buffers, nothing allocated; float32 h",
-            cached(),
+            cached(with_rows()),
             lambda m: m + 2,
             caveat="needs contiguous matrices; float32 sums",
         ),
         best(
             "torch.compile",
             "the formula, compiled; float32 h",
-            cached(difference_sum, compiled=True),
+            cached(with_rows(difference_sum), compiled=True),
             own,
             2,
             caveat="float32 sums; compiles for each M",
@@ -186,8 +219,11 @@ CA2FL = Row(
     formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i",
     counted="4 d (3 M + 2) + 16 d: M updates and M rows read, M rows written, params read, "
     "out written, the float64 sum read and written",
-    traffic=traffic,
+    traffic=traffic(codecs.float32),
     reference=reference,
     cases=one_case,
-    contenders=[ours("afflux", "ops.apply, rows in place, float64 sum", afflux_round, lambda m: m + 2), *in_torch()],
+    contenders=[
+        ours("afflux", "ops.apply, rows in place, float64 sum", afflux_round(codecs.float32), lambda m: m + 3),
+        *in_torch(),
+    ],
 )

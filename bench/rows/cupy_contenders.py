@@ -28,7 +28,9 @@ def contender(what: str, make: Callable[[Inputs], Round], kept: int = 0) -> Cont
 
 def coded(bits: int) -> Contender:
     what = "min, max, stochastic rounding, total += u - row; codes of a byte, one scale a vector; float32 h"
-    return contender(what, mf_ca2fl.cached(partial(mf_ca2fl.CuPyCoder, bits), convert=as_cupy), 8)
+    return contender(
+        what, ca2fl.cached(mf_ca2fl.client_by_client(partial(mf_ca2fl.CuPyCoder, bits)), convert=as_cupy), 8
+    )
 
 
 #: The contenders of each row.
@@ -38,7 +40,9 @@ CONTENDERS = {
         "params + lr * sum(w * u)", fedbuff.functional(fedbuff.one_expression, weighted=True, convert=as_cupy)
     ),
     "fadas": contender("the formula", fadas.functional(adaptive, convert=as_cupy), 3),
-    "ca2fl": contender("the formula; float32 h", ca2fl.cached(ca2fl.difference_sum, convert=as_cupy), 11),
+    "ca2fl": contender(
+        "the formula; float32 h", ca2fl.cached(ca2fl.with_rows(ca2fl.difference_sum), convert=as_cupy), 11
+    ),
     "wkafl": contender(
         "U @ U.T, our weights, one matmul for estimate and step", wkafl.two_products(gram.whole, two_sums, as_cupy), 3
     ),

@@ -1,6 +1,6 @@
 """FedBuff on updates in bfloat16, as `Server(slot_dtype="bfloat16")` keeps them."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,11 @@ from afflux import _engine, ops
 from bench.measure.timing import CHECKED
 from bench.rows import fedbuff
 from bench.rows.passes import applied
-from bench.spec.arrays import HOST
 from bench.spec.columns import ERROR, ROLE, TIME, TIMES_OURS, ULP, Line, number
 from bench.spec.contender import Arrays, Round, best, ends, ours, plain
 from bench.spec.inputs import LR, Float32, Inputs
 from bench.spec.optional_torch import Tensor, torch
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Exact
 from bench.spec.streams import Streams, Traffic
 
 Bits = npt.NDArray[np.uint16]  # NumPy has no bfloat16
@@ -35,13 +34,6 @@ def reference(before: Arrays) -> Exact:
     return fedbuff.reference(before | {"updates": decoded(updates) if updates.dtype == np.uint16 else updates})
 
 
-def reads(inputs: Inputs, updates: Callable[[int], list[Bits]]) -> Callable[[int], Arrays]:
-    """Return the inputs of a round as `inputs.read`, with the rounded updates."""
-    return lambda k: (
-        inputs.read(k, inputs.weights) | {"updates": np.array([ends(bits, CHECKED) for bits in updates(k)])}
-    )
-
-
 def afflux_round(inputs: Inputs) -> Round:
     pool = _engine.Pool(inputs.d, "bfloat16", len(inputs.updates) * inputs.m)
 
@@ -56,39 +48,19 @@ def afflux_round(inputs: Inputs) -> Round:
         for params, updates in zip(inputs.params, buffers, strict=True)
     ]
 
-    return applied(inputs, passes, reads(inputs, lambda k: [np.asarray(buffer) for buffer in buffers[k]]))
+    def before(k: int) -> Arrays:
+        bits = np.array([ends(np.asarray(buffer), CHECKED) for buffer in buffers[k]])
+        return inputs.read(k, inputs.weights) | {"updates": bits}
 
-
-def on_tensors(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Inputs], Round]:
-    """Return a contender on a contiguous bfloat16 matrix (M, d), with its own params."""
-
-    def make(inputs: Inputs) -> Round:
-        own = HOST.copied(inputs.params[0])
-        params = torch.from_numpy(own)
-        updates = [torch.from_numpy(block).bfloat16() for block in inputs.updates]
-        weights = torch.from_numpy(inputs.weights).float()
-        bits = reads(inputs, lambda k: list(updates[k].view(torch.uint16).numpy()))
-        return Round(
-            lambda k: formula(params, updates[k], weights),
-            lambda k: bits(k) | {"params": own},
-            lambda result: {"params": np.asarray(result)},
-        )
-
-    return make
+    return applied(inputs, passes, before)
 
 
 def stack_mean(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
     return fedbuff.stack_mean(params, list(updates), weights)
 
 
-def add_loop(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
-    """Add the updates one by one with `add_`, which converts bfloat16 updates; `addmv_` does not."""
-    fedbuff.add_loop(params, updates, LR * weights)
-    return params
-
-
-def mv(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:
-    return params.add_(torch.mv(updates.T, weights.bfloat16()), alpha=LR)
+def mv(params: Tensor, updates: Tensor, weights: Tensor) -> None:
+    params.add_(torch.mv(updates.T, weights.bfloat16()))
 
 
 def copies(m: int) -> int:
@@ -104,7 +76,7 @@ CONTENDERS = [
     plain(
         "torch stack().mean",
         "params + lr * torch.stack(updates).mean(0)",
-        on_tensors(stack_mean),
+        fedbuff.in_place(stack_mean, halves=True),
         copies,
         temporary=lambda m: m / 2 + 2,
         caveat=IN_BFLOAT16,
@@ -112,14 +84,14 @@ CONTENDERS = [
     best(
         "torch add_ loop",
         "params.add_(u, alpha=lr * w) for each u",
-        on_tensors(add_loop),
+        fedbuff.in_place(fedbuff.add_loop, halves=True),
         copies,
         caveat="float32 sums; overwrites params",
     ),
     best(
         "torch mv",
-        "params.add_(torch.mv(U.T, w), alpha=lr), contiguous U",
-        on_tensors(mv),
+        "params.add_(torch.mv(U.T, lr * w)), contiguous U",
+        fedbuff.in_place(mv, halves=True),
         copies,
         temporary=0.5,
         caveat=IN_BFLOAT16,
@@ -134,13 +106,13 @@ def beside_float32(lines: list[Line]) -> None:
         line["times_float32"] = float32[line["d"], line["m"]] / line["median"]
 
 
-FEDBUFF_BF16 = Row(
+FEDBUFF_BF16 = replace(
+    fedbuff.FEDBUFF,
     name="fedbuff-bf16",
     formula="out = params + lr sum_i w_i u_i, u_i in bfloat16",
     counted="2 d M + 8 d: M updates of 2 bytes an element and params read, out written",
     traffic=traffic,
     reference=reference,
-    cases=one_case,
     contenders=CONTENDERS,
     dtype="bfloat16",
     columns=(ROLE, *TIME, TIMES_OURS, number("x float32", "times_float32", ".2f"), ERROR, ULP),

@@ -6,69 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from afflux import ops
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from bench.measure.timing import CHECKED
 from bench.rows import ca2fl
-from bench.rows.passes import applied
-from bench.spec.arrays import Conversion, as_tensor
 from bench.spec.columns import TIMED, Column
-from bench.spec.contender import Arrays, Contender, Round, best, ends, ours, plain
+from bench.spec.contender import Contender, best, ends, ours, plain
 from bench.spec.inputs import LR, Inputs
-from bench.spec.optional_torch import Tensor, torch
+from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Row, one_case
-from bench.spec.streams import Streams, Traffic
-
-
-def row_bytes(codec: Codec) -> float:
-    """Return the bytes per element, with scales and grids."""
-    size = 2**16
-    return (codec.row_bytes(size) - codec.row_bytes(0)) / size
-
-
-def traffic(codec: Codec) -> Callable[[int], Traffic]:
-    """Return the streams: updates and params are read, `out` is written, encoded rows and the sum are replaced."""
-    return lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(*(row_bytes(codec),) * m, 8)),)
-
-
-def reads(inputs: Inputs, rows: Callable[[], Arrays], h: Callable[[], Any]) -> Callable[[int], Arrays]:
-    num_clients = np.array(inputs.num_clients)
-    return lambda k: inputs.read(k, inputs.equal_weights, h=h(), num_clients=num_clients, **rows())
-
-
-def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
-    def make(inputs: Inputs) -> Round:
-        place = inputs.place
-        rows = [place.empty(codec.row_size(inputs.d), codec.row_dtype) for _ in range(inputs.m)]
-        vector, total = place.empty(inputs.d), place.filled(inputs.d, 0, np.float64)
-        for row, update in zip(rows, inputs.updates[-1], strict=True):
-            ops.encode(update, row, codec=codec, num_threads=inputs.num_threads)
-            ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
-            total += vector
-        facts = [ops.RowFacts(key) for key in range(1, inputs.m + 1)] if codec.keyed else []
-        passes = [
-            ops.Pass(
-                params,
-                inputs.out,
-                ops.Combine(list(updates), inputs.equal_weights),
-                ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts),
-                ops.Sgd(LR),
-            )
-            for params, updates in zip(inputs.params, inputs.updates, strict=True)
-        ]
-
-        def decoded() -> Arrays:
-            parts = []
-            for row in rows:
-                ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
-                parts.append(ends(vector, CHECKED))
-            return {"rows": np.array(parts)}
-
-        return applied(inputs, passes, reads(inputs, decoded, lambda: total / inputs.num_clients), decoded)
-
-    return make
-
 
 # torch: codes of one byte each, and one scale for a whole vector, as in the literature
 
@@ -116,47 +62,29 @@ class CuPyCoder(Coder):
         return self._random.random(like.shape, dtype="float32")
 
 
-def client_by_client(coder: Coder) -> Callable[..., Tensor]:
-    """Compute the round client by client, as the paper writes it."""
+def client_by_client(made: Callable[[], Coder]) -> ca2fl.Prepare:
+    """Return a function that prepares the round, client by client, as the paper writes it, on encoded rows."""
 
-    def formula(params: Tensor, updates: Tensor, rows: list[list[Tensor]], h: Tensor, num_clients: int) -> Tensor:
-        total, change = coder.of.zeros_like(params), coder.of.zeros_like(params)
-        for update, row in zip(updates, rows, strict=True):
-            old, new = coder.decode(*row), coder.encode(update)
-            total += update - old
-            change += coder.decode(*new) - old
-            for kept, value in zip(row, new, strict=True):
-                kept[...] = value
-        new_params = params + LR * (h + total / len(updates))
-        h += change / num_clients
-        return new_params
-
-    return formula
-
-
-def cached(
-    made: Callable[[], Coder], *, compiled: bool = False, convert: Conversion = as_tensor
-) -> Callable[[Inputs], Round]:
-    """Return a contender with its own coder, rows and h."""
-
-    def make(inputs: Inputs) -> Round:
+    def prepare(inputs: Inputs, updates: list[Tensor], convert: Formula) -> ca2fl.Prepared:
         coder = made()
-        formula = client_by_client(coder)
-        call = torch.compile(formula, dynamic=False) if compiled else formula
-        params = [convert(inputs.place, p) for p in inputs.params]
-        updates = [convert(inputs.place, u) for u in inputs.updates]
         rows = [list(coder.encode(update)) for update in updates[-1]]
         h = sum(coder.decode(*row) for row in rows) / inputs.num_clients
 
-        def run(k: int) -> object:
-            return call(params[k], updates[k], rows, h, inputs.num_clients)
+        def formula(params: Tensor, updates: Tensor, rows: list[list[Tensor]], h: Tensor, num_clients: int) -> Tensor:
+            total, change = coder.of.zeros_like(params), coder.of.zeros_like(params)
+            for update, row in zip(updates, rows, strict=True):
+                old, new = coder.decode(*row), coder.encode(update)
+                total += update - old
+                change += coder.decode(*new) - old
+                for kept, value in zip(row, new, strict=True):
+                    kept[...] = value
+            new_params = params + LR * (h + total / len(updates))
+            h += change / num_clients
+            return new_params
 
-        def decoded() -> Arrays:
-            return {"rows": np.array([ends(coder.decode(*row), CHECKED) for row in rows])}
+        return formula, rows, h, lambda: {"rows": np.array([ends(coder.decode(*row), CHECKED) for row in rows]), "h": h}
 
-        return Round(run, reads(inputs, decoded, lambda: h), lambda result: {"params": result, **decoded()})
-
-    return make
+    return prepare
 
 
 def baselines(bits: int) -> list[Contender]:
@@ -170,14 +98,14 @@ def baselines(bits: int) -> list[Contender]:
         plain(
             "torch, client by client",
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
-            cached(partial(Coder, bits)),
+            ca2fl.cached(client_by_client(partial(Coder, bits))),
             kept,
             9,
         ),
         best(
             "torch.compile",
             f"the same, compiled; {one_scale}",
-            cached(partial(Coder, bits), compiled=True),
+            ca2fl.cached(client_by_client(partial(Coder, bits)), compiled=True),
             kept,
             3,
             caveat="float32 sums; compiles for each M",
@@ -189,7 +117,7 @@ def baselines(bits: int) -> list[Contender]:
             best(
                 "torch.compile, to nearest",
                 f"without random numbers, compiled; {one_scale}",
-                cached(partial(Coder, bits, nearest=True), compiled=True),
+                ca2fl.cached(client_by_client(partial(Coder, bits, nearest=True)), compiled=True),
                 kept,
                 3,
                 caveat="biased rows; float32 sums; compiles for each M",
@@ -207,17 +135,17 @@ def row(codec: Codec, bits: int) -> Row:
     return Row(
         name=f"mf-ca2fl-{codec.name}",
         formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = Q(u_i)",
-        counted=f"4 d (M + 2) + 16 d + 2 M rows of {row_bytes(codec):g} d: M updates and params read, out written, "
-        "the rows and the float64 sum read and written",
-        traffic=traffic(codec),
+        counted=f"4 d (M + 2) + 16 d + 2 M rows of {ca2fl.row_bytes(codec):g} d: M updates and params read, out "
+        "written, the rows and the float64 sum read and written",
+        traffic=ca2fl.traffic(codec),
         reference=ca2fl.reference,
         cases=one_case,
         contenders=[
             ours(
                 "afflux",
                 f"ops.apply, {codec.name} rows in place, float64 sum",
-                afflux_round(codec),
-                kept=lambda m: m * row_bytes(codec) / 4 + 3,
+                ca2fl.afflux_round(codec),
+                kept=lambda m: m * ca2fl.row_bytes(codec) / 4 + 3,
             ),
             *baselines(bits),
         ],

@@ -7,15 +7,11 @@ from bench.spec.contender import Arrays, Round
 from bench.spec.inputs import Inputs
 
 
-def nothing_more() -> Arrays:
-    return {}
-
-
 def applied(
     inputs: Inputs,
     passes: Sequence[ops.Pass],
     before: Callable[[int], Arrays],
-    state: Callable[[], Arrays] = nothing_more,
+    state: Callable[[], Arrays] = dict,
 ) -> Round:
     """Return a round that applies passes[k].
 

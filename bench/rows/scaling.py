@@ -50,7 +50,7 @@ def over_n(asked: Asked) -> list[Case]:
 
 def server_traffic(m: int) -> Traffic:
     """Return the streams of M pushes, and of the round that the last push makes."""
-    return Streams(reads=(4,), writes=(4,), times=m), *ca2fl.traffic(m)
+    return Streams(reads=(4,), writes=(4,), times=m), *ca2fl.CA2FL.traffic(m)
 
 
 def server_round(inputs: Inputs) -> Round:

@@ -23,18 +23,14 @@ REST, REST_OF_OPENBLAS = 0.025, 0.06
 Arrays = dict[str, Vector]
 
 
-def unprepared(k: int) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Round:
     """A prepared contender, with its state and containers."""
 
     run: Callable[[int], object]  #: makes one server round on input set k; only this is timed
-    before: Callable[[int], Arrays]  #: returns the inputs of that round, before it runs
-    after: Callable[[object], Arrays]  #: returns the outputs, from the result of `run`
-    prepare: Callable[[int], object] = unprepared  #: called before each run, and not timed
+    before: Callable[[int], Arrays] = lambda k: {}  #: returns the inputs of that round, before it runs
+    after: Callable[[Any], Arrays] = lambda result: {}  #: returns the outputs, from the result of `run`
+    prepare: Callable[[int], object] = lambda k: None  #: called before each run, and not timed
 
 
 #: a number of float32 vectors (d,), or its function of M

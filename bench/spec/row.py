@@ -30,10 +30,6 @@ def one_case(asked: Asked) -> list[Case]:
     return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads, sets=asked.sets)]
 
 
-def nothing_more(lines: list[Line]) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Row:
     """One operation, and the contenders that compute it."""
@@ -42,14 +38,16 @@ class Row:
     formula: str
     counted: str  #: a description of the bytes that `bytes` counts
     traffic: Callable[[int], Traffic]  #: the vectors that are read and written, a function of M
-    reference: Callable[[Arrays], Exact]  #: the definition in float64
     cases: Callable[[Asked], list[Case]]
     contenders: list[Contender]
+    reference: Callable[[Arrays], Exact] = lambda before: {}  #: the definition in float64; {}: without outputs
     output: str = "params"  #: the output whose error the tables show
     dtype: str = "float32"  #: dtype of the updates
     along: str = ""  #: d, m or clients: the size in which the cases differ, if the row shows how the time grows
     columns: tuple[Column, ...] = TIMED
-    compare: Callable[[list[Line]], None] = nothing_more  #: adds the row's own figures to the lines of all its cases
+    compare: Callable[[list[Line]], None] = lambda lines: (
+        None
+    )  #: adds the row's own figures to the lines of all its cases
 
     def bytes(self, d: int, m: int) -> int:
         """Return the bytes of a round: each input is read once, each output is written once."""

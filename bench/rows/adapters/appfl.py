@@ -1,12 +1,11 @@
 """APPFL's aggregator: from the models of M clients to the version that the last client gets."""
 
 from itertools import count
-from typing import Any
 
 from bench.rows.adapters.row import adapter_row
 from bench.rows.peers.means import APPFL_MODULES
-from bench.rows.peers.models import Model, appfl, flat, model_of, models_of, of
-from bench.spec.contender import Arrays, Round, ours, peer
+from bench.rows.peers.models import Model, appfl, from_models, model_of, models_of, of
+from bench.spec.contender import Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
@@ -37,13 +36,9 @@ def by_adapter(inputs: Inputs) -> Round:
             made: Model = aggregator.aggregate(client, model, round=number)
         return made
 
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "params": aggregator.server.params}
-
-    return Round(run, before, lambda made: {"params": flat(made)})  # type: ignore[arg-type]
+    return from_models(inputs, run, lambda: aggregator.server.params)
 
 
-of_appfl: Any = of(appfl)
 CONTENDERS = [
     ours(
         "afflux",
@@ -56,7 +51,7 @@ CONTENDERS = [
     peer(
         "appfl, no gc",
         "M x FedBuffAggregator.aggregate, gc.collect doing nothing",
-        of_appfl,
+        of(appfl),
         kept=4,
         temporary=3,
         caveat="checks nothing; float32 sums",

@@ -6,8 +6,8 @@ from typing import Any
 
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.models import Model, flat, model_of, models_of, of
-from bench.spec.contender import Arrays, Round, ours, peer
+from bench.rows.peers.models import Model, flat, from_models, model_of, models_of, of
+from bench.spec.contender import Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
@@ -52,8 +52,8 @@ def a_server(kind: Any, model: Any, clients: int, **facts: Any) -> Any:
     return server
 
 
-def flat_of(model: Any) -> Arrays:
-    return {"params": flat(model.state_dict())}
+def flat_of(model: Any) -> Any:
+    return flat(model.state_dict())
 
 
 def by_adapter(inputs: Inputs) -> Round:
@@ -74,10 +74,7 @@ def by_adapter(inputs: Inputs) -> Round:
         assert made_step
         return server.model
 
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "params": server.server.params}
-
-    return Round(run, before, flat_of)
+    return from_models(inputs, run, lambda: server.server.params, flat_of)
 
 
 def by_fedbuff(inputs: Inputs) -> Round:
@@ -100,10 +97,7 @@ def by_fedbuff(inputs: Inputs) -> Round:
         assert made_step
         return server.model
 
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "params": inputs.params[0]}
-
-    return Round(run, before, flat_of, prepare)
+    return from_models(inputs, run, lambda: inputs.params[0], flat_of, prepare)
 
 
 def average(inputs: Inputs, params: Model) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
 from bench.rows.peers.means import FLOWER_MODULES
-from bench.rows.peers.models import Model, flat, flower, model_of, models_of, of
+from bench.rows.peers.models import Model, flat, flower, from_models, model_of, models_of, of
 from bench.spec.arrays import Vector
-from bench.spec.contender import Arrays, Round, ours, peer
+from bench.spec.contender import Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
 from bench.spec.optional_torch import torch
@@ -33,17 +33,24 @@ class _Grid:
         return found
 
 
-def replies_in(inputs: Inputs) -> list[list[Any]]:
-    """Return Flower's messages of M nodes, for each input set; the key of a node's reply is its number."""
-    make, (contain, _) = find("flwr.app").Message, flower(inputs, {})
-    found: list[list[Any]] = []
-    for k in range(len(inputs.updates)):
-        found.append([])
-        for node, content in enumerate(contain(models_of(inputs, k))):
-            message = make(content, node, "train", group_id="1")
-            message.metadata.__dict__["_message_id"] = str(node)
-            found[k].append(make(content, reply_to=message))
-    return found
+def messages(inputs: Inputs, params: Model) -> Any:
+    """Return functions that put models into Flower's messages, and that run Flower's FedAvg on these.
+
+    The key of a node's reply is its number. FedAvg also checks that the messages fit together, and aggregates metrics.
+    """
+    quiet()
+    make, (contain, _) = find("flwr.app").Message, flower(inputs, params)
+    strategy = find("flwr.serverapp.strategy").FedAvg()
+
+    def reply(node: int, content: Any) -> Any:
+        message = make(content, node, "train", group_id="1")
+        message.metadata.__dict__["_message_id"] = str(node)
+        return make(content, reply_to=message)
+
+    return (
+        lambda models: [reply(node, content) for node, content in enumerate(contain(models))],
+        lambda replies: strategy.aggregate_train(1, replies)[0],
+    )
 
 
 def quiet() -> None:
@@ -70,7 +77,7 @@ def by_adapter(inputs: Inputs) -> Round:
     training = core.TrainingRun(strategy.rule, start, strategy.settings, num_clients=inputs.m)
     transport = flower_run.FlowerTransport(strategy, grid, training, {}, {}, None, last=10**9)
     loop, server = loops.Loop(training, transport), training.server
-    replies = replies_in(inputs)
+    replies = [messages(inputs, {})[0](models_of(inputs, k)) for k in range(len(inputs.updates))]
 
     def run(k: int) -> Any:
         for node in grid.nodes:
@@ -79,10 +86,7 @@ def by_adapter(inputs: Inputs) -> Round:
         loop.take_replies(10**9)
         return transport.arrays(server.pull())
 
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "params": server.params}
-
-    return Round(run, before, lambda record: {"params": flat_of(record)})
+    return from_models(inputs, run, lambda: server.params, flat_of)
 
 
 def flowers_own(inputs: Inputs, params: Model) -> Any:
@@ -94,23 +98,6 @@ def flowers_own(inputs: Inputs, params: Model) -> Any:
         return aggregate(records, "num-examples")
 
     return contain, mean
-
-
-def by_fedavg(inputs: Inputs) -> Round:
-    """Return a contender that runs Flower's FedAvg on the same messages.
-
-    FedAvg also checks that the messages fit together, and aggregates metrics.
-    """
-    quiet()
-    strategy, replies = find("flwr.serverapp.strategy").FedAvg(), replies_in(inputs)
-
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "params": inputs.params[0]}
-
-    def run(k: int) -> Any:
-        return strategy.aggregate_train(1, replies[k])[0]
-
-    return Round(run, before, lambda record: {"params": flat_of(record)})
 
 
 CONTENDERS = [
@@ -133,7 +120,7 @@ CONTENDERS = [
     peer(
         "flower, FedAvg",
         "FedAvg.aggregate_train(step, replies)",
-        by_fedavg,
+        of(messages, flat_of),
         temporary=lambda m: 2 * m + 4,
         caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
         modules=FLOWER_MODULES,

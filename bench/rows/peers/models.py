@@ -47,25 +47,34 @@ def flat(model: Model) -> Any:
     return torch.cat([tensor.detach().reshape(-1) for tensor in model.values()]).numpy()
 
 
-def a_server(**options: Any) -> Callable[[Inputs], Round]:
-    def make(inputs: Inputs) -> Round:
-        threads = inputs.num_threads
-        params = model_of(torch.from_numpy(inputs.params[0]))
-        server = Server(fedavg(buffer_size=inputs.m), params, num_threads=threads, push_threads=threads, **options)
-        models = [models_of(inputs, k) for k in range(len(inputs.updates))]
+def from_models(
+    inputs: Inputs,
+    run: Callable[[int], Any],
+    params: Callable[[], Any],
+    flatten: Callable[[Any], Any] = flat,
+    prepare: Callable[[int], object] = lambda k: None,
+) -> Round:
+    """Return a round on the models of set k; `params()` are those before it, `flatten` makes a vector of its result."""
 
-        def run(k: int) -> object:
-            tasks = [server.checkout(client) for client in range(inputs.m)]
-            for task, model in zip(tasks, models[k], strict=True):
-                server.push(task=task, model=model)
-            return server.params
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "params": params()}
 
-        def before(k: int) -> Arrays:
-            return {"updates": inputs.updates[k], "params": server.params}
+    return Round(run, before, lambda model: {"params": flatten(model)}, prepare)
 
-        return Round(run, before, lambda _: {"params": server.params})
 
-    return make
+def a_server(inputs: Inputs) -> Round:
+    threads = inputs.num_threads
+    params = model_of(torch.from_numpy(inputs.params[0]))
+    server = Server(fedavg(buffer_size=inputs.m), params, num_threads=threads, push_threads=threads)
+    models = [models_of(inputs, k) for k in range(len(inputs.updates))]
+
+    def run(k: int) -> object:
+        tasks = [server.checkout(client) for client in range(inputs.m)]
+        for task, model in zip(tasks, models[k], strict=True):
+            server.push(task=task, model=model)
+        return server.params
+
+    return from_models(inputs, run, lambda: server.params, lambda params: params)
 
 
 def of(
@@ -81,11 +90,7 @@ def of(
         start = model_of(torch.from_numpy(inputs.params[0].copy()))
         contain, mean = step(inputs, start)
         ready = [contain(models_of(inputs, k)) for k in range(len(inputs.updates))]
-
-        def before(k: int) -> Arrays:
-            return {"updates": inputs.updates[k], "params": inputs.params[0]}
-
-        return Round(lambda k: mean(ready[k]), before, lambda model: {"params": flatten(model)})
+        return from_models(inputs, lambda k: mean(ready[k]), lambda: inputs.params[0], flatten)
 
     return make
 
@@ -159,9 +164,7 @@ def appfl(inputs: Inputs, params: Model) -> Any:
 
 MEAN = "checks nothing; float32 sums"
 CONTENDERS = [
-    ours(
-        "afflux", "M x Server.checkout, M x push(task=, model=), the last with the round", a_server(), lambda m: m + 4
-    ),
+    ours("afflux", "M x Server.checkout, M x push(task=, model=), the last with the round", a_server, lambda m: m + 4),
     plain(
         "torch stack().mean",
         "x + torch.stack([y - x for each]).mean(0) for each array",

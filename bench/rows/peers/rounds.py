@@ -7,6 +7,7 @@ import numpy as np
 
 from afflux import ops
 from bench.rows import fedbuff
+from bench.rows.passes import applied
 from bench.rows.peers.means import COLLECTING, PEERS, Mean, Peer
 from bench.rows.server import streaming
 from bench.spec.arrays import HOST
@@ -41,17 +42,22 @@ def containers(peer: Mean, updates: Iterable[Float32], m: int) -> list[Any]:
     return [peer.contain(client, u, n) for client, (u, n) in enumerate(zip(updates, examples(m), strict=True))]
 
 
+def mean_alone(
+    inputs: Inputs, run: Callable[[int], object], shares: Float64, array: Callable[[Any], Any] = np.asarray
+) -> Round:
+    """Return a round whose result is the mean with these weights; `array` makes an array of the result."""
+
+    def before(k: int) -> Arrays:
+        return {"updates": inputs.updates[k], "weights": shares}
+
+    return Round(run, before, lambda result: {"params": np.asarray(array(result))})
+
+
 def native(framework: Peer) -> Contender:
     def make(inputs: Inputs) -> Round:
         ready = framework.make(inputs.d, inputs.m)
         prebuilt = [containers(ready, updates, inputs.m) for updates in inputs.updates]
-
-        def before(k: int) -> Arrays:
-            return {"updates": inputs.updates[k], "weights": weights(inputs.m)}
-
-        return Round(
-            lambda k: ready.mean(prebuilt[k]), before, lambda result: {"params": np.asarray(ready.array(result))}
-        )
+        return mean_alone(inputs, lambda k: ready.mean(prebuilt[k]), weights(inputs.m), ready.array)
 
     return peer(
         framework.name,
@@ -65,40 +71,24 @@ def native(framework: Peer) -> Contender:
 
 
 def afflux_mean(inputs: Inputs) -> Round:
-    updates = [list(block) for block in inputs.updates]
+    shares = weights(inputs.m)
     passes = [
-        ops.Pass(params, inputs.out, ops.Combine(vectors, weights(inputs.m)))
-        for params, vectors in zip(inputs.params, updates, strict=True)
+        ops.Pass(params, inputs.out, ops.Combine(list(block), shares))
+        for params, block in zip(inputs.params, inputs.updates, strict=True)
     ]
-
-    def run(k: int) -> object:
-        ops.apply(passes[k], num_threads=inputs.num_threads)
-        return inputs.out
-
-    def before(k: int) -> Arrays:
-        return inputs.read(k, weights(inputs.m))
-
-    return Round(run, before, lambda _: {"params": inputs.out})
+    return applied(inputs, passes, lambda k: inputs.read(k, shares))
 
 
 def torch_mean(inputs: Inputs) -> Round:
     """Return the unweighted mean, computed by torch."""
     updates = [list(torch.from_numpy(block)) for block in inputs.updates]
-
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "weights": inputs.equal_weights}
-
-    return Round(lambda k: torch.stack(updates[k]).mean(0), before, lambda result: {"params": np.asarray(result)})
+    return mean_alone(inputs, lambda k: torch.stack(updates[k]).mean(0), inputs.equal_weights)
 
 
 def torch_product(inputs: Inputs) -> Round:
     updates, out = [torch.from_numpy(block).T for block in inputs.updates], torch.empty(inputs.d)
     shares = torch.from_numpy(weights(inputs.m)).float()
-
-    def before(k: int) -> Arrays:
-        return {"updates": inputs.updates[k], "weights": weights(inputs.m)}
-
-    return Round(lambda k: torch.mv(updates[k], shares, out=out), before, lambda _: {"params": out.numpy()})
+    return mean_alone(inputs, lambda k: torch.mv(updates[k], shares, out=out), weights(inputs.m))
 
 
 NATIVE = [ours("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean)]

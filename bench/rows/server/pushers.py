@@ -15,7 +15,6 @@ import numpy as np
 from afflux import Server
 from afflux.rules.presets.fedbuff import fedbuff
 from bench.rows.fedbuff import FEDBUFF
-from bench.rows.server.store_cold import no_outputs, nothing_after, nothing_before
 from bench.rows.server.streaming import OF_PUSHERS, SLOTS, buffered
 from bench.spec.columns import BY_D, ROLE, SPEED, Line, number
 from bench.spec.contender import Round, ours
@@ -68,7 +67,7 @@ def by_threads(name: str, *, accumulate: bool) -> Callable[[Inputs], Round]:
             for seconds in pool.map(push, [share.tolist() for share in shares]):
                 taken.extend(seconds)
 
-        return Round(run, nothing_before, nothing_after)
+        return Round(run)
 
     return make
 
@@ -85,7 +84,6 @@ PUSHERS_ROW = Row(
     formula="pushes of fedbuff from N threads at a time, and their steps",
     counted="8 d M, and 4 d (M + 2) for the step",
     traffic=lambda m: (Streams(reads=(4,), writes=(4,), times=m), *FEDBUFF.traffic(m)),
-    reference=no_outputs,
     cases=cases,
     along="clients",
     contenders=[

@@ -15,7 +15,7 @@ import numpy as np
 from afflux import Server
 from afflux.ops import codecs
 from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
-from bench.rows import ca2fl, mf_ca2fl
+from bench.rows import ca2fl
 from bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
 from bench.spec.contender import Round, ours
 from bench.spec.inputs import LR, Case, Inputs
@@ -67,7 +67,7 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
 
 def taken_in(pushes: int) -> Callable[[int], Traffic]:
     """Return the streams of this number of vectors that are copied into slots, and of the round."""
-    return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *mf_ca2fl.traffic(CODEC)(m))
+    return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *ca2fl.traffic(CODEC)(m))
 
 
 def whole(m: int) -> Traffic:
@@ -75,7 +75,7 @@ def whole(m: int) -> Traffic:
 
 
 #: float32 vectors as large as an encoded row
-ROW = mf_ca2fl.row_bytes(CODEC) / 4
+ROW = ca2fl.row_bytes(CODEC) / 4
 
 
 def held(m: int) -> float:

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from afflux import Server
-from bench.rows import mf_ca2fl
+from bench.rows import ca2fl
 from bench.rows.server.store import BITS, CODEC, new_server
 from bench.spec.columns import BY_D, ROLE, SPAN, Line, number
-from bench.spec.contender import Arrays, Contender, Round, ours
+from bench.spec.contender import Contender, Round, ours
 from bench.spec.inputs import Inputs
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Row, one_case
 from bench.spec.streams import Streams, Traffic
 
 BLOCK = 2**20  #: bytes of one read() in `plain_reading`
@@ -56,7 +56,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
         push(0, 0, m + 1)
         prepare(0)
         weakref.finalize(inputs, folder.cleanup)
-        return Round(lambda k: push(k, 0, m), nothing_before, nothing_after, prepare)
+        return Round(lambda k: push(k, 0, m), prepare=prepare)
 
     return make
 
@@ -74,19 +74,7 @@ def plain_reading(inputs: Inputs) -> Round:
                 pass
 
     evict(path)
-    return Round(run, nothing_before, nothing_after, lambda k: evict(path))
-
-
-def nothing_before(k: int) -> Arrays:
-    return {}
-
-
-def nothing_after(result: object) -> Arrays:
-    return {}
-
-
-def no_outputs(before: Arrays) -> Exact:
-    return {}
+    return Round(run, prepare=lambda k: evict(path))
 
 
 def only_linux() -> str | None:
@@ -101,7 +89,7 @@ def beside_both(lines: list[Line]) -> None:
 
 
 def read(m: int) -> Traffic:
-    return (Streams(reads=(mf_ca2fl.row_bytes(CODEC),) * m),)
+    return (Streams(reads=(ca2fl.row_bytes(CODEC),) * m),)
 
 
 def read_and_taken_in(m: int) -> Traffic:
@@ -113,7 +101,6 @@ COLD = Row(
     formula=f"M pushes of clients whose rows, {BITS} bits, were evicted from the page cache; each is read and checked",
     counted="8 d M and M encoded rows",
     traffic=read_and_taken_in,
-    reference=no_outputs,
     cases=one_case,
     contenders=[
         ours("afflux", "rows on disk only", pushed(cold=True), requirement=only_linux),

@@ -29,18 +29,29 @@ def cases(asked: Asked) -> list[Case]:
     return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
 
 
-def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
-    """Return a contender that pushes M new vectors to a server with these options; the last one makes the step."""
+def a_round(*, copy: bool = True, pushers: int = 1, **options: Any) -> Callable[[Inputs], Round]:
+    """Return a contender that pushes M new vectors to a server with these options; the last one makes the step.
+
+    Args:
+        copy: as in `Server.push`.
+        pushers: the number of threads that push.
+        options: of `Server`.
+    """
 
     def make(inputs: Inputs) -> Round:
         rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
         threads = inputs.num_threads
         server = Server(rule, inputs.params[0], num_threads=threads, push_threads=threads, **options)
+        each = ThreadPoolExecutor(pushers).map if pushers > 1 else map
 
         def run(k: int) -> object:
             version = server.version
-            for client_id, vector in enumerate(inputs.vectors[k]):
+
+            def push(client_id: int, vector: Float32) -> None:
                 server.push(client=client_id, update=vector, version=version, copy=copy)
+
+            for _ in each(push, range(inputs.m), inputs.vectors[k]):
+                pass
             return server.params
 
         return Round(
@@ -50,30 +61,6 @@ def a_round(*, copy: bool = True, **options: Any) -> Callable[[Inputs], Round]:
         )
 
     return make
-
-
-def by_threads(inputs: Inputs) -> Round:
-    """Return a contender that pushes M new vectors from PUSHERS threads to a server with accumulate=True."""
-    threads = inputs.num_threads
-    rule = fedbuff(buffer_size=inputs.m, server_lr=LR)
-    server = Server(rule, inputs.params[0], accumulate=True, num_threads=threads, push_threads=threads, max_slots=SLOTS)
-    pool = ThreadPoolExecutor(PUSHERS)
-
-    def run(k: int) -> object:
-        version = server.version
-
-        def push(client_id: int) -> None:
-            server.push(client=client_id, update=inputs.vectors[k][client_id], version=version)
-
-        for _ in pool.map(push, range(inputs.m)):
-            pass
-        return server.params
-
-    return Round(
-        run,
-        lambda k: inputs.read(k, inputs.equal_weights) | {"params": server.params},
-        lambda params: {"params": np.asarray(params)},
-    )
 
 
 def added(view: Callable[[Float32], Any], add: Callable[[Any, Any, float], object]) -> Callable[[Inputs], Round]:
@@ -122,7 +109,7 @@ CONTENDERS = [
     ours(
         f"afflux, {PUSHERS} pushers",
         f"Server(accumulate=True, max_slots={SLOTS}).push from {PUSHERS} threads: terms that wait share a sweep",
-        by_threads,
+        a_round(accumulate=True, max_slots=SLOTS, pushers=PUSHERS),
         OF_PUSHERS,
     ),
     ours("afflux, buffered", "Server.push, M times", a_round(), buffered),

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bench.rows.server.store import BITS, ROW, new_server, whole
-from bench.rows.server.store_cold import no_outputs, nothing_after, nothing_before
 from bench.spec.columns import BY_N, ROLE, Line, number
 from bench.spec.contender import Round, ours
 from bench.spec.inputs import Case, Inputs
@@ -48,7 +47,7 @@ def pushed(*, disk: bool) -> Callable[[Inputs], Round]:
 
         for number_of_round in range(-(-touched // inputs.m)):
             run(number_of_round % len(inputs.vectors))
-        return Round(run, nothing_before, nothing_after)
+        return Round(run)
 
     return make
 
@@ -69,7 +68,6 @@ THROUGHPUT = Row(
     formula=f"pushes of mf_ca2fl, {BITS} bits, through Server: {TOUCHED:_} of N clients push, one after the other",
     counted="8 d M + those of mf-ca2fl-affine-4",
     traffic=whole,
-    reference=no_outputs,
     cases=cases,
     along="clients",
     contenders=[
