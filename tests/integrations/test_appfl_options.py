@@ -85,6 +85,11 @@ def test_a_wrong_configuration_is_refused(configs, message):
         aggregator(**configs)
 
 
+def test_a_configuration_is_a_mapping():
+    with pytest.raises(AffluxError, match=r"aggregator_configs is \['fedbuff'\], must be a mapping from names"):
+        AffluxAggregator(Net(), ["fedbuff"])
+
+
 def test_rules_that_take_gradients():
     own = aggregator(rule="wkafl", client_lr=0.1, num_clients=4)
     for client in range(4):

@@ -90,6 +90,14 @@ def test_a_start_that_fails_leaves_no_lock(tmp_path):
     Server.open(store).close()
 
 
+def test_a_store_for_fewer_clients_at_the_same_time_is_warned_of(tmp_path, caplog):
+    for concurrency in (62, 65):
+        assert not caplog.messages
+        run_of(store=tmp_path / "store", concurrency=concurrency).close()
+    (line,) = caplog.messages
+    assert line.startswith("The store was made for fewer than 65 clients at the same time")
+
+
 def test_a_run_is_killed_with_clients_in_flight(tmp_path):
     run = run_of(fedbuff(buffer_size=2), store=tmp_path / "store", concurrency=2)
     for client in (1, 2):

@@ -73,11 +73,12 @@ def test_a_record_that_differs_is_left_out_instead_of_the_step(odd, logged):
         ([{"n": 1, "loss": [1.0, 1.0]}, {"n": 1, "loss": 3.0}], {"loss": 3.0}),  # of as many, those of fewer numbers
         ([{"n": [1, 1], "loss": 2.0}, {"n": 3, "loss": 4.0}], {"loss": 4.0}),
         ([{"loss": 2.0}, {"loss": 4.0}], None),
+        ([None, None], None),
         ([], None),
     ],
 )
 def test_the_mean_is_over_the_records_of_the_most_frequent_form(records, expected, logged):
-    contents = [RecordDict({"metrics": MetricRecord(record)}) for record in records]
+    contents = [RecordDict({} if each is None else {"metrics": MetricRecord(each)}) for each in records]
     mean = mean_of("Metrics", contents, contents, "n", lambda some: aggregate_metricrecords(some, "n"))
     assert (None if mean is None else dict(mean)) == expected
     assert len(logged) == bool(records)

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
+from flwr.app import ConfigRecord
+
 from afflux import AffluxError
 from afflux.integrations._settings import RunSettings
 from afflux.integrations.flower import AsyncStrategy, model_of
@@ -60,6 +62,7 @@ def test_options_of_the_sample_have_no_effect(logged):
         ({"num_rounds": "3"}, r"\[start\] num_rounds is '3', must be an int"),
         ({"num_rounds": -1}, r"\[start\] num_rounds is -1, must be an int of at least 0"),
         ({"num_rounds": 2.5}, r"\[start\] num_rounds is 2\.5, must be an int"),
+        ({"train_config": ConfigRecord({"roles": ["bn"]})}, r"roles is \['bn'\], must be a list such as"),
     ],
 )
 def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp_path):

@@ -272,7 +272,7 @@ class Clients:
                 example = f"for example {address}: {reason}"
                 raise RuntimeError(f"none of the {count} clients that are there may train, {example}")
         most, failures = most or self._settings.max_failures, self._failures
-        if self.there and all(each in failures and failures[each].times >= most for each in self.there):
+        if failures and self.there and all(each in failures and failures[each].times >= most for each in self.there):
             last = max((failures[each] for each in self.there), key=lambda failed: failed.until)
             raise RuntimeError(
                 f"none of {len(self.there)} clients is of use: each has failed {most} times in a row or more, for "
