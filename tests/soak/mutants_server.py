@@ -62,8 +62,8 @@ SERVER = {
         "test_roles.py",
     ),
     "server: a failing rule loses the buffer": (
-        "        prepared = prepare(self.rule",
-        '        self.admission.cut("discard", None)\n        prepared = prepare(self.rule',
+        "        decided = prepare(self.rule",
+        '        self.admission.cut("discard", None)\n        decided = prepare(self.rule',
         "test_server.py",
     ),
     "server: a discard comes before the overdue rounds": (
@@ -82,12 +82,12 @@ SERVER = {
         "test_store_crashes.py",
     ),
     "store: a row is replaced in its committed slot": (
-        "if not changed or readers[client_id] > i:",
-        "if slot is None or readers[client_id] > i:",
+        "if each not in changed or readers[each] > i]",
+        "if places[each] is None or readers[each] > i]",
         "test_store_crashes.py",
     ),
     "store: a freed slot is used before the commit": (
-        "(left if changed else retired).append(slot)",
+        "(left if client_id in changed else retired).append(slot)",
         "left.append(slot)",
         "test_store_crashes.py",
     ),
@@ -147,13 +147,13 @@ SERVER = {
         "test_task_interrupts.py",
     ),
     "tasks: a round that is over holds its versions": (
-        "        del self.sweep, self.draft\n",
+        "        del self.prepared, self.plan\n",
         "",
         "test_task_versions.py",
     ),
     "limits: a lent vector may hold anything finite": (
-        "before.limits.max_abs if lent else inf)",
-        "inf)",
+        "before.limits.max_abs if lent else inf, rule.states",
+        "inf, rule.states",
         "test_lent.py",
     ),
     "limits: the least element is not looked at": (

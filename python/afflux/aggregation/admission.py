@@ -1,7 +1,7 @@
 """The decision about each arrival. Callers hold a mutex."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
+from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     Closed,
     Cut,
@@ -26,7 +27,7 @@ from afflux.aggregation.reports import (
     Report,
     Status,
 )
-from afflux.aggregation.round import NamedVectors, Round, RoundStart
+from afflux.aggregation.round import Round, RoundStart
 from afflux.aggregation.state import ServerState, after
 from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
@@ -160,8 +161,8 @@ class Admission:
         size = state.rule.buffer_size
         return size if state.passes is None else min(size, state.passes.left + state.filled)
 
-    def before(self, arrivals: int, outs: Callable[[NamedVectors], NamedVectors], slot_bytes: int) -> RoundStart:
-        """Return the start of a round of this number of arrivals; its rule vectors may be written to `outs`.
+    def before(self, arrivals: int, slot_bytes: int) -> RoundStart:
+        """Return the start of a round of this number of arrivals.
 
         Raises:
             AffluxError: a rule vector that the rule reads was never set.
@@ -174,19 +175,8 @@ class Admission:
                     f"set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
-        return RoundStart(
-            state.current,
-            state.rows,
-            state.rule_vectors,
-            outs(state.rule_vectors),
-            state.scalars,
-            ends_pass,
-            slot_bytes,
-            self.limits,
-            state.norms,
-            self.fact_names,
-            self.averaged,
-        )
+        own = self.limits, self.fact_names, self.averaged
+        return RoundStart(state.current, state.rows, state.scalars, state.norms, ends_pass, slot_bytes, *own)
 
     def record(
         self, status: Decision, arrival: PendingArrival, prepared: Round | None, closed: Closed | None = None
@@ -415,7 +405,7 @@ class Admission:
 
     def _check_clients(self, client_id: ClientId, rows: RowCache) -> None:
         making = self.state.round
-        coming = {} if making is None or making.row_plan is None else making.row_plan.numbers
+        coming = {} if making is None or making.moves is None else making.moves.numbers
         if client_id in rows or len(rows) + len(coming) + self.state.filled < rows.num_clients:
             return  # room for all, even if all waiting clients are new; a count at each push would be quadratic in M
         new = {w.client_id for w in self.state.arrivals() if w.client_id not in rows}

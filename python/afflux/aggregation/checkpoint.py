@@ -13,12 +13,11 @@ import numpy.typing as npt
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.memory import MemoryRows, with_rows
-from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.cache.rows import MemoryRows, RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
+from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
-from afflux.aggregation.round import NamedVectors
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from afflux import ops
-from afflux.arrays.pools import Slot, Vector
+from afflux.aggregation.plane import LocalPlane
+from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import any_number, as_text, brief, reads
 from afflux.rules.rule import Float64
@@ -16,13 +17,8 @@ class RoundVectors:
 
     __slots__ = ("_given",)
 
-    def __init__(self, slots: Sequence[Slot], names: Sequence[str], held: Sequence[Vector], num_threads: int):
-        #: slots, rule vectors by name, threads
-        self._given: tuple[Sequence[Slot], dict[str, Vector], int] | None = (
-            slots,
-            dict(zip(names, held, strict=True)),
-            num_threads,
-        )
+    def __init__(self, slots: Sequence[Slot], names: Sequence[str], plane: LocalPlane):
+        self._given: tuple[Sequence[Slot], Sequence[str], LocalPlane] | None = (slots, names, plane)
 
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
@@ -31,15 +27,12 @@ class RoundVectors:
         given = self._given
         if given is None:
             raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are reused")
-        slots, held, num_threads = given
+        slots, held, plane = given
         moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
-        vector = None
-        if rule_vector is not None:
-            name = as_text(rule_vector)
-            if name is None or name not in held:
-                known = f"it has {', '.join(held)}" if held else "the rule has none"
-                raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {known}")
-            vector = held[name]
+        name = None if rule_vector is None else as_text(rule_vector)
+        if rule_vector is not None and (name is None or name not in held):
+            known = f"it has {', '.join(held)}" if held else "the rule has none"
+            raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {known}")
         if (rule_vector is not None) != (moved != 0 or own != 0):
             raise AffluxError(
                 f"[Arrivals] inner has rule_vector {rule_vector!r}, shift {moved} and own_weight {own}: a rule vector "
@@ -48,13 +41,13 @@ class RoundVectors:
         wanted = None if weights is None else _numbers(weights)
         if wanted is None and own != 0:
             wanted = np.zeros(len(slots))
-        return ops.inner(slots, wanted, memory=vector, shift=moved, memory_weight=own, num_threads=num_threads)
+        return plane.inner(slots, wanted, name, moved, own)
 
     def select(self, places: Sequence[int]) -> "RoundVectors":
         """Return the function for the slots at these indices."""
         assert self._given is not None  # it is closed after the round's weights
-        slots, held, num_threads = self._given
-        return RoundVectors([slots[i] for i in places], list(held), list(held.values()), num_threads)
+        slots, held, plane = self._given
+        return RoundVectors([slots[i] for i in places], held, plane)
 
     def close(self) -> None:
         """Refuse later calls: the rule has returned its weights, or has failed."""

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
+from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import Pulled, Report, no_counts
-from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term, Total
 from afflux.arrays.pools import is_lent
 from afflux.rules.rule import Rule, Scalars
@@ -86,6 +87,6 @@ def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
         round=None,
         decided_state=None,
         scalars=done.scalars,
-        rule_vectors=done.rule_vectors,
+        rule_vectors=done.prepared.rule_vectors,
         norms=done.norms,
     )

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Protocol
 
 from afflux.aggregation.admission import Admission
-from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.plane import NamedVectors
+from afflux.aggregation.round import Round
 
 
 class RoundStorage(Protocol):

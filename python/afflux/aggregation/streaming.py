@@ -124,10 +124,8 @@ class Streaming:
         return term
 
 
-def combine(
-    rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[Term], params_weight: float
-) -> ops.Combine:
-    """Return stage 1 of the round of these terms, for use after all terms are added.
+def factor_of(rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[Term]) -> float:
+    """Return the weight of the sum of these terms in their round.
 
     `weights` are the rule's weights. They and the terms are in canonical order.
 
@@ -143,7 +141,7 @@ def combine(
                 f"[{rule.name}] weigh gave client {brief(client_id)} the weight {weight}, on_arrival and factor gave "
                 f"{term.weight} * {factor}"
             )
-    return ops.Combine(terms[0].total.vectors, np.array([factor]), params_weight)
+    return factor
 
 
 def bounded(name: str, what: str, given: float) -> float:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from afflux import ops
 from afflux.aggregation.clipping import clip_factors, next_window
 from afflux.aggregation.limits import ArrivalError, Limits
+from afflux.aggregation.plane import LocalPlane
 from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import frozen
 from afflux.ops.errors import AffluxError
@@ -112,7 +113,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
     """
     count, held = len(arrivals), len(rule.needs.rule_vectors)
     ones = np.ones(count + held)
-    vectors = RoundVectors([np.ones(1)] * count, rule.needs.rule_vectors, [np.ones(1)] * held, 1)
+    plane = LocalPlane(1, dict.fromkeys(rule.needs.rule_vectors, np.ones(1)))
+    vectors = RoundVectors([np.ones(1)] * count, rule.needs.rule_vectors, plane)
     neutral = replace(
         arrivals,
         versions=frozen(np.full(count, arrivals.version), np.int64),

@@ -62,8 +62,8 @@ class Versions:
         self._device = device
         self._pool: Any = device.pool(size, dtype, max_versions or 0, checked)
 
-    def take(self) -> "Draft":
-        """Take a buffer for a new version.
+    def take(self, op: str = "Server") -> "Draft":
+        """Take a buffer for a new version; `op` names the call in errors.
 
         Raises:
             AffluxError: max_versions versions are held.
@@ -76,7 +76,7 @@ class Versions:
             draft = Draft(self._device.take(self._pool))
         except AffluxError:
             raise AffluxError(
-                f"all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
+                f"[{op}] all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
                 "max_versions"
             ) from None
         if self.inplace:

@@ -10,8 +10,9 @@ from typing import TypeVar
 from afflux._engine import FastPush, forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.plane import LocalPlane
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
-from afflux.aggregation.round import NamedVectors, Round, prepare
+from afflux.aggregation.round import Round, prepare
 from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Streaming, Term, Total
 from afflux.arrays.devices import HOST, Device
@@ -424,19 +425,15 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """Return the round of these arrivals; an error changes nothing."""
         self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
-        try:
-            draft = self.versions.take()
-        except StoreError:
-            raise
-        except AffluxError as error:
-            raise AffluxError(f"[{op}] {error}") from None
         self.check_storage()
-        outs = _in_place if self.storage is None else self.storage.rule_vector_outputs
-        before = self.admission.before(len(waiting), outs, self.slots.slot_bytes)
-        prepared = prepare(self.rule, before, waiting, draft, self.num_threads)
-        prepared.saved = self.storage is None and not prepared.rows.staged
-        prepared.checksums = None if self.storage is None or self.device is not HOST else []
-        return prepared
+        state, spares = self.admission.state, None if self.storage is None else self.storage.rule_vector_outputs
+        rows = None if state.rows is None else state.rows.plane
+        plane = LocalPlane(self.num_threads, state.rule_vectors, state.current.params, self.versions, spares, rows)
+        before = self.admission.before(len(waiting), self.slots.slot_bytes)
+        decided = prepare(self.rule, before, waiting, plane, op)
+        decided.saved = self.storage is None and not decided.prepared.rows.staged
+        decided.checksums = None if self.storage is None or self.device is not HOST else []
+        return decided
 
     # Making
 
@@ -457,15 +454,15 @@ class Aggregator:
         if isinstance(job, Total) or job.saved:
             job.make(self.num_threads)
             return
-        storage, staging = self.storage, job.rows.staging
+        storage, staging = self.storage, job.prepared.rows.staging
         if not job.done:
             if staging is not None:
-                staging.begin_sweep(job.rows)
+                staging.begin_sweep(job.prepared.rows)
             if storage is not None:
                 storage.prepare_sweep(job)
         job.make(self.num_threads)
         if staging is not None:
-            staging.copy_back(job.rows)
+            staging.copy_back(job.prepared.rows)
         if storage is None or job.unsound:
             job.saved = True
         else:
@@ -480,9 +477,9 @@ class Aggregator:
             self._fail(made)
             return False
         version = made.report.version
-        current = Pulled(self.versions.finished(made.draft, version), version, made.buffers)
-        if (rows := self.admission.state.rows) is not None and made.row_plan is not None:
-            rows.commit(made.rows, made.row_plan)
+        current = Pulled(self.versions.finished(made.prepared.draft, version), version, made.buffers)
+        if (rows := self.admission.state.rows) is not None and made.moves is not None:
+            rows.commit(made.prepared.rows, made.moves)
         self.admission.commit(current, made)
         self.tasks.release_outdated(version)
         made.release()
@@ -506,7 +503,3 @@ class Aggregator:
         state = self.admission.state
         adding = state.total is not None and state.total.driver is not None
         return state.round is None and not adding and self.slots.taken == state.slots_held
-
-
-def _in_place(rule_vectors: NamedVectors) -> NamedVectors:
-    return rule_vectors

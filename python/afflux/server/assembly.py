@@ -6,8 +6,7 @@ from afflux import ops
 from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.memory import MemoryRows
-from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.cache.rows import MemoryRows, RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt

@@ -220,7 +220,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, aggregator.slots.take_uncounted), True
     rule_vectors = {name: device.moved(vector) for name, vector in saved.rule_vectors.items()}
-    draft = versions.take()
+    draft = versions.take("load_state_dict")
     device.fill(draft.buffer, saved.params)
     now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
     constants = _saved_constants(state)

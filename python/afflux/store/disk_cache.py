@@ -1,9 +1,11 @@
 """Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
 
+from collections.abc import Callable
+
 from afflux._engine import RowCheck, address
 from afflux.aggregation.cache.rows import RowCache, RowPlane, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
-from afflux.aggregation.cache.table import RowPlan, SlotCounts
+from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops import CachedDifference, CachedMean
@@ -34,15 +36,12 @@ class DiskRows(RowPlane):
         staging = RowStaging(device, pinned=False) if isinstance(device, Gpu) else None
         super().__init__(size, codec, device, staging)
         self.segments = segments
+        self.row = segments.array  # its pages may not be in memory yet
         self.sum = total
         self.checksums: dict[int, bytes] = {}  #: by slot
         self._vectors = vectors
         self._blocks = row_blocks(codec)
         self._num_threads = num_threads
-
-    def row(self, slot: int) -> Row:
-        """Return the row in a slot, encoded. Its pages may not be in memory yet."""
-        return self.segments.array(slot)
 
     def _empty(self, slot: int) -> Row:
         return self.segments.empty(slot)
@@ -68,7 +67,7 @@ class DiskRows(RowPlane):
 
     def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
         """Prepare as `RowPlane` does, and allocate segments for new slots."""
-        self.segments.reserve(plan.counts.high)
+        self.segments.reserve(plan.high)
         prepared = super().prepare(plan)
         self.segments.check(slot for slot in plan.reads if slot is not None)
         return prepared
@@ -105,12 +104,9 @@ class DiskCache(RowCache):
         self.reads_ahead = True
         self._index = index
         self._numbers: dict[ClientId, int] = {}  # of the clients in `slots` that the index does not have
-        self._refuse_missing("[store]", counts.high - 1)
-
-    def _refuse_missing(self, what: str, slot: int) -> None:
-        problem = self.plane.segments.missing_slot(slot)
+        problem = plane.segments.missing_slot(counts.high - 1)
         if problem is not None:
-            raise StoreError(f"{what} {problem}; {self.plane.segments.remedy}")
+            raise StoreError(f"[store] {problem}; {plane.segments.remedy}")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self.slots:
@@ -127,8 +123,12 @@ class DiskCache(RowCache):
         new = {rank: client_id for client_id, rank in self._numbers.items()}
         return [client_id for _, client_id in sorted((old | new).items())]
 
-    def slot(self, client_id: ClientId) -> int | None:
-        """Return the slot of a client's row; None if it has none."""
+    @property
+    def slot(self) -> Callable[[ClientId], int | None]:
+        """The function that returns the slot of a client's row; None if the client has none."""
+        return self._slot
+
+    def _slot(self, client_id: ClientId) -> int | None:
         slot = self.slots.get(client_id)
         if slot is None and (place := self._index.row(client_id)) is not None:
             slot = place.slot
@@ -137,15 +137,16 @@ class DiskCache(RowCache):
     def encoded(self, client_id: ClientId) -> Row | None:
         """Return the client's row, encoded; None if the client has never pushed."""
         self.fetch(client_id, self._committed_place(client_id, "row"), "row")
-        slot = self.slot(client_id)
+        slot = self._slot(client_id)
         self.plane.segments.populate([] if slot is None else [slot])
         return None if slot is None else self.plane.row(slot)
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
         """Return the place of a row that has not changed since the last commit."""
         place = None if client_id in self.slots else self._index.row(client_id)
-        if place is not None:
-            self._refuse_missing(f"[{op}] client {brief(client_id)}'s row:", place.slot)
+        problem = None if place is None else self.plane.segments.missing_slot(place.slot)
+        if problem is not None:
+            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self.plane.segments.remedy}")
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
@@ -162,8 +163,7 @@ class DiskCache(RowCache):
         def finish() -> StagedRow | None:
             if check is None or not check.sound:
                 self.fetch(client_id, place)
-            slot = None if staging is None else self.slot(client_id)
-            if staging is None or slot is None:
+            if staging is None or (slot := self._slot(client_id)) is None:
                 return None
             self.plane.segments.populate([slot])
             return staging.start_upload(slot, self.plane.row)
@@ -184,22 +184,22 @@ class DiskCache(RowCache):
                     f"{self.plane.segments.folder} does not agree with its checksum; {self.plane.segments.remedy}"
                 )
 
-    def changed_places(self, plan: RowPlan | None) -> dict[ClientId, Place]:
-        """Return the places that a commit writes to the index, after a round of this plan that is not published yet."""
+    def changed_places(self, moves: RowMoves | None) -> dict[ClientId, Place]:
+        """Return the places that a commit writes to the index; `moves` are those of a round not published yet."""
         slots, numbers = self.slots, self._numbers
-        if plan is not None:
-            slots, numbers = {**slots, **plan.slots}, {**numbers, **plan.numbers}
+        if moves is not None:
+            slots, numbers = {**slots, **moves.slots}, {**numbers, **moves.numbers}
         crcs = self.plane.checksums
         return {client_id: Place(slot, crcs[slot], numbers.get(client_id, -1)) for client_id, slot in slots.items()}
 
-    def publish(self, plan: RowPlan) -> None:
+    def publish(self, moves: RowMoves) -> None:
         """Make the changes of a round. May be repeated."""
-        if plan.committed:
-            self.set_committed(plan.counts)
-        else:
-            super().publish(plan)
-            self._numbers.update(plan.numbers)
+        super().publish(moves)
+        self._numbers.update(moves.numbers)
+        if moves.committed:
+            self.set_committed(moves.counts)
 
     def set_committed(self, counts: SlotCounts) -> None:
-        """Record that the index has all rows; `counts` are those after the commit. May be repeated."""
-        self.slots, self._numbers, self.plane.checksums, self.counts = {}, {}, {}, counts
+        """Record that a commit has written all changes; `counts` are those that it has written. May be repeated."""
+        self.slots, self._numbers, self.plane.checksums = {}, {}, {}
+        self.counts = counts._replace(free=(*counts.free, *counts.retired), retired=())  # now no commit refers to these

@@ -22,8 +22,9 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.table import SlotCounts
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.options import Durability
+from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import Opened, Pulled
-from afflux.aggregation.round import NamedVectors, Round
+from afflux.aggregation.round import Round
 from afflux.aggregation.state import ServerState, after
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, frozen, on_gpu
@@ -224,24 +225,24 @@ class Store:
         """Map the pages that the sweep of this round writes. May be repeated."""
         self._vectors.populate()
         if self.rows is not None:
-            self.rows.plane.populate(decided.rows)
+            self.rows.plane.populate(decided.prepared.rows)
 
     def save_round(self, swept: Round, admission: Admission) -> None:
         """Record a round after its sweep; commit the round if `commit_every` divides its version. May be repeated."""
         if swept.saved:  # an interrupt came before its publication
             return
-        checksums = sweep_checksums(swept.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
+        checksums = sweep_checksums(swept.prepared.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
         if self.rows is not None:
-            self.rows.plane.record_sweep(swept.rows, checksums)
+            self.rows.plane.record_sweep(swept.prepared.rows, checksums)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
         version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(swept.draft.array, version, swept.buffers)
+            current = Pulled(swept.prepared.draft.array, version, swept.buffers)
             self._commit(after(state, current, swept), admission, swept, checksums)
-            if (plan := swept.row_plan) is not None:
-                swept.row_plan = plan._replace(counts=plan.counts.after_commit(), committed=True)
+            if (moves := swept.moves) is not None:
+                swept.moves = moves._replace(committed=True)
         swept.saved = True
 
     def checkpoint(
@@ -291,7 +292,7 @@ class Store:
         else:
             self._after_commit()
             if self.rows is not None and begun.counts is not None:
-                self.rows.set_committed(begun.counts.after_commit())
+                self.rows.set_committed(begun.counts)
         self._checkpoint = None
 
     def _commit(
@@ -310,8 +311,8 @@ class Store:
         own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
-            plan, out = (None, None) if swept is None else (swept.row_plan, swept.rows.sum_out)
-            rows, counts = self.rows.changed_places(plan), self.rows.counts if plan is None else plan.counts
+            moves, out = (None, None) if swept is None else (swept.moves, swept.prepared.rows.sum_out)
+            rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
             own["sum"] = self.rows.plane.sum if out is None else out
         if state.total is not None:
             total = state.total.vectors[0]

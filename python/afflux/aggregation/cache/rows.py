@@ -1,18 +1,23 @@
 """Cached rows of clients, and their memory: rows in numbered slots, and the float64 sum of all rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from afflux import ops
 from afflux._engine import RowCheck
 from afflux.aggregation.cache.staging import NewRows, Row, RowStaging, StagedRow
-from afflux.aggregation.cache.table import NO_SLOTS, RowPlan, RowTable, SlotCounts
+from afflux.aggregation.cache.table import NO_SLOTS, RowMoves, RowPlan, RowTable, SlotCounts
 from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import Gpu
 from afflux.ops import CachedDifference, CachedMean, codecs
 from afflux.ops.codecs import Codec
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 
 
@@ -27,6 +32,7 @@ class RowPlane(ABC):
     """The memory of rows: encoded rows in numbered slots, and their sum. It knows no clients."""
 
     sum: Row  #: the sum of all rows, (d,), that the next round updates
+    row: Callable[[int], Row]  #: returns the row in a slot, encoded
 
     def __init__(self, size: int, codec: Codec, device: Device = HOST, staging: RowStaging | None = None) -> None:
         self.size = size  #: d
@@ -34,10 +40,6 @@ class RowPlane(ABC):
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
         self.reads_ahead = staging is not None  #: whether `RowCache.prefetch` may read a row
-
-    @abstractmethod
-    def row(self, slot: int) -> Row:
-        """Return the row in a slot, encoded."""
 
     @abstractmethod
     def _empty(self, slot: int) -> Row:
@@ -57,14 +59,14 @@ class RowPlane(ABC):
             StoreError: the disk is full.
         """
         how, reads, writes = plan.how, plan.reads, plan.writes
-        old = {slot: self.row(slot) for slot in reads if slot is not None}
+        row = self.row
+        old: dict[Any, Row] = {slot: row(slot) for slot in reads if slot is not None}
         new = NewRows({slot: old[slot] if slot in old else self._empty(slot) for slot in writes if slot is not None})
         new.sum_out = self._spare_sum() if new else None
         if self.staging is not None:
             old = self.staging.uploaded_rows(reads, writes, old, new)
-        written = new.staged or new
-        rows = [None if slot is None else old[slot] for slot in reads]
-        replaced = [None if slot is None else written[slot] for slot in writes]
+        written: dict[Any, Row] = new.staged or new
+        rows, replaced = [*map(old.get, reads)], [*map(written.get, writes)]  # None for None
         stage = CachedDifference if how.direction == "difference" else CachedMean
         how_rows = self.codec, plan.facts, how.quantize_direction
         return stage(self.sum, plan.divisor, rows, replaced, *how_rows, new.sum_out), new
@@ -72,6 +74,35 @@ class RowPlane(ABC):
     @abstractmethod
     def publish(self, new: NewRows) -> None:
         """Make these rows, and the sum that the sweep has written, the current ones. May be repeated."""
+
+
+class MemoryRows(RowPlane):
+    """Rows in memory of the device, or in the host's pinned memory. A round allocates the rows that are new."""
+
+    def __init__(self, size: int, codec: Codec, device: Device = HOST, *, pinned: bool = False) -> None:
+        """Make an empty memory. `pinned`: rows of a GPU are kept in pinned memory of the host."""
+        staging = RowStaging(device, pinned=True) if pinned and isinstance(device, Gpu) else None
+        super().__init__(size, codec, device, staging)
+        self.sum = device.full(size, 0.0, "float64")
+        self._rows: list[Row] = []  # by slot
+        self.row = self._rows.__getitem__
+
+    def _empty(self, slot: int) -> Row:
+        if slot < len(self._rows):  # it has become free
+            return self._rows[slot]
+        empty = self.device.empty if self.staging is None else self.staging.device.pinned
+        return empty(self.codec.row_size(self.size), self.codec.row_dtype)
+
+    def append(self, values: npt.NDArray[np.generic]) -> None:
+        """Add a copy of a row, in the next slot."""
+        row = self._empty(len(self._rows))
+        (self.device if self.staging is None else HOST).fill(row, values)
+        self._rows.append(row)
+
+    def publish(self, new: NewRows) -> None:
+        """Make these rows the current ones; the sweep has written the sum in place. May be repeated."""
+        for slot, row in sorted(new.items()):
+            self._rows[slot : slot + 1] = [row]
 
 
 class RowCache(RowTable):
@@ -126,12 +157,35 @@ class RowCache(RowTable):
         """Return the facts, in addition to rows and sum, on which the bits of later results depend."""
         return {"codec": self.codec.name, "seed": self.seed} if self.codec.keyed else {}
 
-    def commit(self, new: NewRows, plan: RowPlan) -> None:
+    def commit(self, new: NewRows, moves: RowMoves) -> None:
         """Make the new rows of a round the clients' rows. May be repeated."""
         self.plane.publish(new)
-        self.publish(plan)
+        self.publish(moves)
         if self.plane.staging is not None:
             self.plane.staging.end_round(new)  # last: after this pushes read the rows on the host again
+
+
+def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray[np.generic], total: Row) -> RowCache:
+    """Return a cache in memory like `cache`, with copies of these clients' rows, (n, row_size), and their sum.
+
+    Raises:
+        AffluxError: a row is damaged.
+    """
+    old, codec = cache.plane, cache.codec
+    plane = MemoryRows(old.size, codec, old.device, pinned=old.staging is not None)
+    old.device.fill(plane.sum, total)
+    other = RowCache(plane, cache.num_clients, cache.seed, SlotCounts(len(client_ids), len(client_ids)))
+    for slot, (client_id, row) in enumerate(zip(client_ids, rows, strict=True)):
+        what = f"[load_state_dict] the row of client {brief(client_id)}"
+        try:
+            sound = codec.exact or np.isfinite(decoded(row, old.size, codec)).all()
+        except AffluxError as error:
+            raise AffluxError(f"{what} cannot be decoded: {error}") from None
+        if not sound:
+            raise AffluxError(f"{what} has a non-finite value")
+        plane.append(row)
+        other.slots[client_id] = slot
+    return other
 
 
 def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:

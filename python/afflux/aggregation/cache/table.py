@@ -3,7 +3,7 @@
 A table holds no vector. It gives the slots out, so that they are the same wherever the vectors are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -20,26 +20,28 @@ class SlotCounts(NamedTuple):
     free: tuple[int, ...] = ()  #: unused slots below `high`
     retired: tuple[int, ...] = ()  #: slots to which only the last commit of a store refers
 
-    def after_commit(self) -> "SlotCounts":
-        """Return the counts after a commit: the retired slots are free."""
-        return self._replace(free=(*self.free, *self.retired), retired=())
-
 
 NO_SLOTS = SlotCounts()
 
 
+class RowMoves(NamedTuple):
+    """The changes that a round makes to the table."""
+
+    slots: Mapping[ClientId, int]  #: of clients whose row gets its first slot, or another one
+    numbers: Mapping[ClientId, int]  #: of new clients, in the order of first pushes
+    counts: SlotCounts  #: after the round
+    committed: bool = False  #: whether a commit of a store has recorded the changes
+
+
 class RowPlan(NamedTuple):
-    """The rows of a round, by slot, and the changes that it makes to the table. It holds no vector."""
+    """The rows that a round reads and writes, by slot."""
 
     how: Calibrate
     divisor: int  #: the number of clients by which the sum is divided
     reads: Sequence[int | None]  #: the slot of the row of each arrival's client; None: it has none
     writes: Sequence[int | None]  #: the slot to which each arrival writes its row; None: it writes none
     facts: Sequence[RowFacts]  #: the key and the range of each arrival; empty for codecs that need none
-    slots: Mapping[ClientId, int]  #: of clients whose row gets its first slot, or another one
-    numbers: Mapping[ClientId, int]  #: of new clients, in the order of first pushes
-    counts: SlotCounts  #: after the round; after its commit, once it is `committed`
-    committed: bool = False  #: whether a commit of a store has recorded the changes
+    high: int  #: all slots are below
 
 
 class RowTable:
@@ -68,9 +70,10 @@ class RowTable:
         """The clients that have a row, in the order of their first push."""
         return list(self.slots)
 
-    def slot(self, client_id: ClientId) -> int | None:
-        """Return the slot of a client's row; None if it has none."""
-        return self.slots.get(client_id)
+    @property
+    def slot(self) -> Callable[[ClientId], int | None]:
+        """The function that returns the slot of a client's row; None if the client has none."""
+        return self.slots.get
 
     def plan(
         self,
@@ -79,8 +82,8 @@ class RowTable:
         accepted: Sequence[bool],
         version: int,
         extremes: Sequence[tuple[float, float]] = (),
-    ) -> RowPlan:
-        """Return the rows that the round that makes `version` reads and writes. Nothing changes.
+    ) -> tuple[RowPlan, RowMoves]:
+        """Return the rows that the round that makes `version` reads and writes, and its changes for `publish`.
 
         A rejected arrival does not change its client's row. Of a client's accepted arrivals the last one becomes the
         row. If a later arrival still reads the old row, the new row gets another slot. `extremes`, (min, max) of each
@@ -88,35 +91,36 @@ class RowTable:
         """
         last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
         readers = {client_id: i for i, client_id in enumerate(client_ids)}  # the last arrival that reads the row
-        before = {client_id: self.slot(client_id) for client_id in readers}
+        slot_of, changed = self.slot, self.slots
+        places = {client_id: slot_of(client_id) for client_id in readers}
+        reads = [places[client_id] for client_id in client_ids]
         (clients, high, *_), free, retired = self.counts, [*self.counts.free], [*self.counts.retired]
         slots, numbers, left = dict[ClientId, int](), dict[ClientId, int](), list[int]()
+        for client_id in [each for each, i in last.items() if each not in changed or readers[each] > i]:
+            slot = places[client_id]
+            if slot is None:
+                numbers[client_id] = clients
+                clients += 1
+            else:
+                (left if client_id in changed else retired).append(slot)
+            places[client_id] = slots[client_id] = slot = free.pop() if free else high
+            high = max(high, slot + 1)
         writes: list[int | None] = [None] * len(client_ids)
         for client_id, i in last.items():
-            slot, changed = before[client_id], client_id in self.slots
-            if not changed or readers[client_id] > i:
-                if slot is None:
-                    numbers[client_id] = clients
-                    clients += 1
-                else:
-                    (left if changed else retired).append(slot)
-                slots[client_id] = slot = free.pop() if free else high
-                high = max(high, slot + 1)
-            writes[i] = slot
+            writes[i] = places[client_id]
         # A slot to which no commit refers becomes free only at the end of this round, because the round reads it.
-        counts = SlotCounts(clients, high, (*free, *left), tuple(retired))
+        moves = RowMoves(slots, numbers, SlotCounts(clients, high, (*free, *left), tuple(retired)))
         divisor = self.num_clients if how.divide_by == "all" else max(clients, 1)
         facts: list[RowFacts] = []
         if self.codec.keyed:
-            ranges = extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids)
-            keys = [row_key(self.seed, version, client_id) for client_id in client_ids]
-            facts = [RowFacts(key, *both) for key, both in zip(keys, ranges, strict=True)]
-        return RowPlan(how, divisor, [before[each] for each in client_ids], writes, facts, slots, numbers, counts)
+            ranges = zip(client_ids, extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids), strict=True)
+            facts = [RowFacts(row_key(self.seed, version, client_id), *both) for client_id, both in ranges]
+        return RowPlan(how, divisor, reads, writes, facts, high), moves
 
-    def publish(self, plan: RowPlan) -> None:
+    def publish(self, moves: RowMoves) -> None:
         """Make the changes of a round. May be repeated."""
-        self.slots.update(plan.slots)
-        self.counts = plan.counts
+        self.slots.update(moves.slots)
+        self.counts = moves.counts
 
 
 def row_key(seed: int, version: int, client_id: ClientId) -> int:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.aggregation.cache.memory import MemoryRows, with_rows
-from afflux.aggregation.cache.rows import RowCache
+from afflux.aggregation.cache.rows import MemoryRows, RowCache, with_rows
 from afflux.aggregation.reports import Pulled
 from afflux.ops import Combine, Pass, apply, codecs
 from afflux.ops.codecs import Codec
@@ -72,12 +71,12 @@ class ControlVariates:
         moved: Sequence[np.ndarray] = [self._waiting[client] for client in clients]
         self._steps += 1
         extremes = [(float(row.min()), float(row.max())) for row in moved] if self._rows.codec.ranged else []
-        plan = self._rows.plan(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
+        plan, moves = self._rows.plan(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
         calibrate, rows = self._rows.plane.prepare(plan)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)
-        self._rows.commit(rows, plan)
+        self._rows.commit(rows, moves)
         self.server = server
         self._waiting = {}
 
