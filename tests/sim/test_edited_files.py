@@ -120,8 +120,8 @@ def test_a_run_is_not_resumed_with_a_file_that_has_changed(name, text, files, tm
     rule, task = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine"
     add = RunHistory.add_arrival
 
-    def press(self, client, receipt):
-        add(self, client, receipt)
+    def press(self, *facts):
+        add(self, *facts)
         if len(self.staleness) == 12:
             interrupts._record(2, None)
 

@@ -96,8 +96,8 @@ def test_the_ends_of_a_run(end, arrivals, tmp_path):
 def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, monkeypatch):
     executed, store, out = tmp_path / "executed", tmp_path / "store", tmp_path / "out"
 
-    def press(self, client, receipt):
-        add(self, client, receipt)
+    def press(self, *facts):
+        add(self, *facts)
         if len(self.staleness) == 8:
             interrupts._record(2, None)
 

@@ -21,8 +21,8 @@ from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
+from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import PROXIMAL, SimConfig
-from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples

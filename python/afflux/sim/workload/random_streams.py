@@ -26,4 +26,9 @@ def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Gen
 
     Streams are independent of each other and of the aggregation rule.
     """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(int(purpose), *key))))
+    words = (seed, 0, 0, 0, purpose, *key)
+    if max(words) < 2**32:  # NumPy makes an array of these words from the arguments below, which takes most of the time
+        sequence = np.random.SeedSequence(np.array(words, np.uint32))
+    else:
+        sequence = np.random.SeedSequence(seed, spawn_key=words[4:])
+    return np.random.Generator(np.random.PCG64(sequence))
