@@ -10,12 +10,10 @@ import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
 from afflux.sim.errors import EXTRA, require
-from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS
-from afflux.sim.papers.paper_tables import Table as PaperTable
+from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS, Table
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
-    from afflux.sim.papers.tables import Table
 
 TABLE_HELP = """{paper}, {shows}. {needs}; {runs} runs, {hours:.2g} CPU hours.
 
@@ -117,7 +115,7 @@ def list_tables(out: Results = RESULTS) -> None:
         typer.echo(f"the finished runs took {sum(state.hours for state in states):.2f} CPU hours")
 
 
-def _table_command(table: "PaperTable") -> Callable[..., None]:
+def _table_command(table: Table) -> Callable[..., None]:
     def run(
         cells: Annotated[str, typer.Option(help="Only cells with such names; * is any text.")] = "*",
         seeds: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(map(str, range(table.seeds))),
@@ -155,40 +153,28 @@ for _table in TABLES.values():
         app.command(_table.name, help=_help)(_table_command(_table))
 
 
-@app.command("rules", help=RULES_HELP)
-def rules_under_delays(
-    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
-    seeds: Seeds = "0,1,2",
-    data_dir: DataDir = None,
-    jobs: Processes = None,
-    at_most: AtMost = None,
-    out: ResumableFolder = None,
-) -> None:
-    """Run all presets (see RULES_HELP)."""
-    with report_errors():
-        require(*EXTRA)
-        from afflux.sim.papers import tables
+def _own_table_command(name: str) -> Callable[..., None]:
+    def run(
+        data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+        seeds: Seeds = "0,1,2",
+        data_dir: DataDir = None,
+        jobs: Processes = None,
+        at_most: AtMost = None,
+        out: ResumableFolder = None,
+    ) -> None:
+        with report_errors():
+            require(*EXTRA)
+            from afflux.sim.papers.tables import OWN_TABLES
 
-        table = tables.rules_under_delays(data, data_dir)
-        _reproduce(table, {"command": "rules", "data": data}, seeds, out, jobs, at_most)
+            table, numbers = OWN_TABLES[name](data, data_dir), parse_seeds(seeds)
+            command = {"command": name, "data": data, "seeds": numbers}
+            _publish(out, partial(table.reproduce, numbers), command, processes=jobs, at_most=at_most)
+
+    return run
 
 
-@app.command("mf-ca2fl", help=MF_CA2FL_HELP)
-def mf_ca2fl_in_few_bits(
-    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
-    seeds: Seeds = "0,1,2",
-    data_dir: DataDir = None,
-    jobs: Processes = None,
-    at_most: AtMost = None,
-    out: ResumableFolder = None,
-) -> None:
-    """Run all codecs (see MF_CA2FL_HELP)."""
-    with report_errors():
-        require(*EXTRA)
-        from afflux.sim.papers import tables
-
-        table = tables.mf_ca2fl(data, data_dir)
-        _reproduce(table, {"command": "mf-ca2fl", "data": data}, seeds, out, jobs, at_most)
+for _name, _help in (("rules", RULES_HELP), ("mf-ca2fl", MF_CA2FL_HELP)):
+    app.command(_name, help=_help)(_own_table_command(_name))
 
 
 def codecs(
@@ -205,14 +191,6 @@ def codecs(
 
         command = {"command": "codecs", "updates": updates or [], "seed": seed}
         _publish(out, lambda measure: codec_errors.make_page(updates or [], seed), command)
-
-
-def _reproduce(
-    table: "Table", command: dict[str, Any], seeds: str, out: Path | None, processes: int | None, at_most: int | None
-) -> None:
-    numbers = parse_seeds(seeds)
-    work = partial(table.reproduce, numbers)
-    _publish(out, work, command | {"seeds": numbers}, processes=processes, at_most=at_most)
 
 
 def _publish(
