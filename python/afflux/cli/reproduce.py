@@ -10,8 +10,7 @@ import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
 from afflux.sim.errors import EXTRA, require
-from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS
-from afflux.sim.papers.paper_tables import Table as PaperTable
+from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS, Table
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
@@ -116,7 +115,7 @@ def list_tables(out: Results = RESULTS) -> None:
         typer.echo(f"the finished runs took {sum(state.hours for state in states):.2f} CPU hours")
 
 
-def _table_command(table: "PaperTable") -> Callable[..., None]:
+def _table_command(table: Table) -> Callable[..., None]:
     def run(
         cells: Annotated[str, typer.Option(help="Only cells with such names; * is any text.")] = "*",
         seeds: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(map(str, range(table.seeds))),
@@ -154,9 +153,7 @@ for _table in TABLES.values():
         app.command(_table.name, help=_help)(_table_command(_table))
 
 
-def _comparison_command(name: str, make: str) -> Callable[..., None]:
-    """Return a command that makes the runs of a table, which the function `make` of `tables` returns."""
-
+def _own_table_command(name: str) -> Callable[..., None]:
     def run(
         data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
         seeds: Seeds = "0,1,2",
@@ -167,17 +164,17 @@ def _comparison_command(name: str, make: str) -> Callable[..., None]:
     ) -> None:
         with report_errors():
             require(*EXTRA)
-            from afflux.sim.papers import tables
+            from afflux.sim.papers.tables import OWN_TABLES
 
-            table, numbers = getattr(tables, make)(data, data_dir), parse_seeds(seeds)
+            table, numbers = OWN_TABLES[name](data, data_dir), parse_seeds(seeds)
             command = {"command": name, "data": data, "seeds": numbers}
             _publish(out, partial(table.reproduce, numbers), command, processes=jobs, at_most=at_most)
 
     return run
 
 
-for _name, _make, _help in (("rules", "rules_under_delays", RULES_HELP), ("mf-ca2fl", "mf_ca2fl", MF_CA2FL_HELP)):
-    app.command(_name, help=_help)(_comparison_command(_name, _make))
+for _name, _help in (("rules", RULES_HELP), ("mf-ca2fl", MF_CA2FL_HELP)):
+    app.command(_name, help=_help)(_own_table_command(_name))
 
 
 def codecs(

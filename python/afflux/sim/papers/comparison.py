@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from afflux.sim.papers.paper_tables import Cell, Reading, Table
-from afflux.sim.papers.publishing import Page, markdown_table
+from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
+from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import Evaluation
 
 #: A difference below this is not looked into.
@@ -150,25 +151,15 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
             panels.setdefault(panel, []).append((label, runs))
         draw_accuracies(list(panels.items()), path)
         return
-    from matplotlib.figure import Figure
-
-    from afflux.sim.results.curves import COLOURS
-
     ours, theirs = COLOURS[0].picture, COLOURS[1].picture
-    figure = Figure(figsize=(8, 1.6 + 0.22 * len(lines)), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(lines))
-    for place, line in zip(places, lines, strict=True):
-        axes.plot(line.values, [place] * len(line.values), "|", color=ours, markersize=8)
-    axes.plot([line.mean for line in lines], places, "o", color=ours, markersize=4, label="afflux: mean, seeds")
-    paper = [nan if line.cell.paper is None else line.cell.paper for line in lines]
-    axes.plot(paper, places, "x", color=theirs, markersize=6, label="paper")
-    axes.set_yticks(places, [line.cell.name for line in lines], fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(table.reading.name)
-    axes.legend(loc="best", frameon=False, fontsize=8)
-    axes.set_title(f"{table.paper}: {table.shows}", fontsize=9)
-    figure.savefig(path, dpi=150)
+
+    def marks(axes: Any) -> None:
+        for place, line in enumerate(lines):
+            axes.plot(line.values, [place] * len(line.values), "|", color=ours, markersize=8)
+        places = range(len(lines))
+        axes.plot([line.mean for line in lines], places, "o", color=ours, markersize=4, label="afflux: mean, seeds")
+        paper = [nan if line.cell.paper is None else line.cell.paper for line in lines]
+        axes.plot(paper, places, "x", color=theirs, markersize=6, label="paper")
+
+    names = [line.cell.name for line in lines]
+    draw_rows(names, marks, table.reading.name, f"{table.paper}: {table.shows}", path)

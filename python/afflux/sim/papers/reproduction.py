@@ -87,8 +87,7 @@ def runs_of(
 ) -> tuple[list[Run], int]:
     """Return the runs of the cells, trials first, and the number of runs that wait for trials.
 
-    Raises:
-        ConfigError: a search whose trials have all diverged.
+    Cells of a search whose trials have all diverged wait, too.
     """
 
     def runs(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Run]:
@@ -104,9 +103,7 @@ def runs_of(
         if len(ended) == len(tried):
             evaluations = {text: _evaluations(ended[place]) for place, text in enumerate(by_options)}
             values = {text: table.reading.of(rows) for text, rows in evaluations.items() if rows}
-            if not values:
-                raise ConfigError(f"{table.name}: the clients diverged in every trial of {search.name}")
-            best[search.name] = max(values, key=lambda text: values[text])
+            best[search.name] = max(values, key=lambda text: values[text], default="")
     ready = []
     for cell in cells:
         if cell.search is None:
@@ -153,11 +150,13 @@ def reproduce(
     cells = [cell for cell in table.cells if fnmatchcase(cell.name, pattern)]
     if not cells:
         raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
-    while True:  # once more after the trials, with the cells that waited for them
+    for _ in range(2):  # the trials, and then the cells that waited for them
         runs, waiting = runs_of(table, cells, seeds, _lines_in(folder), data_dir, rounds)
         limits, left = _make(table, folder, runs, limits)
         if not waiting or left or limits.hours == 0:
             break
+    else:
+        raise ConfigError(f"{table.name}: the clients diverged in every trial of a method")
     lines = lines_of_jobs(_lines_in(folder), [run.job for run in runs])
     return page_of(table, runs, lines), left + waiting
 

@@ -15,7 +15,7 @@ from afflux.sim.results.run_result import RoundTotals
 from afflux.sim.workload.delays import delay_law
 
 #: WKAFL, section 4.1: the bases b of the weights b^-staleness, TWAFL's e/2 among them; w_g; clients, K and iterations.
-BASES, LEAST_WEIGHT = (1.02, 1.05, 1.1, 1.2, e / 2, 1.6, 2.0), 0.1
+BASES, LEAST_WEIGHT = (1.02, 1.05, 1.1, 1.2, e / 2, 2.0), 0.1
 SETTING = {"num_clients": 1000, "concurrency": 1000, "buffer_size": 10, "steps": 5000}
 
 
@@ -75,7 +75,8 @@ def _draw(content: Mapping[str, Any], path: Path) -> None:
     rows = content["rows"]
     right.plot([row["aggregated"] for row in rows], [row["staleness"] for row in rows], "o-", color=COLOURS[0].picture)
     for row in rows:
-        right.annotate(f"b = {row['base']:.3g}", (row["aggregated"], row["staleness"]), fontsize=8)
+        place = {"xytext": (4, -10), "textcoords": "offset points", "fontsize": 8}
+        right.annotate(f"b = {row['base']:.3g}", (row["aggregated"], row["staleness"]), **place)
     right.set_xlabel("mean number of aggregated arrivals")
     right.set_ylabel("mean staleness by weight")
     for axes in (left, right):

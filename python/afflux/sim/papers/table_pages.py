@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Page, final_accuracy, markdown_table
+from afflux.sim.papers.publishing import Page, draw_rows, final_accuracy, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.setup import num_parameters
@@ -79,36 +79,28 @@ def rules_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
 
 def _draw_rules(content: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: a row per rule, a dot and one standard deviation per delay law."""
-    from matplotlib.figure import Figure
-
     rules = content["rules"]
-    figure = Figure(figsize=(8, 1.6 + 0.32 * len(rules)), layout="constrained")
-    axes = figure.subplots()
-    for index, law in enumerate(rules[0]["accuracy"]):
-        axes.errorbar(
-            [100 * line["accuracy"][law]["mean"] for line in rules],
-            [row + 0.12 * (2 * index - 1) for row in range(len(rules))],
-            xerr=[100 * line["accuracy"][law]["std"] for line in rules],
-            fmt="os"[index],
-            color=COLOURS[index].picture,
-            capsize=2,
-            label=law,
-        )
+
+    def marks(axes: Any) -> None:
+        for index, law in enumerate(rules[0]["accuracy"]):
+            axes.errorbar(
+                [100 * line["accuracy"][law]["mean"] for line in rules],
+                [row + 0.12 * (2 * index - 1) for row in range(len(rules))],
+                xerr=[100 * line["accuracy"][law]["std"] for line in rules],
+                fmt="os"[index],
+                color=COLOURS[index].picture,
+                capsize=2,
+                label=law,
+            )
+        axes.set_xlim(0, 100)
+
     # Options that are words distinguish two lines of one rule.
     names = []
     for line in rules:
         words = [part.partition("=")[2] for part in line["options"].split(", ") if not part[-1:].isdigit()]
         names.append(line["rule"] + (f" ({', '.join(words)})" if any(words) else ""))
-    axes.set_yticks(range(len(rules)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("test accuracy after the last arrival, % (bars: one standard deviation over seeds)")
-    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", frameon=False)
-    axes.set_title(content["setting"], fontsize=9)
-    figure.savefig(path, dpi=150)
+    what = "test accuracy after the last arrival, % (bars: one standard deviation over seeds)"
+    draw_rows(names, marks, what, content["setting"], path)
 
 
 def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:

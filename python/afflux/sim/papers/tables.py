@@ -102,6 +102,10 @@ def mf_ca2fl(data: str, data_dir: str | None = None) -> Table:
     return Table(cells, table_pages.codecs_page)
 
 
+#: By the name of their command.
+OWN_TABLES = {"rules": rules_under_delays, "mf-ca2fl": mf_ca2fl}
+
+
 def _settings(settings: dict[str, Any], data: str, what: str) -> Any:
     if data not in settings:
         raise ConfigError(f"data is {data!r}; {what} {', '.join(settings)}")
