@@ -72,9 +72,7 @@ class Clients:
         self._rule = server.rule.name
         self.known: set[ClientId] = set()
         if self.are_kept:
-            rows, passes = server.rows, server._aggregator.admission.state.passes
-            self.known.update(() if rows is None else rows.client_ids)
-            self.known.update(() if passes is None else passes.order[: passes.entered])
+            self.known.update(server.clients)
 
     # Ids
 

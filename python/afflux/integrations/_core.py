@@ -324,8 +324,7 @@ class TrainingRun:
 
     def waiting(self) -> dict[int, ClientId]:
         """Return the clients of the arrivals that wait for a step, by the number of the join."""
-        state = self.server._aggregator.admission.state
-        return {each.join: each.client_id for each in (*state.arrivals(), *state.deferred())}
+        return self.server.waiting
 
     # Checkpoints
 

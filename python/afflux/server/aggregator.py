@@ -501,5 +501,4 @@ class Aggregator:
 
     def _at_rest(self) -> bool:
         state = self.admission.state
-        adding = state.total is not None and state.total.driver is not None
-        return state.round is None and not adding and self.slots.taken == state.slots_held
+        return state.round is None and not self._working() and self.slots.taken == state.slots_held

@@ -103,9 +103,8 @@ def _check_pull(aggregator: Aggregator) -> None:
 def state_bytes(aggregator: Aggregator) -> int:
     """Return the number of bytes of `Server.state_bytes`."""
     state, slots = aggregator.admission.state, aggregator.slots
+    buffered = (state.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
     if aggregator.streaming is not None:
         buffered = slots.slot_bytes + 8 * slots.size
-    else:
-        buffered = (state.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
     held = sum(vector.nbytes for vector in state.rule_vectors.values())
     return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)

@@ -18,7 +18,7 @@ from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
-from afflux.rules.rule import Rule, a_rule
+from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, pushing, reading, replacement
 from afflux.server.assembly import assemble
@@ -199,9 +199,7 @@ class Server:
         """
         self._enter("poll")
         checking.close_overdue(self._aggregator)
-        report = self._aggregator.flush(late=True)
-        self._aggregator.report_steps()
-        return report
+        return self._aggregator.flush(late=True)
 
     @clears_tracebacks
     def set_rule_vector(self, name: str, vector: ops.Array) -> None:
@@ -262,6 +260,12 @@ class Server:
         return self._state.filled
 
     @property
+    def waiting(self) -> dict[int, ClientId]:
+        """The clients of the arrivals that no round has used yet, by `Receipt.join`; with those of status deferred."""
+        state = self._state
+        return {arrival.join: arrival.client_id for arrival in (*state.arrivals(), *state.deferred())}
+
+    @property
     def joins(self) -> int:
         """The number of decisions about pushes so far, which is also the number of the next decision.
 
@@ -312,6 +316,17 @@ class Server:
         """The cached rows, for rules that have them. Waits for a step in progress."""
         self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
+
+    @property
+    @clears_tracebacks
+    def clients(self) -> set[ClientId]:
+        """The clients that have a row, or have entered in the current pass; empty for rules that keep none of these.
+
+        Waits for a step in progress.
+        """
+        self._enter_on_time("clients")
+        rows, passes = self._aggregator.when_idle("clients", lambda: (self._state.rows, self._state.passes))
+        return {*(() if rows is None else rows.client_ids), *(() if passes is None else passes.order[: passes.entered])}
 
     @property
     @clears_tracebacks
