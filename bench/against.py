@@ -183,8 +183,8 @@ def run(path: Path, names: str, asked: Asked, isa: str | None, repeats: int, fil
         "settings": {"repeats": repeats, "sets": asked.sets, "quick": asked.quick, "notes": notes},
         "pairs": pairs,
     }
-    show(out)
-    files.write(out, to_markdown(out))
+    print(text := to_markdown(out))
+    files.write(out, text)
 
 
 def table(out: dict[str, Any]) -> Printed:
@@ -212,12 +212,3 @@ def to_markdown(out: dict[str, Any]) -> str:
         *(f"Note: {note}." for note in out["settings"]["notes"]),
     ]
     return "\n".join([*(line for text in paragraphs for line in (text, "")), *tables.as_markdown(table(out))])
-
-
-def show(out: dict[str, Any]) -> None:
-    console = tables.terminal()
-    console.print(f"New: {tables.conditions(out)}", style="dim", highlight=False, markup=False)
-    tables.print_table(console, table(out))
-    console.print()
-    for text in (*sentences(out), *(f"Note: {note}" for note in out["settings"]["notes"])):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -19,8 +19,8 @@ import numpy as np
 from afflux import ops
 from afflux.arrays.interop import on_host
 from bench.measure import library_probes, machine
-from bench.measure.library_probes import COPIED, TORCH
-from bench.measure.timing import Timed, entrant, measure
+from bench.measure.library_probes import COPIED, PROBES
+from bench.measure.timing import Timed, entrant, measure_groups
 from bench.output import report, tables
 from bench.rows import cupy_contenders
 from bench.rows.ca2fl import CA2FL
@@ -146,7 +146,7 @@ def entrants(case: Case, row: Row, shared: Inputs, compiled: bool, failed: list[
 
 def probed(case: Case, shared: Inputs) -> list[Timed]:
     """Return the probes of the GPU's memory: torch's ways to move bytes."""
-    return [replace(library_probes.timed(probe, case, shared), rest=0) for probe in TORCH]
+    return [replace(library_probes.timed(probe, case, shared), rest=0) for probe in PROBES]
 
 
 def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
     timed = [Timed(name, "", 0, lambda k, call=call: call(), rest=0) for name, call in calls.items()]  # type: ignore[misc]
     for each in timed:
         each.sample(0)
-    measure(timed, repeats, clock=events)
+    measure_groups([[each] for each in timed], repeats, clock=events)
     return [report.figures(each) | {"gbps": None} for each in timed]
 
 
@@ -187,7 +187,7 @@ def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled:
     tried, timed_all = probed(case, shared), []
     for row in rows:
         own = entrants(case, row, shared, compiled, failed)
-        measure([*own, *tried], repeats, clock=events)
+        measure_groups([[timed] for timed in (*own, *tried)], repeats, clock=events)
         for timed in own:  # frees their memory and keeps the figures
             timed.sample = timed.prepare = lambda k: None
         timed_all += own

@@ -10,7 +10,7 @@ from afflux import ops
 from afflux.ops.errors import UnavailableError
 from bench.measure import machine
 from bench.measure.library_probes import PROBES
-from bench.measure.shared_cores import SHARED
+from bench.measure.native_probes import SHARED
 from bench.output import report, tables
 from bench.output.files import Files, write_run
 from bench.rows import GROUPS, ROWS
@@ -114,5 +114,5 @@ def run(rows: str, asked: Asked, isa: str | None, repeats: int, compiled: bool, 
     noted = {"notes": notes(selected, plan, cases, repeats, asked.quick)}
     settings = asdict(asked) | {"rows": [row.name for row in selected], "repeats": repeats, "compile": compiled} | noted
     out = report.results(box, selected, cases, settings)
-    tables.show(out, selected)
+    print(tables.to_markdown(out, tables.tables(out, selected), names_only=True))
     write_run(files, out, selected)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.measure import library_probes, machine, native_probes, probe_variants
 from bench.measure.library_probes import COPIED, PROBES
-from bench.measure.shared_cores import AdditionTimer
+from bench.measure.native_probes import AdditionTimer
 from bench.measure.timing import Clock, Timed, entrant, measure_groups, wall_clock
 from bench.output import report
 from bench.spec import inputs as data

@@ -1,12 +1,10 @@
-"""Probes written with NumPy and torch, beside the native ones."""
+"""Probes written with torch, beside the native ones."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from bench.measure.timing import Timed
 from bench.spec.inputs import Case, Inputs
@@ -44,22 +42,7 @@ def threaded(num_threads: int, size: int) -> Callable[[Callable[[slice], Any]], 
     return lambda work: list(pool.map(work, ranges))
 
 
-def numpy_copy(inputs: Inputs) -> Callable[[int], object]:
-    count = copied(inputs.m)
-    target = inputs.scratch[:count].reshape(-1)
-    sources = [u[:count].reshape(-1) for u in inputs.updates]
-    parts = threaded(inputs.num_threads, target.size)
-    return lambda k: parts(lambda s: np.copyto(target[s], sources[k][s]))
-
-
-def numpy_max(inputs: Inputs) -> Callable[[int], object]:
-    flat = [u.reshape(-1) for u in inputs.updates]
-    parts = threaded(inputs.num_threads, flat[0].size)
-    return lambda k: parts(lambda s: flat[k][s].max(initial=0))
-
-
-NUMPY = [Probe("numpy copyto", copying, numpy_copy), Probe("numpy max", reading, numpy_max)]
-TORCH: list[Probe] = []
+PROBES: list[Probe] = []
 
 if torch is not None:
 
@@ -89,15 +72,13 @@ if torch is not None:
         weights = inputs.place.tensor(inputs.weights).float()
         return lambda k: torch.mv(blocks[k], weights, out=target)
 
-    TORCH = [
+    PROBES = [
         Probe("torch copy_", copying, torch_copy),
         Probe("torch add", lambda m: (Streams(reads=(4, 4), writes=(4,)),), torch_add),
         Probe("torch mul_", lambda m: (Streams(in_place=(4,), times=COPIED),), torch_scale),
         Probe("torch sum", reading, torch_sum),
         Probe("torch mv", lambda m: (Streams(reads=(4,) * m, writes=(4,)),), torch_mv),
     ]
-
-PROBES = NUMPY + TORCH
 
 
 def timed(probe: Probe, case: Case, inputs: Inputs) -> Timed:

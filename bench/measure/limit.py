@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bench.measure.timing import Timed
+from bench.spec.inputs import Case
 from bench.spec.row import Row
 from bench.spec.streams import Traffic, kind
 
@@ -27,21 +28,14 @@ def comparable(probe: Timed, traffic: Traffic) -> bool:
     return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
 
 
-def of_row(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """Return the highest bandwidth of the comparable probes and of this row's contenders."""
-    traffic = row.traffic(m)
-    able = [probe for probe in probes if comparable(probe, traffic)]
-    able += [contender for contender in contenders if contender.row == row.name]
-    best = max(able, key=lambda timed: timed.gbps)
-    return Limit(best.gbps, best)
+def of_row(row: Row, case: Case, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
+    """Return the highest bandwidth of the comparable probes and of this row's contenders.
 
-
-def on_gpu(row: Row, m: int, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """Return the highest bandwidth of all probes and of afflux.
-
-    On a GPU a write reads nothing, so all mixes are comparable.
+    On a GPU a write reads nothing, so all mixes are comparable; of the contenders, only afflux counts there.
     """
-    able = [*probes, *(c for c in contenders if c.row == row.name and c.by and c.by.role == "ours")]
+    host, traffic = case.device == "cpu", row.traffic(case.m)
+    able = [probe for probe in probes if not host or comparable(probe, traffic)]
+    able += [c for c in contenders if c.row == row.name and (host or (c.by and c.by.role == "ours"))]
     best = max(able, key=lambda timed: timed.gbps)
     return Limit(best.gbps, best)
 

@@ -59,13 +59,6 @@ def wall_clock() -> Callable[[], float]:
     return lambda: time.perf_counter() - start
 
 
-def measure(
-    everything: Sequence[Timed], repeats: int, turn: Callable[[], object] = lambda: None, clock: Clock = wall_clock
-) -> None:
-    """Add `repeats` samples to each element of `everything`; call `turn` after each sample."""
-    measure_groups([[timed] for timed in everything], repeats, turn, clock)
-
-
 def measure_groups(
     groups: Sequence[Sequence[Timed]],
     repeats: int,

@@ -101,8 +101,7 @@ def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[T
         "rows": {},
     }
     for row in rows:
-        limit_of = limit.of_row if case.device == "cpu" else limit.on_gpu
-        most = limit_of(row, case.m, probes, contenders)
+        most = limit.of_row(row, case, probes, contenders)
         found["limits"][row.name] = {"gbps": most.gbps, "by": most.by.name, "how": most.by.what}
         found["rows"][row.name] = lines(case, row, [t for t in contenders if t.row == row.name], most)
     return found

@@ -1,15 +1,12 @@
-"""The results as Markdown, and as tables on the terminal."""
+"""The results as Markdown, for files and for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.output.report import lines_of
 from bench.spec.columns import LIMIT, PROBE, SPAN, SUMMARY, Column, Line
 from bench.spec.row import Row
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -112,57 +109,25 @@ def sentence(loss: dict[str, Any]) -> str:
     return f"{loss['row']}: {loss['name']} {often} faster{where}{caveat}"
 
 
-def to_markdown(out: dict[str, Any], printed: list[Printed]) -> str:
-    """Return the conditions of a run, these tables, and who is faster than afflux."""
+def to_markdown(out: dict[str, Any], printed: list[Printed], *, names_only: bool = False) -> str:
+    """Return the conditions of a run, these tables, and who is faster than afflux; names_only: for a terminal."""
     lines = [conditions(out) + ".", ""]
-    lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
     for table in printed:
-        lines += as_markdown(table)
+        lines += as_markdown(table, names_only=names_only)
     lines += ["**Where we lose**", "", *(f"- {loss}" for loss in where_we_lose(out)), ""]
+    lines += [line for note in out["settings"]["notes"] for line in (f"Note: {note}.", "")]
     return "\n".join(lines)
 
 
-def as_markdown(printed: Printed) -> list[str]:
+def as_markdown(printed: Printed, *, names_only: bool = False) -> list[str]:
+    """Return the lines of a table, whose columns are aligned; names_only: without what each contender does."""
     columns = printed.used()
-    lines = [f"**{printed.title}**" + (f": `{printed.formula}`" if printed.formula else ""), ""]
-    lines += ["| " + " | ".join(["", *(c.head for c in columns)]) + " |", "|---|" + "---:|" * len(columns)]
+    cells = [["", *(c.head for c in columns)]]
     for entry in printed.lines:
-        what = f": `{entry['what']}`" if entry["what"] else ""
-        cells = [entry["name"] + what, *(c.cell(entry) for c in columns)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
-def terminal() -> "Console":
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=200)  # a pipe has no width: do not wrap lines at 80
-
-
-def print_table(console: "Console", printed: Printed) -> None:
-    from rich.table import Table
-
-    heading = f"{printed.title}: {printed.formula}" if printed.formula else printed.title
-    table = Table(title=heading, title_justify="left", title_style="bold", box=None)
-    table.add_column("", no_wrap=True)
-    columns = printed.used()
-    for column in columns:
-        table.add_column(column.head, justify="right", no_wrap=True)
-    for entry in printed.lines:
-        cells = (entry["name"], *(column.cell(entry) for column in columns))
-        table.add_row(*cells, style="bold" if entry["name"] == "afflux" else None)
-    console.print()
-    console.print(table)
-
-
-def show(out: dict[str, Any], rows: list[Row]) -> None:
-    console = terminal()
-    console.print(conditions(out), style="dim", highlight=False, markup=False)
-    for printed in tables(out, rows):
-        print_table(console, printed)
-    console.print("\nWhere we lose", style="bold")
-    for loss in where_we_lose(out):
-        console.print(f"  {loss}", highlight=False, markup=False, soft_wrap=True)
-    for note in out["settings"]["notes"]:
-        console.print(f"Note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        what = f": `{entry['what']}`" if entry["what"] and not names_only else ""
+        cells.append([entry["name"] + what, *(c.cell(entry) for c in columns)])
+    first, *widths = (max(3, *map(len, column)) for column in zip(*cells, strict=True))
+    lines = [" | ".join([name.ljust(first), *map(str.rjust, texts, widths)]) for name, *texts in cells]
+    lines.insert(1, " | ".join(["-" * first, *("-" * (width - 1) + ":" for width in widths)]))
+    title = f"**{printed.title}**" + (f": `{printed.formula}`" if printed.formula else "")
+    return [title, "", *(f"| {line} |" for line in lines), ""]

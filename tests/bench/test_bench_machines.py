@@ -1,6 +1,7 @@
 """The tables that put the runs of several machines side by side."""
 
 import json
+import re
 
 import pytest
 
@@ -52,12 +53,12 @@ def test_a_run_is_a_file_and_a_file_a_table(tmp_path):
     here, older = done.stdout.split("### ")[1:]
     assert here.startswith("here\n")
     assert older.startswith("older\n")
-    assert [line.split(" | ")[:2] for line in here.splitlines() if line.startswith("| ") and "5_000" in line] == [
-        ["| ingest", "5_000"],
-        ["| fedbuff", "5_000"],
+    assert [line.split()[1:4] for line in here.splitlines() if line.startswith("| ") and "5_000" in line] == [
+        ["ingest", "|", "5_000"],
+        ["fedbuff", "|", "5_000"],
     ]
     assert "commit c1d4b536b336" in older
-    assert "| wkafl | 25_000_000 |" in older
+    assert re.search(r"\| wkafl +\| 25_000_000 \|", older)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"format": 3}', '{"format": 4}'])

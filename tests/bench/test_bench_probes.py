@@ -10,8 +10,7 @@ pytest.importorskip("typer")
 pytest.importorskip("torch")
 
 from bench.measure import native_probes
-from bench.measure.native_probes import Variant, sweep
-from bench.measure.shared_cores import AdditionTimer
+from bench.measure.native_probes import AdditionTimer, Variant, sweep
 from bench.run import notes
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,25 +27,26 @@ BITS = 4
 CODEC = codecs.affine(BITS)
 
 
-def new_server(inputs: Inputs, buffer_size: int, folder: str | None, **options: Any) -> Server:
-    """Return a new server, and its folder if it has a store."""
-    return Server(
+def new_server(inputs: Inputs, buffer_size: int, store: bool | Path, **options: Any) -> Server:
+    """Return a new server with a store at this path; True: in a folder that is removed with the server."""
+    folder = TemporaryDirectory(prefix="afflux-bench-")
+    server = Server(
         mf_ca2fl_rule(buffer_size=buffer_size, server_lr=LR, bits=BITS),
         inputs.params[0],
         num_clients=inputs.num_clients,
         num_threads=inputs.num_threads,
-        store=folder,
+        store=Path(folder.name, "store") if store is True else store or None,
         **options,
     )
+    weakref.finalize(server, folder.cleanup)
+    return server
 
 
 def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Inputs], Round]:
     """Return a contender that pushes M vectors; the last one makes the step. With `last`, only the last is timed."""
 
     def make(inputs: Inputs) -> Round:
-        folder = TemporaryDirectory(prefix="afflux-bench-")
-        server = new_server(inputs, inputs.m, f"{folder.name}/store" if disk else None, **options)
-        weakref.finalize(server, folder.cleanup)
+        server = new_server(inputs, inputs.m, disk, **options)
 
         def push(k: int, *clients: int) -> None:
             for client_id in clients:

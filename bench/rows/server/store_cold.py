@@ -34,7 +34,7 @@ def pushed(*, cold: bool) -> Callable[[Inputs], Round]:
     def make(inputs: Inputs) -> Round:
         folder, m = TemporaryDirectory(prefix="afflux-bench-"), inputs.m
         path = Path(folder.name, "store")
-        served = [new_server(inputs, m + 1, str(path))]
+        served = [new_server(inputs, m + 1, path)]
 
         def push(k: int, first: int, count: int) -> None:
             for i in range(count):

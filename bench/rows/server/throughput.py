@@ -4,10 +4,8 @@ Clients push in turn, in an order that was shuffled once; each has pushed before
 every round replaces M of them. The folders are created where Python puts temporary files ($TMPDIR).
 """
 
-import weakref
 from collections.abc import Callable
 from itertools import cycle
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -33,9 +31,7 @@ def pushed(*, disk: bool) -> Callable[[Inputs], Round]:
     """Return a contender that pushes the vectors of the next M clients; the last one makes the step."""
 
     def make(inputs: Inputs) -> Round:
-        folder = TemporaryDirectory(prefix="afflux-bench-")
-        server = new_server(inputs, inputs.m, f"{folder.name}/store" if disk else None)
-        weakref.finalize(server, folder.cleanup)
+        server = new_server(inputs, inputs.m, disk)
         touched = min(inputs.num_clients, TOUCHED if inputs.d > QUICK_D else QUICK_TOUCHED)
         order = np.random.default_rng(0).permutation(touched) * (inputs.num_clients // touched)
         turns = cycle(order.tolist())
