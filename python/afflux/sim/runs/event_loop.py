@@ -30,7 +30,7 @@ from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import UNLIMITED
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
@@ -64,6 +64,7 @@ class TrainingStream:
         self._leader = leader
         self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
         self._training: dict[int, SentModel] = {}
+        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
         self._events = 0
         self._arrivals = 0
 
@@ -97,7 +98,7 @@ class TrainingStream:
         trained = None if self._workers is None else self._workers.take(sequence)
         if trained is not None:
             return trained
-        batches, model = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence), sent.model
+        batches, model = self._streams.stream(sequence), sent.model
         return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
 
     def _too_late(self, event: Dispatch | Arrival) -> bool:

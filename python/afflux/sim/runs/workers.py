@@ -25,7 +25,7 @@ from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 from afflux.sim.workload.task import Task
 
 #: The number of trainings of each worker that are sent ahead: when it has finished one, the next one is already there.
@@ -225,6 +225,11 @@ def _trainer(config: SimConfig, seed: int) -> Trainer:
     return SimulationSetup.of(config, seed, _task()).trainer
 
 
+@lru_cache(maxsize=1)
+def _streams(seed: int) -> StreamSeries:
+    return StreamSeries(seed, StreamPurpose.BATCHES)
+
+
 def _pulled(version: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the params and buffers of a place."""
     return _memory["params"][version], _memory["pulled"][version] if _memory["pulled"].size else None
@@ -244,7 +249,7 @@ def _train(
     config: SimConfig, seed: int, sequence: int, client: int, version: int, place: int, shifted: bool
 ) -> tuple[int, float | None, int, str]:
     """Write the result of a training into its place; return the examples, loss, steps and fault."""
-    batches, (params, buffers) = random_stream(seed, StreamPurpose.BATCHES, sequence), _pulled(version)
+    batches, (params, buffers) = _streams(seed).stream(sequence), _pulled(version)
     shift = _memory["shifts"][place] if shifted else None
     trained = _trainer(config, seed).train(client, params, batches, shift, buffers)
     _memory["updates"][place] = trained.update
