@@ -29,7 +29,7 @@ MODELS = ["text", "objects", "device", "sparse", "none", "bytes", "list", "numbe
 SIZES = {"huge": 10**400, "text size": "ten"}
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", *soak("ca2fl", "fedavg")])
+@pytest.mark.parametrize("rule", ["fedbuff", *soak("ca2fl"), *soak("fedavg")])
 @pytest.mark.parametrize("kind", [*MODELS, *SIZES])
 def test_a_model_that_is_of_no_use_changes_nothing_but_a_count(kind, rule):
     """Beside another client that sends such models, the bits are those of the first client alone."""
