@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Join, Server, replay
-from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm
+from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, mf_ca2fl
 from afflux.rules.staleness import Constant
 from afflux.rules.weights import Given
 from pairwise import soak
@@ -362,7 +362,7 @@ def test_a_loss_that_is_no_finite_number_is_not_known(started):
     assert losses == pytest.approx({0: NAN, 1: NAN, 2: NAN, 3: 0.5}, nan_ok=True)
 
 
-@pytest.mark.parametrize("rule", [EQUAL, ca2fl(buffer_size=2), *soak(gsgm(buffer_size=2))])
+@pytest.mark.parametrize("rule", [EQUAL, ca2fl(buffer_size=2), *soak(mf_ca2fl(buffer_size=2))])
 def test_a_store_goes_on(rule, started, tmp_path):
     """With its rows, its counts, and no task of the run before; a store that is at its end stays as it is."""
     options = {"store": tmp_path / "store", "checkpoint_every": 2}
