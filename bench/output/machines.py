@@ -55,5 +55,5 @@ def _of_machine(path: Path, known: list[Row], page: Path | None) -> str:
 def _pictures(path: Path, run: dict[str, Any], rows: list[Row], page: Path) -> str:
     from bench.output import picture
 
-    drawn = picture.write(path.with_suffix(".png"), run, rows)
-    return "".join(f"\n![{path.stem}]({file.relative_to(page.parent)})\n" for file in drawn)
+    pictures = picture.write(path.with_suffix(".png"), run, rows)
+    return "".join(f"\n![{path.stem}]({file.relative_to(page.parent)})\n" for file in pictures)

@@ -177,7 +177,7 @@ def cached(prepare: Prepare, *, compiled: bool = False, convert: Conversion = as
 
 def in_torch() -> list[Contender]:
 
-    def own(m: int) -> int:
+    def memory(m: int) -> int:
         return m + 1
 
     return [
@@ -185,14 +185,14 @@ def in_torch() -> list[Contender]:
             "torch stack",
             "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
             cached(with_rows(difference_stack)),
-            own,
+            memory,
             lambda m: 3 * m + 2,
         ),
         plain(
             "torch loop",
             "total += u - row for each client, eager; float32 h",
             cached(with_rows(difference_loop)),
-            own,
+            memory,
             4,
         ),
         best(
@@ -206,7 +206,7 @@ def in_torch() -> list[Contender]:
             "torch.compile",
             "the formula, compiled; float32 h",
             cached(with_rows(difference_sum), compiled=True),
-            own,
+            memory,
             2,
             caveat="float32 sums; compiles for each M",
             compiles=True,

@@ -76,8 +76,8 @@ def client_by_client(made: Callable[[], Coder]) -> ca2fl.Prepare:
                 old, new = coder.decode(*row), coder.encode(update)
                 total += update - old
                 change += coder.decode(*new) - old
-                for kept, value in zip(row, new, strict=True):
-                    kept[...] = value
+                for part, value in zip(row, new, strict=True):
+                    part[...] = value
             new_params = params + LR * (h + total / len(updates))
             h += change / num_clients
             return new_params

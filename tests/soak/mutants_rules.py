@@ -37,7 +37,7 @@ RULES = {
         "test_rules.py",
     ),
     "Arrivals.inner: a failed round stays open": (
-        "        note_stored_frames()\n        if asked is not None:\n            asked.close()",
+        "        note_stored_frames()\n        if products is not None:\n            products.close()",
         "        note_stored_frames()",
         "test_arrivals_inner.py",
     ),

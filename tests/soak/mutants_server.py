@@ -152,8 +152,8 @@ SERVER = {
         "test_task_versions.py",
     ),
     "limits: a lent vector may hold anything finite": (
-        "before.limits.max_abs if lent else inf, rule.states",
-        "inf, rule.states",
+        ", before.limits.max_abs if lent else inf\n",
+        ", inf\n",
         "test_lent.py",
     ),
     "limits: the least element is not looked at": (

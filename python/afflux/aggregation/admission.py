@@ -175,8 +175,8 @@ class Admission:
                     f"set_rule_vector({name!r}, vector)"
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
-        own = self.limits, self.fact_names, self.averaged
-        return RoundStart(state.current, state.rows, state.scalars, state.norms, ends_pass, slot_bytes, *own)
+        settings = self.limits, self.fact_names, self.averaged
+        return RoundStart(state.current, state.rows, state.scalars, state.norms, ends_pass, slot_bytes, *settings)
 
     def record(
         self, status: Decision, arrival: PendingArrival, prepared: Round | None, closed: Closed | None = None

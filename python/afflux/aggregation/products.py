@@ -31,8 +31,8 @@ class RoundVectors:
         moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
         name = None if rule_vector is None else as_text(rule_vector)
         if rule_vector is not None and (name is None or name not in held):
-            known = f"it has {', '.join(held)}" if held else "the rule has none"
-            raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {known}")
+            names = f"it has {', '.join(held)}" if held else "the rule has none"
+            raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {names}")
         if (rule_vector is not None) != (moved != 0 or own != 0):
             raise AffluxError(
                 f"[Arrivals] inner has rule_vector {rule_vector!r}, shift {moved} and own_weight {own}: a rule vector "

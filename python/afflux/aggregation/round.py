@@ -146,14 +146,14 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     terms: list[Term] = slots if isinstance(slots[0], Term) else []
     needs, held, version = rule.needs, rule.needs.rule_vectors, before.current.version + 1
     gram = frozen(plane.gram(held, slots), np.float64) if needs.gram else None
-    asked = RoundVectors(slots, held, plane) if needs.inner else None
-    arrivals, joins = freeze(before, ordered, gram, asked)
+    products = RoundVectors(slots, held, plane) if needs.inner else None
+    arrivals, joins = freeze(before, ordered, gram, products)
     try:
-        decision = decide(rule, arrivals, asked, before.limits, before.norms, removable=not terms)
+        decision = decide(rule, arrivals, products, before.limits, before.norms, removable=not terms)
     finally:
         note_stored_frames()
-        if asked is not None:
-            asked.close()
+        if products is not None:
+            products.close()
     weights, step = decision.weights, decision.step
     lr = float(step.lr)
     if rule.kind == "gradient":
@@ -161,7 +161,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
     lent = tuple([i for i, w in enumerate(ordered) if w.norm != w.norm])
-    factors, moves, rows = weights.vectors, None, None
+    factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
         slots = terms[0].total.vectors
         try:
@@ -172,9 +172,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     if before.rows is not None:
         extremes = [w.extremes for w in ordered]
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
-    own, most, states = params_weight(rule.kind, weights.vectors), before.limits.max_abs if lent else inf, rule.states
+    base, most = params_weight(rule.kind, weights.vectors), before.limits.max_abs if lent else inf
     plan = RoundPlan(
-        version, slots, factors, own, step, held, weights.rule_vectors, weights.next, [*states], rows, terms, lent, most
+        version, slots, factors, base, step, held, weights.rule_vectors, weights.next, states, rows, terms, lent, most
     )
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(

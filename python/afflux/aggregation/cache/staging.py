@@ -85,8 +85,8 @@ class RowStaging:
         readers = {slot: i for i, slot in enumerate(reads)}  # the last arrival that reads the slot
         for i, (before, slot) in enumerate(zip(reads, writes, strict=True)):
             if slot is not None:
-                own = None if before is None or readers[before] > i else rows[before]
-                new.staged[slot] = self.device.empty(new[slot].size, new[slot].dtype.name) if own is None else own
+                target = None if before is None or readers[before] > i else rows[before]
+                new.staged[slot] = self.device.empty(new[slot].size, new[slot].dtype.name) if target is None else target
                 new.before[slot] = slot if before is None else before
         return rows
 
