@@ -1,4 +1,7 @@
-"""CA2FL: Wang, Cao, Wu, Chen and Chen, Tackling the Data Heterogeneity in Asynchronous FL ..., ICLR 2024."""
+"""CA2FL: Wang, Cao, Wu, Chen and Chen, Tackling the Data Heterogeneity in Asynchronous FL ..., ICLR 2024.
+
+Numbers of sections and equations are those of the workshop version, FL-ICML 2023.
+"""
 
 from typing import Literal
 

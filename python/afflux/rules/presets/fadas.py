@@ -9,7 +9,7 @@ from afflux.rules.rule import Rule
 from afflux.rules.schedules import DelayAdaptive, Rate
 from afflux.rules.weights import Uniform
 
-#: Section 6: (beta1, beta2) and epsilon of all experiments of the paper.
+#: Appendix D.2: (beta1, beta2) and epsilon of all experiments of the paper.
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
 #: Section 6: M under large worst-case delays (N = 50 clients, 25 at once) and under mild ones (N = 100, 20 at once).
 BUFFER_SIZE_LARGE, BUFFER_SIZE_MILD = 5, 10

@@ -1,7 +1,7 @@
 """The tables and figures of the four papers as data: a cell is one run with one number of the paper beside it.
 
-Anarchic FL: Yang, Zhang, Khanduri and Liu, ICML 2022. WKAFL: Zhou, Li, Ren and Yang, IEEE Transactions on Computers
-2022.
+Anarchic FL: Yang, Zhang, Khanduri and Liu, ICML 2022. WKAFL: Zhou, Li, Ren and Yang, IEEE Transactions on Parallel and
+Distributed Systems 2022. CA2FL: see presets.ca2fl. FADAS: Wang, Wang, Li, Chen and Chen, ICML 2024.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

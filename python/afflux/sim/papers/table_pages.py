@@ -19,7 +19,7 @@ CODEC_MARKERS = {"float16": "x", "bfloat16": "P", "affine": "o", "affine-vector"
 #: Rules with 2 bits, and the rule with 8 bits that the page compares them with in a sentence.
 CODEC_CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"), "mf_ca2fl:bits=8:codec=affine"
 CODEC_SOURCE = """\
-MF-CA2FL (Wang et al., ICLR 2024, section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec.
+MF-CA2FL (Wang et al., FL-ICML 2023 and ICLR 2024, section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec.
 
 All runs have CA2FL's learning rate of `rules_under_delays.TUNED`; nothing was tuned for few bits. One seed gives all of
 them the same clients, delays and batches: the table compares the difference from CA2FL, or from 8 bits, seed by seed.

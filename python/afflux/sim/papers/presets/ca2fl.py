@@ -1,11 +1,14 @@
-"""CA2FL (Wang, Cao, Wu, Chen and Chen, ICLR 2024): Tables 6 and 7."""
+"""CA2FL (Wang, Cao, Wu, Chen and Chen): Tables 6 and 7.
+
+Numbers of tables and sections are those of the workshop version, FL-ICML 2023; the published version is of ICLR 2024.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from afflux.sim.papers.presets.preset import DECIDED, Preset, Sourced, sourced, task_of
 
-PAPER = "CA2FL, ICLR 2024"
+PAPER = "CA2FL, FL-ICML 2023 and ICLR 2024"
 APPENDIX = "appendix, experiment settings"
 NETWORK = (
     "The paper names a CNN by Wang and Ji (2022) and does not print it. This is the small network of two that are in "

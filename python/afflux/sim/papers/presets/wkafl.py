@@ -1,4 +1,4 @@
-"""WKAFL (Zhou, Li, Ren and Yang, IEEE Transactions on Computers 2022): Tables 2 and 3 and the authors' scripts."""
+"""WKAFL (Zhou, Li, Ren and Yang, IEEE TPDS 2022): Tables 2 and 3 and the authors' scripts."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
