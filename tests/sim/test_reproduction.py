@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.sim import read_audit_log, replay
+from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import ConfigError
@@ -29,10 +30,11 @@ from afflux.sim.papers.paper_tables import (
     rounds_to,
 )
 from afflux.sim.papers.reproduction import Limits, check, folder_page, jobs_of, reproduce, runs_of, states
-from afflux.sim.papers.staleness_pages import weights_page
+from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
 from conftest import ROOT
 
@@ -257,6 +259,21 @@ def test_figure_2_of_wkafl_needs_no_training(tmp_path):
     assert sum(page.content["shares"]) == pytest.approx(1)
     page.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_schedules_have_both_readings_of_when_new_clients_start():
+    table = replace(TABLES["ca2fl-table4"], seeds=2)
+    page = schedules_page(table, CA2FL_TABLE_4[1:2], steps=30)
+    cells = {cell["cell"]: cell for cell in page.content["cells"]}
+    setting = {"num_clients": 100, "concurrency": 20, "buffer_size": 10, "steps": 30}
+    for refill in (10, 1):
+        runs = [simulate_staleness(delay_law("ca2fl"), **setting, refill=refill, seed=seed) for seed in (0, 1)]
+        for name, paper in (("largest", 4), ("mean", 0.9184)):
+            cell = cells[f"ca2fl, 20/10, refill {refill}, {name}"]
+            assert (cell["paper"], cell["values"]) == (paper, [getattr(run, name) for run in runs])
+    (largest, *_, mean) = schedules_page(table, FADAS_CLAIMS, "mean_largest", 30).content["cells"]
+    assert (largest["paper"], mean["paper"]) == (127, 10.89)
+    assert PAGES.keys() == {name for name, table in TABLES.items() if table.computed}
 
 
 def test_the_servers_examples_have_as_many_classes_as_the_task_says():

@@ -1,15 +1,16 @@
 """Tables and figures of the papers about the staleness alone: they need a schedule of arrivals, and no training."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from math import e
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.clients.schedule import simulate_staleness
-from afflux.sim.papers.paper_tables import Table
+from afflux.sim.clients.schedule import Staleness, simulate_staleness
+from afflux.sim.papers.comparison import Line, table_page
+from afflux.sim.papers.paper_tables import Cell, Table
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.results.run_result import RoundTotals
 from afflux.sim.workload.delays import delay_law
@@ -57,8 +58,62 @@ def weights_page(table: Table, setting: Mapping[str, int] = SETTING) -> Page:
     return Page(table.name, markdown, content, partial(_draw, content))
 
 
+class Schedule(NamedTuple):
+    """A schedule of 500 rounds, and the staleness that its paper prints."""
+
+    law: str
+    concurrency: int
+    buffer_size: int
+    largest: float | None
+    """Over all arrivals; None: it is not printed."""
+    mean: float
+    """Of all arrivals (CA2FL); of the largest ones of the rounds (FADAS)."""
+    num_clients: int = 100
+
+
+CA2FL_TABLE_4 = (
+    Schedule("ca2fl", 15, 10, 3, 0.4888),
+    Schedule("ca2fl", 20, 10, 4, 0.9184),
+    Schedule("ca2fl", 25, 10, 5, 1.312),
+    Schedule("ca2fl", 20, 15, 2, 0.3264),
+    Schedule("ca2fl", 20, 5, 9, 2.6512),
+)
+#: The paper's U(0, 5), U(0, 1), U(0, .5), and halfnorm(5) for all clients, whose tau_max is not printed.
+CA2FL_TABLE_5 = (
+    Schedule("ca2fl", 20, 10, 4, 0.9184),
+    Schedule("ca2fl-1", 20, 10, 6, 0.9092),
+    Schedule("ca2fl-0.5", 20, 10, 6, 0.8992),
+    Schedule("ca2fl-fixed", 20, 10, None, 0.9946),
+)
+FADAS_CLAIMS = (Schedule("fadas-large", 25, 5, 127, 10.89, 50),)
+
+
+@lru_cache
+def _staleness(law: str, refill: int, seed: int, steps: int, **setting: int) -> Staleness:
+    return simulate_staleness(delay_law(law), refill=refill, seed=seed, steps=steps, **setting)
+
+
+def schedules_page(table: Table, schedules: tuple[Schedule, ...], mean: str = "mean", steps: int = 500) -> Page:
+    """Return the page of the schedules, with both readings of when new clients start; `mean`: of `Staleness`."""
+    lines = []
+    for one in schedules:
+        setting = {"num_clients": one.num_clients, "concurrency": one.concurrency, "buffer_size": one.buffer_size}
+        for refill in (one.buffer_size, 1):
+            runs = [_staleness(one.law, refill, seed, steps, **setting) for seed in range(table.seeds)]
+            for number, paper in (("largest", one.largest), (mean, one.mean)):
+                name = f"{one.law}, {one.concurrency}/{one.buffer_size}, refill {refill}, {number.replace('_', ' ')}"
+                values = tuple(float(getattr(run, number)) for run in runs)
+                lines.append(Line(Cell(name, "", {}, paper), values, {}, 0.0))
+    return table_page(table, lines, range(table.seeds), {})
+
+
 #: The pages of the tables without training, by name.
-PAGES = {"wkafl-figure2": weights_page}
+PAGES: dict[str, Callable[[Table], Page]] = {
+    "wkafl-figure2": weights_page,
+    "ca2fl-table4": partial(schedules_page, schedules=CA2FL_TABLE_4),
+    "ca2fl-table5": partial(schedules_page, schedules=CA2FL_TABLE_5),
+    "fadas-claims": partial(schedules_page, schedules=FADAS_CLAIMS, mean="mean_largest"),
+}
 
 
 def _draw(content: Mapping[str, Any], path: Path) -> None:
