@@ -177,6 +177,26 @@ def test_weights_do_not_depend_on_the_callers_floating_point_mode():
     assert report.rejected == ("",)
 
 
+def test_a_round_that_is_not_committed_spares_the_commit_in_any_floating_point_mode(tmp_path):
+    torch = pytest.importorskip("torch")
+    weights = Weights(np.ones(1), (1.0,), np.array([[1.0, 2.0**-1060]]))  # the rule vector changes
+    rule = Rule("own", "update", 1, Says(weights, rule_vectors=("own",)), NONE, optimizers.Sgd(1.0))
+    ours = Server(rule, np.zeros(1), dtype="float64", store=tmp_path / "store", commit_every=None)
+    for version in range(3):
+        if version == 2:
+            ours.checkpoint()
+            if not torch.set_flush_denormal(True):
+                pytest.skip("this CPU cannot flush denormals")
+        try:
+            ours.push(client=0, update=np.full(1, 2.0**300), version=version)
+        finally:
+            torch.set_flush_denormal(False)
+    assert ours.rule_vectors["own"].tolist() == [3 * 2.0**-760]
+    ours.close(checkpoint=False)
+    with Server.open(tmp_path / "store", rule) as again:
+        assert again.rule_vectors["own"].tolist() == [2 * 2.0**-760]
+
+
 @pytest.mark.parametrize("store", [None, 1, 100], ids=["in memory", "each round committed", "rarely committed"])
 def test_a_rejected_second_arrival_of_a_client(store, tmp_path):
     """The first one's row is not written where the second one's old row is read."""

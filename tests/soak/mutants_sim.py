@@ -195,8 +195,8 @@ ADAPTERS = {
         "test_core_clients.py",
     ),
     "replies: one after the timeout joins": (
-        "if self.note_duration(assigned.start) >= self.timeout:",
-        "if self.note_duration(assigned.start) < 0:",
+        "if late := self.note_duration(assigned.start) >= self.timeout:",
+        "if late := self.note_duration(assigned.start) < 0:",
         "test_core_clients.py",
     ),
     "replies: one without an assignment is not counted": (

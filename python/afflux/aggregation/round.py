@@ -127,11 +127,11 @@ class Round:
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: LocalPlane, op: str) -> Round:
     """Decide a round, and prepare its sweep. Only new memory is written, so that an error changes nothing.
 
-    The decision uses the engine's floating-point mode: the caller's mode could set a subnormal weight to zero.
+    Both use the engine's floating-point mode: in the caller's mode a subnormal weight could be zero.
     """
     start = perf_counter()
     decided = strict_float_mode(lambda call: decide_round(*call), (rule, before, waiting, plane))
-    decided.prepared = plane.prepare(decided.plan, op)
+    decided.prepared = strict_float_mode(lambda plan: plane.prepare(plan, op), decided.plan)
     force_setattr(decided.report, "seconds", perf_counter() - start)
     return decided
 

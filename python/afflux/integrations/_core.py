@@ -183,12 +183,12 @@ class TrainingRun:
             self.lost["unknown"] += 1
             return None
         task, trained = assigned.task, None
-        if self.note_duration(assigned.start) >= self.timeout:
+        if late := self.note_duration(assigned.start) >= self.timeout:
             task.cancel()  # the reply becomes "expired"
         base = assigned.base if self.report is None else None
         try:
             trained = read()
-            arguments = self._arguments(assigned, trained)
+            arguments = self._arguments(assigned, trained, late=late)
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
@@ -208,8 +208,11 @@ class TrainingRun:
             self._metrics[receipt.join] = client, trained.metrics
         return receipt
 
-    def _arguments(self, assigned: Assignment, trained: Trained) -> dict[str, Any]:
-        """Return the arguments of the push of a reply; raise an error if the reply is invalid."""
+    def _arguments(self, assigned: Assignment, trained: Trained, *, late: bool) -> dict[str, Any]:
+        """Return the arguments of the push of a reply; raise an error if the reply is invalid.
+
+        `late`: its task is closed.
+        """
         task, delta, count = assigned.task, trained.delta, trained.num_examples
         client = self.clients.identify(assigned.address, trained.client)
         arguments: dict[str, Any] = {"loss": finite_number(trained.loss)}
@@ -227,7 +230,8 @@ class TrainingRun:
             values = {name: finite_number((trained.facts or {}).get(name)) for name in self.fact_names}
             numbers = {name: value for name, value in values.items() if value is not None}
             arguments["facts"] = numbers | (arguments.get("facts") or {})
-        is_own = assigned.pulled is None and client == task.client  # else its task was opened before it was known
+        # Else its task was opened before it was known.
+        is_own = late or (assigned.pulled is None and client == task.client)
         base = None if is_own and not delta else assigned.base
         if is_own or (delta and base is None):
             arguments["task"] = task
