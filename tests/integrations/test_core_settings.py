@@ -28,6 +28,19 @@ def test_settings_are_checked(wrong, message):
         RunSettings(**wrong)
 
 
+class Anything:
+    """An object with an attribute of every name, such as Rngs of flax."""
+
+    def __getattr__(self, name):
+        return list
+
+
+@pytest.mark.parametrize("model", [Anything(), [np.zeros(2)], {"a": {"b": np.zeros(2)}}])
+def test_the_initial_model_is_a_module_or_arrays_by_name(model):
+    with pytest.raises(AffluxError, match=r"\[model\] the initial model must be arrays by name, not nested"):
+        TrainingRun(fedbuff(), model, RunSettings(), num_clients=1)
+
+
 def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):
     for store in (None, tmp_path / "store"):
         require_absolute_store("run", RunSettings(store=store), "it runs elsewhere")

@@ -283,6 +283,18 @@ def test_flat_trees_and_modules_are_not_walked(monkeypatch):
     assert listed.flatten((torch.ones(2), np.ones(1))).tolist() == [1, 1, 1]
 
 
+def test_trees_that_have_tied_arrays_under_other_names_are_not_walked(monkeypatch):
+    def net(*names):
+        layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in names})
+        layers[names[1]].weight = layers[names[0]].weight
+        return layers
+
+    layout, ours = Layout.of(net("one", "other")), net("other", "one")
+    monkeypatch.setattr("afflux.arrays.trees.Walk", None)
+    for tree in (ours, {"other.weight": ours["one"].weight}):
+        assert layout.flatten(tree).tolist() == ours["one"].weight.flatten().tolist()
+
+
 @pytest.mark.parametrize("names", [["one"], ["one", "other"]])
 def test_a_push_walks_a_tree_with_tied_arrays_once(names, monkeypatch):
     """Of a server with one of their names, and of one with both, which also compares them."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (
     DELAYS,
     ConstantDelays,
@@ -20,6 +22,9 @@ from afflux.sim.workload.delays import (
     delay_law,
     fadas_classes,
 )
+from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.task_registry import build_task
+from made_runs import run
 
 
 def generator(seed=0):
@@ -157,11 +162,47 @@ def test_staleness_without_concurrency_and_with_equal_times():
         ("device-availability:work=3", "needs file="),
         ("phone-times:work=0", "work is 0.0, must be positive"),
         ("phone-availability:work=inf", "work is inf, must be positive"),
+        ("constant:tied=8", "constant has no options"),
+        ("ca2fl-fixed:tied=8", "all clients of this law are alike"),
+        ("fadas-large:tied=8-9", "tied is 8-9, must be numbers of classes"),
     ],
 )
 def test_unknown_names_and_impossible_options(text, message):
     with pytest.raises(ConfigError, match=message):
         delay_law(text)
+
+
+def test_the_slowest_times_go_to_the_clients_with_most_examples_of_the_classes():
+    labels = [np.arange(10).repeat(client + 1) if client % 3 else np.zeros(50, int) for client in range(60)]
+    data = [(np.zeros(len(own)), own) for own in labels]
+    tied, free = (
+        delay_law("fadas-large:tied=8+9").of(data)(60, generator(5)),
+        delay_law("fadas-large")(60, generator(5)),
+    )
+    means, plain = ([law(client, generator(client)) for client in range(60)] for law in (tied, free))
+    assert sorted(mean > 30 for mean in means) == sorted(mean > 30 for mean in plain), "as many are slow"
+    held = [2 * (client + 1) if client % 3 else 0 for client in range(60)]
+    slow = sum(mean > 30 for mean in means)
+    assert slow > 0
+    assert {client for client in range(60) if means[client] > 30} == set(np.argsort(held, kind="stable")[-slow:])
+    with pytest.raises(ConfigError, match="needs the data of the clients"):
+        delay_law("fadas-large:tied=8+9")(60, generator(5))
+    with pytest.raises(ConfigError, match="no client has such an example"):
+        delay_law("fadas-large:tied=11").of(data)
+    with pytest.raises(ConfigError, match="tied needs clients whose data sets are"):
+        delay_law("fadas-large:tied=1").of([[1, 2]])
+
+
+def test_a_run_has_the_tied_delays():
+    config = SimConfig(model="logreg", num_clients=12, concurrency=6, arrivals=40, delays="fadas-large:tied=8+9")
+    results = [run(parse_rule("fedbuff:buffer_size=2"), 3, config) for _ in range(2)]
+    assert results[0].digest == results[1].digest
+    data = build_task(config).data_for_seed(3)
+    held = [int(np.isin(y, (8, 9)).sum()) for _, y in data]
+    arrivals = np.bincount(results[0].clients, minlength=12)
+    assert np.corrcoef(held, arrivals)[0, 1] < 0, "who holds them arrives less often"
+    free = run(parse_rule("fedbuff:buffer_size=2"), 3, replace(config, delays="fadas-large"))
+    assert free.digest != results[0].digest
 
 
 def test_an_unknown_reading():

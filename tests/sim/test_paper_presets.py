@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from afflux.cli import app, simulate
 from afflux.cli.common import parse_rules, rule_of_preset
 from afflux.sim import read_audit_log
-from afflux.sim.papers.paper_tables import TABLES
+from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
 from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.workload.config import SimConfig

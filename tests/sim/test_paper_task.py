@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from afflux.sim.errors import ConfigError
+from afflux.sim.workload.augmentation import randaugment
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
@@ -54,6 +57,66 @@ def test_runs_on_images(tmp_path, dataset, network, shape):
     assert np.isfinite(result.params).all()
     again = run(parse_rule("ca2fl:buffer_size=3"), 0, settings)
     assert np.array_equal(again.params, result.params)
+
+
+def test_augmented_images(tmp_path):
+    """They are crops of the padded images, perhaps flipped, and then standardised; torch's numbers draw them."""
+    write_images(tmp_path, "cifar10", (32, 32, 3), 10)
+    plain = config(tmp_path, "cifar10", "logreg", local_steps=1)
+    augmented = replace(plain, task=f"{plain.task}:augment=crop-flip")
+    (images, *_), (own, *_) = (build_task(one).data_for_seed(0) for one in (augmented, plain))
+    torch.manual_seed(1)
+    (image, label), again = images[0], images[0][0]
+    assert label == own[1][0]
+    assert not torch.equal(image, again)
+    zero = -images.moments[0] / images.moments[1]  # the padding
+    padded = zero.expand(3, 40, 40).clone()
+    padded[:, 4:36, 4:36] = own[0][0]
+    crops = [padded[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
+    assert any(torch.allclose(image, crop, atol=1e-5) for part in crops for crop in (part, part.flip(2)))
+    results = [run(parse_rule("ca2fl:buffer_size=3"), 0, one) for one in (augmented, augmented, plain)]
+    assert results[0].digest == results[1].digest != results[2].digest
+    full = run(parse_rule("ca2fl:buffer_size=3"), 0, replace(plain, task=f"{plain.task}:augment=randaugment"))
+    assert full.digest not in {result.digest for result in results}
+
+
+def test_every_operation_of_randaugment():
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
+    outcomes = [np.array(randaugment(Image.fromarray(pixels), which, sign)) for which in range(14) for sign in (1, -1)]
+    assert {outcome.shape for outcome in outcomes} == {pixels.shape}
+    assert (outcomes[0] == pixels).all()
+    assert len({outcome.tobytes() for outcome in outcomes}) == 1 + 9 * 2 + 3, "autocontrast finds all values there"
+    assert (outcomes[6][:, :-7] == pixels[:, 7:]).all(), "a shift by seven pixels"
+
+
+def test_kaimings_initial_values(tmp_path):
+    write_images(tmp_path, "cifar10", (32, 32, 3), 10)
+    plain = config(tmp_path, "cifar10", "ca2fl-cnn")
+    task = build_task(replace(plain, task=f"{plain.task}:initial=kaiming"))
+    own, first = (build.model(np.random.default_rng(0)) for build in (task, build_task(plain)))
+    *layers, last = [layer for layer in own.modules() if hasattr(layer, "weight")]
+    for layer in layers:
+        fan = layer.weight[0].numel()
+        assert layer.weight.std().item() == pytest.approx((2 / fan) ** 0.5, rel=0.1)
+        assert not layer.bias.any()
+    assert torch.equal(last.weight, [layer for layer in first.modules() if hasattr(layer, "weight")][-1].weight)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "more", "message"),
+    [
+        ("cifar10", "augment=mix", {}, "unknown augment 'mix'"),
+        ("cifar10", "initial=zero", {}, "unknown initial 'zero'"),
+        ("cifar10", "augment=crop-flip:inputs=unit", {}, "augment needs images without owners"),
+        ("cifar10", "augment=crop-flip", {"part": "validation"}, "augment needs images without owners"),
+        ("mnist", "augment=crop-flip", {}, "images of mnist have 1 channels, not 3"),
+    ],
+)
+def test_what_cannot_be_augmented(dataset, options, more, message, tmp_path):
+    write_images(tmp_path, dataset, (28, 28) if dataset == "mnist" else (32, 32, 3), 10)
+    settings = config(tmp_path, dataset, "logreg", **more)
+    with pytest.raises(ConfigError, match=message):
+        build_task(replace(settings, task=f"{settings.task}:{options}"))
 
 
 def test_a_run_learns(tmp_path):

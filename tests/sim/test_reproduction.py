@@ -14,6 +14,7 @@ from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import reproduction
+from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import Line
 from afflux.sim.papers.paper_tables import (
     BEST_OF_EVERY_FIFTH,
@@ -22,7 +23,6 @@ from afflux.sim.papers.paper_tables import (
     MEAN_OF_SIX,
     MEAN_OF_TEN,
     STABILITY,
-    TABLES,
     Cell,
     Reading,
     Search,
@@ -35,6 +35,7 @@ from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
+from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from conftest import ROOT
 
@@ -72,10 +73,14 @@ def test_every_cell_is_a_run_and_has_a_name_of_its_own():
         runs, waiting = runs_of(table, table.cells, [0], [])
         assert len({run.cell.name for run in runs}) == len(runs)
         assert waiting == sum(cell.search is not None for cell in table.cells)
+        runs_of_all, waiting = runs_of(table, table.cells, range(table.seeds), [])
+        assert table.count == len(runs_of_all) + waiting
         for run in runs:
             run.job.spec.build()
     assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS"} == {table.paper for table in TABLES.values()}
     assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
+    page = (ROOT / "docs" / "papers.md").read_text()
+    assert [name for name in TABLES if f"`{name}`" not in page] == [], "each has a row on the page"
 
 
 def test_the_papers_numbers_are_those_that_it_prints():
@@ -88,6 +93,34 @@ def test_the_papers_numbers_are_those_that_it_prints():
     assert (min(numbers["afl-table3"]), max(numbers["afl-table3"])) == (0.8669, 0.9075)
     assert sum(numbers["wkafl-table2-cifar10"]) == pytest.approx(1.2771 + 1.1955 + 0.7897)
     assert sum(numbers["wkafl-table3-mnist"][2::4]) == pytest.approx(0.9057 + 0.9080 + 0.9075)
+    assert numbers["ca2fl-table2"][::2] == [0.5015, 0.5330, 0.5272, 0.5273]
+    assert numbers["ca2fl-table1"] == [0.5023, 0.5366, 0.5338, 0.5354, 0.4155, None]
+    assert numbers["ca2fl-table1-rounds"] == [284, 294, 329, 314, None, None]
+    assert sum(numbers["ca2fl-table2-resnet"][1::2]) == pytest.approx(0.5731 + 0.6837 + 0.6775 + 0.6879)
+    assert sum(numbers["fadas-table8"][:4]) == pytest.approx(0.5029 + 0.4492 + 0.7057 + 0.7264)
+    assert (min(numbers["fadas-table9"]), max(numbers["fadas-table4"])) == (0.1597, 0.8391)
+
+
+def test_the_cells_of_ca2fl_and_fadas_are_their_presets():
+    for name, number, methods in (("ca2fl-table2", 22, {"fedbuff", "ca2fl", "mf_ca2fl"}), ("ca2fl-table1", 16, None)):
+        runs, _ = runs_of(TABLES[name], TABLES[name].cells, range(3), [])
+        assert len(runs) == number, "some cells have fewer seeds"
+        assert methods is None or {run.job.spec.name for run in runs} == methods
+        for run in runs:
+            assert (run.job.config.rounds, run.job.config.eval_every, run.job.config.refill) == (500, 50, 10)
+    keys = {
+        (cell.rule, str(cell.settings)) for table in ("ca2fl-table1", "ca2fl-table2") for cell in TABLES[table].cells
+    }
+    for name in ("ca2fl-table1-rounds", "ca2fl-figure2", "ca2fl-figure3"):
+        assert {(cell.rule, str(cell.settings)) for cell in TABLES[name].cells} <= keys, "the same runs"
+    ranking = {cell.name.partition(", ")[2]: cell for cell in TABLES["fadas-ranking"].cells}
+    assert [cell.settings["client_lr"] for cell in ranking.values()] == [0.003, 0.03, 0.1, 0.1], "Table 10"
+    assert {cell.settings["task"] for cell in ranking.values()} == {"papers:dataset=cifar10:network=ca2fl-cnn"}
+    thresholds = TABLES["fadas-figure1a"].cells
+    assert thresholds[0].rule == ranking["FADAS_da"].rule
+    assert [parse_rule(cell.rule).build().step.lr.threshold for cell in thresholds] == [1, 4, 8, 10]
+    sizes = [cell.settings["refill"] for cell in TABLES["fadas-figure1b-f"].cells]
+    assert sizes == [parse_rule(cell.rule).build().buffer_size for cell in TABLES["fadas-figure1b-f"].cells]
 
 
 def test_the_settings_of_table_2_are_the_papers():

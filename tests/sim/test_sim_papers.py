@@ -13,8 +13,8 @@ from afflux.cli import app
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import tables
+from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.paper_tables import TABLES
 from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.workload.config import SimConfig

@@ -148,23 +148,25 @@ class Matcher:
         try:
             found = [tree[name] for name in self.names]
         except KeyError:
-            return None
+            leaves = self._with_first_names(tree) if self._copies else tree
+            return self._looked_up(leaves) if len(leaves) > len(tree) else None
         return found if self._partial or len(tree) == len(found) or tree.keys() <= self._known else None
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
         """Return the wanted arrays of a flat list; None as in `_quick`."""
-        if not self._places or not interop.all_own(tree):
-            return None
-        if not self._partial and len(tree) > self._longest:
+        if not self._places or not interop.all_own(tree) or (not self._partial and len(tree) > self._longest):
             return None
         try:
             return [tree[place] for place in self._places]
         except IndexError:
             return None
 
+    def _with_first_names(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays by name; those that the tree has only under further names also by the layout's names."""
+        return {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
+
     def _walked(self, tree: Any) -> tuple[list[Array], Mapping[str, Any]]:
-        leaves = self._all(tree)
-        leaves = {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
+        leaves = self._with_first_names(self._all(tree))
         missing = [name for name in self.names if name not in leaves]
         unknown = self._unknown(leaves)
         others = f"the tree holds {listed(unknown)}, which the layout does not"
@@ -184,7 +186,7 @@ class Matcher:
 
     def _all(self, tree: Any) -> Mapping[str, Any]:
         walk = trees.Walk(tree, self._wanted)
-        leaves = self._named(walk.leaves)
+        leaves = self._with_first_names(self._named(walk.leaves))
         if all(name in leaves for name in self.names) and not self._unknown(leaves):
             return leaves
         if is_module(tree):

@@ -10,7 +10,8 @@ import typer
 
 from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
 from afflux.sim.errors import EXTRA, require
-from afflux.sim.papers.paper_tables import PLANNED, TABLES, TRIALS, Table
+from afflux.sim.papers.all_tables import TABLES
+from afflux.sim.papers.paper_tables import PLANNED, Table
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Measure, Page
@@ -147,9 +148,8 @@ def _table_command(table: Table) -> Callable[..., None]:
 
 for _table in TABLES.values():
     if not _table.open:
-        _runs = _table.seeds * len(_table.cells) + TRIALS * len({c.search.name for c in _table.cells if c.search})
         _facts = {name: getattr(_table, name) for name in ("name", "paper", "shows", "needs", "hours")}
-        _help = TABLE_HELP.format(**_facts, runs=_runs, cell=_table.cells[0].name if _table.cells else "*")
+        _help = TABLE_HELP.format(**_facts, runs=_table.count, cell=_table.cells[0].name if _table.cells else "*")
         app.command(_table.name, help=_help)(_table_command(_table))
 
 

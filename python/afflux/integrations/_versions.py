@@ -11,6 +11,7 @@ from afflux import Pulled, Server
 from afflux.arrays import trees
 from afflux.arrays.interop import on_host
 from afflux.arrays.likeness import Like
+from afflux.arrays.modules import is_module
 from afflux.ops.errors import AffluxError
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ T = TypeVar("T")
 def require_names(arrays: Any) -> None:
     """Raise AffluxError unless the initial model is a torch module, or a mapping of arrays that is not nested."""
     nested = isinstance(arrays, Mapping) and any(isinstance(array, Mapping | list | tuple) for array in arrays.values())
-    if nested or not (isinstance(arrays, Mapping) or hasattr(arrays, "named_parameters")):
+    if nested or not (isinstance(arrays, Mapping) or is_module(arrays)):
         raise AffluxError("[model] the initial model must be arrays by name, not nested, or a torch module")
 
 

@@ -1,7 +1,9 @@
-"""The tables and figures of the four papers as data: a cell is one run with one number of the paper beside it.
+"""The tables and figures of papers as data: a cell is one run with one number of the paper beside it.
+
+These are the types, and the tables of two papers; `cifar_tables` has those of CA2FL and FADAS.
 
 Anarchic FL: Yang, Zhang, Khanduri and Liu, ICML 2022. WKAFL: Zhou, Li, Ren and Yang, IEEE Transactions on Parallel and
-Distributed Systems 2022. CA2FL: see presets.ca2fl. FADAS: Wang, Wang, Li, Chen and Chen, ICML 2024.
+Distributed Systems 2022.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,6 +89,8 @@ class Cell(NamedTuple):
     the panel, a comma, and that of the curve."""
     search: Search | None = None
     """Finds the options that the rule lacks."""
+    seeds: int = 0
+    """If not 0: the cell has the seeds below it only, not all of its table."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,14 @@ class Table:
     computed: bool = False
     """Whether it needs no training, and so has no cells."""
 
+    @property
+    def count(self) -> int:
+        """Number of runs."""
+        trials = TRIALS * len({cell.search.name for cell in self.cells if cell.search})
+        return trials + sum(min(cell.seeds or self.seeds, self.seeds) for cell in self.cells)
 
-AFL, WKAFL, CA2FL, FADAS = "Anarchic FL", "WKAFL", "CA2FL", "FADAS"
+
+AFL, WKAFL = "Anarchic FL", "WKAFL"
 
 # Anarchic FL. Appendix E.1: 150 rounds, batches of 64, eta = 1 and eta_L = .1. The rule's server_lr is eta * eta_L, the
 # step of the paper's proofs; Algorithm 2 prints eta alone.
@@ -377,29 +387,21 @@ def _wkafl_figure_11() -> Iterator[Cell]:
 PLANNED = "planned"
 
 
-def _later(paper: str, name: str, shows: str, needs: str, hours: float, why: str = "") -> Table:
-    """Return a table that is not run here; `why`: in place of the hours on a CPU, or behind them after a semicolon."""
-    why = why if why and why[0] != ";" else f"its network needs a GPU: {hours:.0f} CPU hours{why}"
-    return Table(name, paper, shows, needs, hours, open=why)
+def later(paper: str, name: str, shows: str, needs: str, hours: float, why: str = "") -> Table:
+    """Return a table that is not run here; `why`: in place of the hours on a CPU."""
+    return Table(name, paper, shows, needs, hours, open=why or f"its network needs a GPU: {hours:.0f} CPU hours")
 
 
-def _of_schedules(name: str, paper: str, shows: str, needs: str, note: str) -> Table:
-    """Return a table without training, whose values are not read from evaluations."""
-    staleness = Reading("staleness", lambda rows: nan, 3)
-    return Table(name, paper, shows, needs, seeds=10, reading=staleness, note=note, computed=True)
+def afl_tables() -> Iterator[Table]:
+    """Yield the tables of Anarchic FL."""
 
-
-def _of_afl() -> Iterator[Table]:
     def run(name: str, shows: str, hours: float, cells: Iterable[Cell], **more: Any) -> Table:
         more = {"reading": BEST_OF_EVERY_FIFTH, "others": AFL_OTHERS} | more
         needs = "MNIST, logistic regression, 150 rounds"
         return Table(f"afl-{name}", AFL, shows, needs, hours, tuple(cells), 5, **more)
 
-    later, cnn, lstm = (
-        partial(_later, AFL),
-        "CIFAR-10, CNN, 10,000 rounds of batch 500",
-        "Shakespeare, LSTM, 300 rounds",
-    )
+    not_run = partial(later, AFL)
+    cnn, lstm = "CIFAR-10, CNN, 10,000 rounds of batch 500", "Shakespeare, LSTM, 300 rounds"
     yield run("table2", "Table 2, logistic regression", 0.25, _afl_table_2(), note=AFL_DYNAMIC)
     yield run("table3", "Table 3, logistic regression: FedProx and SCAFFOLD", 0.17, _afl_table_3(), note=AFL_LOCAL)
     curves = "Figure 2: curves for 5/10 workers and 5 steps, the runs of Table 2"
@@ -409,14 +411,16 @@ def _of_afl() -> Iterator[Table]:
     claim = {"reading": rounds_to(0.85), "others": (rounds_to(0.85, 5),), "note": AFL_CLAIM}
     yield run("claim85", "Appendix E.1: rounds to 85 %", 0.01, _afl_claim(), **claim)
     other = "another edition of the text has other roles: its numbers cannot be compared"
-    yield later("afl-table2-cnn", "Table 2, CNN (16 cells)", cnn, 840)
-    yield later("afl-table2-lstm", "Table 2, LSTM (4 cells)", lstm, 23, other)
-    yield later("afl-table3-cnn", "Table 3, CNN (16 cells)", cnn, 840)
-    yield later("afl-table3-lstm", "Table 3, LSTM (4 cells)", lstm, 23, other)
-    yield later("afl-figure6", "Figure 6: biased arrivals", cnn, 630)
+    yield not_run("afl-table2-cnn", "Table 2, CNN (16 cells)", cnn, 840)
+    yield not_run("afl-table2-lstm", "Table 2, LSTM (4 cells)", lstm, 23, other)
+    yield not_run("afl-table3-cnn", "Table 3, CNN (16 cells)", cnn, 840)
+    yield not_run("afl-table3-lstm", "Table 3, LSTM (4 cells)", lstm, 23, other)
+    yield not_run("afl-figure6", "Figure 6: biased arrivals", cnn, 630)
 
 
-def _of_wkafl() -> Iterator[Table]:
+def wkafl_tables() -> Iterator[Table]:
+    """Yield the tables of WKAFL."""
+
     def run(
         name: str, shows: str, needs: str, hours: float, cells: Iterable[Cell], memory: float, **more: Any
     ) -> Table:
@@ -457,55 +461,4 @@ def _of_wkafl() -> Iterator[Table]:
     )
     yield Table("wkafl-figure2", WKAFL, weights, setting, note=decided, computed=True)
     ablations, absent = "Figures 5 and 6: ablations, four methods", "the data sets are not at hand"
-    yield _later(WKAFL, "wkafl-figures5-6", ablations, "CelebA, EMNIST ByClass", 0, absent)
-
-
-def _of_ca2fl() -> Iterator[Table]:
-    later, cnn, resnet = partial(_later, CA2FL), "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
-    yield later("ca2fl-table1", "Table 1: accuracy, rounds to 50 %", cnn, 8.3, PLANNED)
-    yield later("ca2fl-table2", "Table 2, Figure 2: Dir(.3), Dir(.1)", cnn, 6.6, PLANNED)
-    yield later("ca2fl-tables1-2-resnet", "Tables 1 and 2, ResNet-18 (13 cells)", resnet, 750)
-    yield later("ca2fl-table3", "Table 3: Dir(.1), Dir(.01)", "CIFAR-100, ResNet-18", 670, _NO_CIFAR100)
-    needs = "no training: 100 clients, 500 rounds"
-    for name, shows in (("4", "concurrency and buffer, M_c/M"), ("5", "law of delay")):
-        yield _of_schedules(f"ca2fl-table{name}", CA2FL, f"Table {name}: staleness by {shows}", needs, CA2FL_SAMPLING)
-    yield later("ca2fl-figure4", "Figure 4: concurrency and buffer", cnn, 13, PLANNED)
-    yield later("ca2fl-figure5", "Figure 5: laws of delay", cnn, 10, PLANNED)
-    yield later("ca2fl-figure6", "Figure 6: FedAsync", cnn, 3.3, PLANNED)
-
-
-def _of_fadas() -> Iterator[Table]:
-    later, cnn, resnet = partial(_later, FADAS), "CIFAR-10, CNN, 500 rounds", "CIFAR-10, ResNet-18, 500 rounds"
-    yield later("fadas-tables2-8", "Tables 2 and 8: large delays", resnet, 670)
-    yield later("fadas-tables2-8-cnn", "Tables 2 and 8, the order of the rules on a CNN, Dir(.1)", cnn, 6.6, PLANNED)
-    yield later("fadas-tables3-9", "Tables 3 and 9: CIFAR-100", "CIFAR-100, ResNet-18", 670, _NO_CIFAR100)
-    yield later("fadas-tables4-5", "Tables 4 and 5: mild delays", resnet, 1340)
-    absent = "checkpoint and data are not at hand"
-    yield later("fadas-table6", "Table 6: LoRA on GLUE", "BERT base, GLUE", 0, absent)
-    yield later("fadas-table7", "Table 7: time to a target, mild delays", cnn, 6.6, PLANNED)
-    yield later("fadas-figure1a", "Figure 1 (a): tau_c 1, 4, 8, 10", cnn, 5, PLANNED)
-    yield later("fadas-figure1b-f", "Figure 1 (b) to (f): concurrency and buffer", cnn, 18, PLANNED)
-    needs = "no training: 50 clients, large delays, 500 rounds"
-    claims = "Sections 6.1 and 6.3: tau_max, mean of the rounds' largest"
-    yield _of_schedules("fadas-claims", FADAS, claims, needs, FADAS_REFILL)
-
-
-CA2FL_SAMPLING = (
-    "Algorithm 1 draws new clients from those that do not train, M together: refill M, the presets' reading. With it "
-    "each start finds M_c - M clients in training, so that the mean staleness is (M_c - M)/M but for the first and "
-    "last steps. The paper's means are lower, except that of the fixed law. What fits them is that only the clients of "
-    "the *last* start are left out: a client that has trained for longer may then be drawn a second time, which "
-    "overwrites the round in which it began. Of ten seeds with that reading the means are .495, .934, 1.331, .333 and "
-    "2.677 (Table 4), .934, .933, .918 and .994 (Table 5): .006 to .026 above the paper's, the fixed law's equal. A "
-    "draw from all clients gives .871 and .898 for U(0, 5) and the fixed law, which excludes it. The presets keep "
-    "Algorithm 1: no client trains twice at once."
-)
-FADAS_REFILL = (
-    "Algorithm 1, lines 4 to 6, replaces a client when its update arrives: refill 1. The authors' code starts M when M "
-    "have finished: refill M, and prints 127 with its own seed. The presets keep refill M, with which the paper's "
-    "numbers were made."
-)
-_NO_CIFAR100 = "; CIFAR-100 is not at hand"
-TABLES: dict[str, Table] = {
-    table.name: table for tables in (_of_afl, _of_wkafl, _of_ca2fl, _of_fadas) for table in tables()
-}
+    yield later(WKAFL, "wkafl-figures5-6", ablations, "CelebA, EMNIST ByClass", 0, absent)

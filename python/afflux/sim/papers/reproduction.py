@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from afflux.sim.errors import ConfigError, require
+from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
 from afflux.sim.papers.finished_runs import (
     FinishedRuns,
@@ -26,7 +27,7 @@ from afflux.sim.papers.finished_runs import (
     load_outcomes,
 )
 from afflux.sim.papers.grid import parse_grid, points
-from afflux.sim.papers.paper_tables import TABLES, TRIALS, TRIALS_SEED, Cell, Search, Table
+from afflux.sim.papers.paper_tables import TRIALS, TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page
 from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.run_result import Evaluation, RunResult
@@ -91,8 +92,8 @@ def runs_of(
     """
 
     def runs(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Run]:
-        jobs = jobs_of(cells, seeds, data_dir, rounds)
-        return [Run(cell, job) for cell, job in zip([*cells] * len(seeds), jobs, strict=True)]
+        pairs = [(seed, cell) for seed in seeds for cell in cells if not cell.seeds or seed < cell.seeds]
+        return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], data_dir, rounds)]
 
     trials, best = list[Run](), dict[str, str]()
     for search in {cell.search.name: cell.search for cell in cells if cell.search is not None}.values():

@@ -18,7 +18,7 @@ from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import AuditOutput, Header
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
-from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
+from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
 from afflux.sim.workload.ignored_settings import (
     OF_FUNCTION,
     OF_TRAINING,
@@ -57,7 +57,7 @@ class SimulationSetup:
     trainer: Trainer
     num_validation: int  #: number of examples of the server's validation data; 0: no validation data
     model: FlatModel
-    delays: DelayLaw | None  #: the task's own delays, if the settings select them
+    delays: DelayLaw | None  #: the task's own delays, or those tied to the data; None: those of the settings
     settings: Mapping[str, Any]  #: those that runs of this task read
     division: Mapping[str, Any]  #: see `RunResult.division`
     inputs: Mapping[str, str]  #: see `input_digests`; empty unless they were asked for
@@ -101,7 +101,7 @@ class SimulationSetup:
             Trainer(model, data, task, config),
             (num_examples(task.validation) or 0) if task.validation is not None else 0,
             model,
-            task.delays if config.delays == DELAYS_OF_TASK else None,
+            task.delays if config.delays == DELAYS_OF_TASK else _tied(config.delays, data),
             settings_read(config, task, function),
             {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
             input_digests(config, task, data, model.module) if digests else {},
@@ -176,6 +176,12 @@ class SimulationSetup:
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
         return make_schedule(spec, self.seed, self.config, self.clients, self.delays)
+
+
+def _tied(delays: str, data: Sequence[Any]) -> DelayLaw | None:
+    """Return the delays that depend on the clients' data, if they do."""
+    law = delay_law(delays)
+    return law.of(data) if isinstance(law, TiedDelays) else None
 
 
 def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:

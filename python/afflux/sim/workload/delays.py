@@ -8,9 +8,9 @@ replacement as long as there are enough.
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_type_hints
+from typing import Any, ClassVar, Literal, TypeAlias, get_type_hints
 
 import numpy as np
 
@@ -107,6 +107,49 @@ class HalfNormalDelays:
         if self.reading == "scale":
             return lambda client, times: float(s[client] * abs(times.standard_normal()))
         return lambda client, times: float(s[client] + abs(times.standard_normal()))
+
+
+@dataclass(frozen=True)
+class TiedDelays:
+    """The running times of another law, the slowest of which go to the clients with most examples of some classes.
+
+    The law draws for each client what it draws without this. Then these running times change clients: the shortest ones
+    go to the clients with fewest examples of the classes. So the times that there are do not depend on the data.
+    """
+
+    #: Draws of a client, by whose mean the clients are sorted.
+    PROBES: ClassVar[int] = 16
+    law: DelayLaw
+    classes: tuple[int, ...]
+    held: tuple[int, ...] | None = None
+    """Examples of these classes that each client has; None: the data are not known yet."""
+
+    @property
+    def file(self) -> str | None:
+        """The file of the law, if it has one."""
+        return getattr(self.law, "file", None)
+
+    def of(self, data: Sequence[Any]) -> "TiedDelays":
+        """Return the law for clients with these data sets; raise ConfigError if they have no labels of the classes."""
+        try:
+            labels = [np.asarray(own[1] if isinstance(own, tuple) else own.y) for own in data]
+        except AttributeError:
+            raise ConfigError("delays: tied needs clients whose data sets are (x, y), with labels y") from None
+        held = tuple(int(np.isin(own, self.classes).sum()) for own in labels)
+        if not any(held):
+            raise ConfigError(f"delays: tied={'+'.join(map(str, self.classes))}, but no client has such an example")
+        return replace(self, held=held)
+
+    def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
+        """Draw as the law does; raise ConfigError without `of`."""
+        if self.held is None:
+            raise ConfigError("delays: tied needs the data of the clients, which only a simulation has")
+        delay = self.law(num_clients, rng)
+        probe = np.random.Generator(np.random.PCG64(int(rng.integers(2**63))))
+        means = [sum(delay(client, probe) for _ in range(self.PROBES)) for client in range(num_clients)]
+        places = np.empty(num_clients, np.int64)
+        places[np.argsort(self.held, kind="stable")] = np.argsort(means, kind="stable")
+        return lambda client, times: delay(int(places[client]), times)
 
 
 def trace_path(file: str) -> Path:
@@ -314,7 +357,7 @@ of the text replace."""
 
 
 def delay_law(text: str) -> DelayLaw:
-    """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, a name of `DELAYS`.
+    """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, a name of `DELAYS`; with `tied=8+9` a `TiedDelays`.
 
     Raises:
         ConfigError: an unknown name or option, a value out of range, or an option that is missing.
@@ -328,12 +371,22 @@ def delay_law(text: str) -> DelayLaw:
     if assignments and not options:
         raise ConfigError(f"delays {text}: {name} has no options")
     hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
-    values = read_options(f"delays {text}", assignments, f"delays {name}", hints)
+    values = read_options(f"delays {text}", assignments, f"delays {name}", {**hints, "tied": str})
+    tied = values.pop("tied", None)
     absent = [f"{name}=..." for name in options.keys() - {*preset, *values} if options[name].default is MISSING]
     if absent:
         raise ConfigError(f"delays {text}: needs {', '.join(absent)}")
     try:
         law: DelayLaw = kind(**{**preset, **values})
+        return law if tied is None else _tied(law, tied)
     except ConfigError as error:
         raise ConfigError(f"delays {text}: {error}") from None
-    return law
+
+
+def _tied(law: DelayLaw, classes: str) -> TiedDelays:
+    if isinstance(law, HalfNormalDelays) and law.s is not None:
+        raise ConfigError("tied, but all clients of this law are alike")
+    try:
+        return TiedDelays(law, tuple(map(int, classes.split("+"))))
+    except ValueError:
+        raise ConfigError(f"tied is {classes}, must be numbers of classes, such as 8+9") from None

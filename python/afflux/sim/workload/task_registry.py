@@ -6,7 +6,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from afflux.sim.data.image_set import ImageSet
 from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.models import build_model
+from afflux.sim.workload.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_initial_values
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
@@ -54,6 +55,8 @@ def paper_task(
     network: str = "ca2fl-cnn",
     inputs: str = "standardised",
     server_classes: int = 0,
+    augment: str = "none",
+    initial: str = "torch",
 ) -> Task:
     """Return the task of a data set and a model.
 
@@ -67,13 +70,25 @@ def paper_task(
         inputs: the scale of images, see `ImageSet.scaled`.
         server_classes: the server's examples for rules that score updates (Zeno++) are images of so many classes, the
             first ones; 0: of all.
+        augment: crop-flip or randaugment: the clients augment their images, see `augmentation`.
+        initial: torch: the initial values of torch's layers; kaiming: those of FADAS's authors.
 
     Raises:
-        ConfigError: unknown names, no or damaged files, a model that cannot take the examples, or server_classes of
-            another number than the data set has, or with the validation part.
+        ConfigError: unknown names, no or damaged files, a model that cannot take the examples, server_classes of
+            another number than the data set has, or with the validation part; or augmented examples that are no images
+            to be divided, or whose scale is another.
     """
+    known("augment", augment, AUGMENTATIONS)
+    known("initial", initial, INITIAL_VALUES)
     data = read_data_set(dataset, settings.data_dir)
     task = _task(data, network, settings, inputs=inputs)
+    if initial != "torch":
+        task = replace(task, model=partial(_initialised, task.model, initial))
+    if augment != "none":
+        clients, scale = task.clients, (inputs, settings.part)
+        if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or scale != ("standardised", "test"):
+            raise ConfigError("augment needs images without owners, standardised inputs and the test part")
+        task = replace(task, clients=augmented(clients, data, augment), seeds_torch=True)
     if not server_classes:
         return task
     if isinstance(data, TextSet) or not 1 <= server_classes <= data.num_classes:
@@ -83,6 +98,10 @@ def paper_task(
     x, y = task.validation
     own = y < server_classes
     return replace(task, validation=(x[own], y[own]))
+
+
+def _initialised(model: "Callable[..., nn.Module]", kind: str, rng: np.random.Generator) -> "nn.Module":
+    return with_initial_values(model(rng), kind, rng)
 
 
 def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False, inputs: str = "standardised") -> Task:

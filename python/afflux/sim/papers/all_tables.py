@@ -1,0 +1,10 @@
+"""All tables of `afflux reproduce`, by name, paper by paper."""
+
+from afflux.sim.papers.cifar_tables import ca2fl_tables, fadas_tables, schedule_tables
+from afflux.sim.papers.paper_tables import Table, afl_tables, wkafl_tables
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for tables in (afl_tables, wkafl_tables, ca2fl_tables, fadas_tables, schedule_tables)
+    for table in tables()
+}

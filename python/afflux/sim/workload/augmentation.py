@@ -1,0 +1,116 @@
+"""What the code of FADAS's authors does with CIFAR-10, beside its network: augmented images, and initial values.
+
+An image is padded by 4 and cropped at random, and flipped with the chance 1/2; `randaugment` then makes two operations
+of torchvision's RandAugment at magnitude 14 of 31.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from afflux.sim.data.image_set import ImageSet, channel_moments
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.task import Divided, Partitioned
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AUGMENTATIONS, INITIAL_VALUES = ("none", "crop-flip", "randaugment"), ("torch", "kaiming")
+PADDING, OPERATIONS = 4, 2
+#: At magnitude 14 of 30: of shears, pixels (of 32), degrees, factors, bits and the threshold of solarize.
+SHEAR, SHIFT, ANGLE, FACTOR, BITS, THRESHOLD = 0.14, 7, 14, 0.42, 6, 136
+
+
+def randaugment(image: Any, which: int, sign: int) -> Any:
+    """Return a PIL image after one of the 14 operations."""
+    from PIL import Image, ImageEnhance, ImageOps
+
+    def moved(*matrix: float) -> Any:
+        return image.transform(image.size, Image.Transform.AFFINE, matrix)
+
+    enhanced = (ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Sharpness)
+    operations: list[Callable[[], Any]] = [
+        lambda: image,
+        lambda: moved(1, sign * SHEAR, 0, 0, 1, 0),
+        lambda: moved(1, 0, 0, sign * SHEAR, 1, 0),
+        lambda: moved(1, 0, sign * SHIFT, 0, 1, 0),
+        lambda: moved(1, 0, 0, 0, 1, sign * SHIFT),
+        lambda: image.rotate(sign * ANGLE),
+        *(lambda kind=kind: kind(image).enhance(1 + sign * FACTOR) for kind in enhanced),
+        lambda: ImageOps.posterize(image, BITS),
+        lambda: ImageOps.solarize(image, THRESHOLD),
+        lambda: ImageOps.autocontrast(image),
+        lambda: ImageOps.equalize(image),
+    ]
+    return operations[which]()
+
+
+@dataclass(frozen=True, eq=False)
+class AugmentedImages:
+    """The images of a client, as a torch Dataset: each is augmented anew when it is read, by torch's random numbers."""
+
+    x: "Tensor"  #: (n, channels, height, width) uint8
+    y: "Tensor"
+    kind: str
+    moments: "Tensor"  #: (2, channels, 1, 1): mean and deviation
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.y)
+
+    def __getitem__(self, place: int) -> "tuple[Tensor, Tensor]":
+        """Return an image, standardised after the augmentation, and its label."""
+        import torch
+        from PIL import Image
+
+        image, size = torch.nn.functional.pad(self.x[place], (PADDING,) * 4), self.x.shape[-1]
+        (top, left), flip = torch.randint(0, 2 * PADDING + 1, (2,)).tolist(), int(torch.randint(0, 2, ()))
+        image = image[:, top : top + size, left : left + size]
+        image = image.flip(2) if flip else image
+        if self.kind == "randaugment":
+            picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+            for which, sign in zip(*(torch.randint(0, most, (OPERATIONS,)).tolist() for most in (14, 2)), strict=True):
+                picture = randaugment(picture, which, 2 * sign - 1)
+            image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        return (image - self.moments[0]) / self.moments[1], self.y[place]
+
+
+@dataclass(frozen=True, eq=False)
+class Augmented(Partitioned):
+    """One data set of images that is divided among clients, each of which augments its own."""
+
+    kind: str = "crop-flip"
+    moments: Any = None
+
+    def for_seed(self, seed: int) -> Divided:
+        """Return the images of each client."""
+        divided = super().for_seed(seed)
+        divided[:] = [AugmentedImages(x, y, self.kind, self.moments) for x, y in divided]  # type: ignore[misc]
+        return divided
+
+
+def augmented(clients: Partitioned, data: ImageSet, kind: str) -> Partitioned:
+    """Return the clients with augmented images; raise ConfigError if the images have not three channels."""
+    import torch
+
+    if data.shape[0] != 3:
+        raise ConfigError(f"augment is {kind}, but images of {data.name} have {data.shape[0]} channels, not 3")
+    moments = np.array([channel_moments(data.x_train[:, channel]) for channel in range(data.shape[0])], np.float32)
+    fields = (clients.num_clients, clients.partition, clients.heterogeneity, kind)
+    return Augmented(torch.tensor(data.x_train), clients.y, *fields, torch.tensor(moments.T[..., None, None]))
+
+
+def with_initial_values(module: "nn.Module", kind: str, rng: np.random.Generator) -> "nn.Module":
+    """Return the module; `kaiming`: N(0, 2 / fan in) for all layers but the last, and biases of 0."""
+    import torch
+
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    for layer in layers[:-1] if kind == "kaiming" else ():
+        deviation = (2 / layer.weight[0].numel()) ** 0.5
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(deviation * rng.standard_normal(tuple(layer.weight.shape))))
+            if layer.bias is not None:
+                layer.bias.zero_()
+    return module
