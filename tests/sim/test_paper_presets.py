@@ -383,5 +383,5 @@ def test_the_page_has_all_presets():
         name for name in re.findall(r"`([a-z0-9.-]+)`", text) if name.startswith(("ca2fl-", "fadas-", "wkafl-", "afl-"))
     }
     suffixes = {"", *re.findall(r"`(-[a-z0-9-]+)`", text)}
-    assert named <= set(all_presets())
+    assert named <= {*all_presets(), *TABLES}
     assert set(all_presets()) <= {name + suffix for name in named for suffix in suffixes}
