@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from afflux.cli import app, simulate
 from afflux.cli.common import parse_rules, rule_of_preset
 from afflux.sim import read_audit_log
+from afflux.sim.models.networks import NETWORKS
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
 from afflux.sim.papers.reproduction import jobs_of
@@ -383,5 +384,5 @@ def test_the_page_has_all_presets():
         name for name in re.findall(r"`([a-z0-9.-]+)`", text) if name.startswith(("ca2fl-", "fadas-", "wkafl-", "afl-"))
     }
     suffixes = {"", *re.findall(r"`(-[a-z0-9-]+)`", text)}
-    assert named <= {*all_presets(), *TABLES}
+    assert named <= {*all_presets(), *TABLES, *NETWORKS}
     assert set(all_presets()) <= {name + suffix for name in named for suffix in suffixes}
