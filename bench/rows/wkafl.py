@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux.aggregation.plane import LocalPlane
+from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import on_host
 from afflux.rules.presets.wkafl import CosineSelection
@@ -109,10 +109,10 @@ def weigh(inputs: Inputs, sweep: InnerSweep) -> Weights:
 
 def two_sweeps(inputs: Inputs) -> Round:
     estimate = inputs.last_mean()
-    gradients, plane = [list(block) for block in inputs.updates], LocalPlane(inputs.num_threads, {"estimate": estimate})
+    gradients, plane = [list(block) for block in inputs.updates], LocalPlane(num_threads=inputs.num_threads)
 
     def run(k: int) -> object:
-        vectors = RoundVectors(gradients[k], ["estimate"], plane)
+        vectors = RoundVectors(gradients[k], {"estimate": estimate}, plane.inner)
         weights = weigh(inputs, vectors)
         round = ops.Pass(
             inputs.params[k],

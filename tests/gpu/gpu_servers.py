@@ -101,7 +101,7 @@ class GpuServer(afflux.Server):
 
     @property
     def elsewhere(self):
-        return self._aggregator.device is not afflux.arrays.devices.HOST
+        return self._aggregator.plane.gpu is not None
 
     def push(self, *, copy=True, **facts):
         if self.elsewhere and (not copy or next(self._pushes) % 2 == 0):

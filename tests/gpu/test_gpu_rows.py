@@ -165,9 +165,9 @@ def test_only_versions_of_this_server_are_kept(moved, path):
 
 def uploads(monkeypatch, server):
     """The sizes of what is sent to the device from here on."""
-    sent, send = [], type(aggregator_of(server).device)._sent
+    sent, send = [], type(aggregator_of(server).plane.device)._sent
     monkeypatch.setattr(
-        type(aggregator_of(server).device),
+        type(aggregator_of(server).plane.device),
         "_sent",
         lambda self, source: (sent.append(source.size), send(self, source))[1],
     )
@@ -176,7 +176,7 @@ def uploads(monkeypatch, server):
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    staging, sent = aggregator_of(server).admission.state.rows.plane.staging, uploads(monkeypatch, server)
+    staging, sent = aggregator_of(server).admission.state.rows.memory.staging, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
@@ -269,7 +269,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, rows_on="host")
     for server in (here, there):
         server.load_state_dict(first.state_dict())
-    upload, late = type(aggregator_of(there).device).upload, [(0, 2)]
+    upload, late = type(aggregator_of(there).plane.device).upload, [(0, 2)]
 
     def push(server, client, k=10):
         server.push(client=client, **{server.rule.kind: vector(k + client)}, version=1)
@@ -281,7 +281,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
             run(push, there, client)
         return sent
 
-    monkeypatch.setattr(type(aggregator_of(there).device), "upload", then_the_round)
+    monkeypatch.setattr(type(aggregator_of(there).plane.device), "upload", then_the_round)
     push(there, 1, 20)
     for client, k in ((0, 10), (2, 10), (1, 20)):
         push(here, client, k)
@@ -296,10 +296,10 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     server = made(ca2fl(buffer_size=M), moved, max_slots=M, **kept)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
-    held = [aggregator_of(server).slots.take() for _ in range(M)]
+    held = [aggregator_of(server).plane.reserve() for _ in range(M)]
     with pytest.raises(BusyError):
         server.push(client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
-    assert not list(server.rows.plane.staging._staged)
+    assert not list(server.rows.memory.staging._staged)
     del held
 
 
@@ -478,7 +478,7 @@ def test_a_budget_is_of_the_device(moved):
     with pytest.raises(AffluxError, match=r"memory_budget is .* staged rows 36 kB"):
         made(rule, moved, rows_on="host", memory_budget=least - 1)
     server = made(rule, moved, rows_on="host", memory_budget=least + 4 * row)  # a slot and the row of who pushes
-    assert (slots_limit(server), aggregator_of(server).versions.max_versions) == (M + 2, 2)
+    assert (slots_limit(server), aggregator_of(server).plane.versions.max_versions) == (M + 2, 2)
 
 
 def test_an_upload_is_there_when_it_was_waited_for(moved):

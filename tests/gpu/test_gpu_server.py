@@ -303,7 +303,7 @@ def test_a_state_is_copied_once(moved, vectors, monkeypatch):
     def copy(self, vector):
         raise AssertionError("another copy on the device")
 
-    monkeypatch.setattr(type(aggregator_of(server).device), "copy", copy)
+    monkeypatch.setattr(type(aggregator_of(server).plane.device), "copy", copy)
     assert bits(server.state_dict()["arrays"]["sum"]) == bits(expected)
 
 
@@ -311,7 +311,7 @@ def test_a_streaming_server_keeps_nothing_on_the_host(moved, vectors, monkeypatc
     def zeros(*_):
         raise AssertionError("zeros on the host")
 
-    monkeypatch.setattr("afflux.aggregation.streaming.np.zeros", zeros)
+    monkeypatch.setattr("afflux.aggregation.local_plane.np.zeros", zeros)
     server = Server(fedbuff(buffer_size=2), moved(vectors[0]), accumulate=True)
     monkeypatch.undo()
     assert pushes(server, vectors[:2])[-1].version == 1

@@ -10,7 +10,7 @@ from afflux.aggregation.cache.table import NO_SLOTS, RowTable
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.round import RoundStart, decide_round
-from afflux.aggregation.streaming import Streaming
+from afflux.aggregation.streaming import Total, term_of
 from afflux.ops import codecs
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, wkafl
 
@@ -21,10 +21,10 @@ class NoVectors:
     def __init__(self, **values):
         self.values, self.calls = values, []
 
-    def inner(self, slots, weights, name, shift, own_weight):
-        self.calls.append((list(slots), name))
+    def inner(self, slots, weights, memory, shift, own_weight):
+        self.calls.append((list(slots), memory))
         vectors = [np.array([self.values[slot]]) for slot in slots]
-        memory = None if name is None else np.zeros(1)
+        memory = None if memory is None else np.zeros(1)
         return ops.inner(vectors, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=1)
 
 
@@ -35,7 +35,8 @@ def arrival(client, slot, join, version=3, norm=1.0):
 def decide(rule, arrivals, plane=None, rows=None):
     scalars = MappingProxyType(dict(rule.needs.scalars))
     limits = Limits.of("float32", None, None)
-    start = RoundStart(Pulled(None, 3), rows, scalars, (), False, 40, limits, (), None)
+    vectors = {name: f"the {name}" for name in rule.rule_vectors}
+    start = RoundStart(Pulled(None, 3), vectors, rows, scalars, (), False, 40, limits, (), None)
     return decide_round(rule, start, arrivals, plane)
 
 
@@ -73,15 +74,16 @@ def test_inner_products_are_calls_of_the_plane():
     decided = decide(wkafl(buffer_size=2), [arrival(9, "b", 0), arrival(7, "a", 1)], plane)
     assert plane.calls
     assert all(slots == ["a", "b"] for slots, _ in plane.calls)
+    assert {memory for _, memory in plane.calls} <= {None, "the estimate"}
     assert decided.plan.rule_vectors == ("estimate",)
     assert decided.plan.next is not None
 
 
 def test_a_sum_has_its_factor_and_the_terms_that_are_left():
-    rule, streaming = fedbuff(buffer_size=2), Streaming(3)
-    total = streaming.total(1)
-    known = [streaming.term(rule, total, place, (0, 1, 1.0, ()), slot) for place, slot in ((0, None), (1, "b"))]
-    plan = decide(rule, [arrival(9, known[0], 0), arrival(7, known[1], 1)]).plan
+    rule, total = fedbuff(buffer_size=2), Total(["the sum"], added=1)
+    known = [term_of(rule, total, place, (0, 1, 1.0, ()), slot) for place, slot in ((0, None), (1, "b"))]
+    decided = decide(rule, [arrival(9, known[0], 0), arrival(7, known[1], 1)])
+    plan = decided.plan
     assert plan.slots is total.vectors
-    assert plan.terms == [known[1]]
+    assert decided.terms == [known[1]]
     assert plan.weights.tolist() == [0.5 / known[0].weight]

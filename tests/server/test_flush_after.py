@@ -168,7 +168,7 @@ def test_an_array_that_pulls_while_its_push_reads_a_version(clock):
     waiting = server.checkout(7)  # its params are pulled while its task is loaded
     push(server)
     clock.now += 11
-    assert aggregator_of(server).versions.full
+    assert aggregator_of(server).plane.full
     with _reading(aggregator_of(server)):
         assert server.pull().version == 1
     assert server.arrivals_waiting == 1

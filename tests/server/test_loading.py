@@ -48,12 +48,12 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
 def test_slots_of_pushes_in_progress(monkeypatch):
     """All slots are in use by pushes that have not joined, so that the loaded vectors stay where they are."""
     server = filled(rules.fedbuff(buffer_size=M), M - 1, max_slots=M)
-    state, slots = server.state_dict(), [aggregator_of(server).slots.take()]
+    state, slots = server.state_dict(), [aggregator_of(server).plane.reserve()]
     load = aggregator_of(server).admission.load
     monkeypatch.setattr(
         aggregator_of(server).admission,
         "load",
-        lambda *given: (load(*given), slots.extend(aggregator_of(server).slots.take() for _ in range(2))),
+        lambda *given: (load(*given), slots.extend(aggregator_of(server).plane.reserve() for _ in range(2))),
     )
     server.load_state_dict(state)
     slots.clear()

@@ -418,7 +418,7 @@ def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
     def fails(*_):
         raise MemoryError
 
-    monkeypatch.setattr(type(aggregator_of(server).device), "moved", fails)
+    monkeypatch.setattr(type(aggregator_of(server).plane.device), "moved", fails)
     with pytest.raises(MemoryError):
         server.load_state_dict(full.state_dict())
     same(server.state_dict(), before)

@@ -279,7 +279,9 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
     assert servers[0].version >= 6
     assert bits(servers[0].params) == bits(servers[1].params)
     for server in servers:
-        fresh = Server(RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=aggregator_of(server).slots.dtype)
+        fresh = Server(
+            RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=aggregator_of(server).plane.slots.dtype
+        )
         fresh.load_state_dict(server.state_dict())
         assert bits(fresh.params) == bits(server.params)
 

@@ -136,7 +136,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_parts():
     ):
         Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least - 1)
     server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least)
-    assert (slots_limit(server), aggregator_of(server).versions.max_versions) == (M, 2)
+    assert (slots_limit(server), aggregator_of(server).plane.versions.max_versions) == (M, 2)
     for options in ({"max_slots": M + 1}, {"max_versions": 3}):
         with pytest.raises(AffluxError, match="memory_budget"):
             Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=least, **options)
@@ -274,7 +274,7 @@ def test_the_command_keeps_a_budget_as_the_server_does(store, tmp_path):
         server = Server(rule, np.zeros(SIZE), num_clients=CLIENTS, memory_budget=budget, **kept)
         assert (said["max_slots"], said["max_versions"]) == (
             slots_limit(server),
-            aggregator_of(server).versions.max_versions,
+            aggregator_of(server).plane.versions.max_versions,
         )
     assert said["max_slots"] == M + (3 if store else 2)
     assert said["memory_bytes"] <= budget

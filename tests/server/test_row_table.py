@@ -56,8 +56,8 @@ def test_memory_of_a_free_slot_is_used_again():
     rows = RowCache(MemoryRows(3, codecs.float32), 5, 0)
     for client_ids, accepted in (([7, 8], None), ([7, 7], [True, False]), ([9], None)):
         chosen, moves = plan(rows, client_ids, accepted)
-        old = [rows.plane.row(slot) for slot in range(len(rows.plane._rows))]
-        _, new = rows.plane.prepare(chosen)
+        old = [rows.memory.row(slot) for slot in range(len(rows.memory._rows))]
+        _, new = rows.memory.prepare(chosen)
         for client, slot in zip(client_ids, chosen.writes, strict=True):
             if slot is not None:
                 new[slot][:] = client

@@ -155,7 +155,7 @@ def test_a_single_thread_needs_one_slot(monkeypatch):
     server, counts = streaming(5, max_slots=4), terms(monkeypatch)
     for i in range(10):
         server.push(client=i, update=vector(i), version=server.version)
-    assert (server.version, aggregator_of(server).slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
+    assert (server.version, aggregator_of(server).plane.slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
 
 
 @pytest.mark.parametrize("finish", ["flush_after", "discard", "state_dict", "push", "checkout"])

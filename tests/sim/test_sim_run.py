@@ -322,7 +322,7 @@ def test_memory_stays_at_the_versions_in_flight(monkeypatch, rule):
         receipt = push(self, *args, version=version, **options)
         flying[version] -= 1
         # Buffers that exist are used again, so their number is the highest that was ever needed at once.
-        peaks.append((self._aggregator.versions.allocated, max(peaks[-1][1], len(distinct))))
+        peaks.append((self._aggregator.plane.versions.allocated, max(peaks[-1][1], len(distinct))))
         made.append(self.version)
         return receipt
 

@@ -22,8 +22,8 @@ SERVER = {
         "test_rules_contract.py",
     ),
     "facts: a plain push passes a rule that needs them": (
-        "not rule.needs.facts\n        and streaming is None",
-        "streaming is None",
+        "not rule.needs.facts\n        and not options.accumulate",
+        "not options.accumulate",
         "test_facts.py",
     ),
     "facts: arrivals that are left keep the facts of all": (
@@ -147,7 +147,7 @@ SERVER = {
         "test_task_interrupts.py",
     ),
     "tasks: a round that is over holds its versions": (
-        "        del self.prepared, self.plan\n",
+        "        del self.prepared, self.plan, self.terms\n",
         "",
         "test_task_versions.py",
     ),
@@ -222,13 +222,13 @@ SERVER = {
         "test_store_commits.py",
     ),
     "streaming: a term that an interrupt has left is added again": (
-        "left = [term for term in terms if not term.done]",
-        "left = [term for term in terms if term.slot is not None]",
+        "first=first, done=sweep.done)",
+        "first=first, done=[])",
         "test_streaming_threads.py",
     ),
     "streaming: a total starts with what its memory holds": (
-        "vector if left[0].place else self.zeros",
-        "vector",
+        "self._zeros if first and self.device is HOST else total",
+        "total",
         "test_streaming.py",
     ),
     "streaming: a round does not wait for the terms before it": (
@@ -307,8 +307,8 @@ SERVER = {
         "test_layout.py",
     ),
     "streaming: the sum so far is left out": (
-        "ops.Combine(updates, weights, 1.0)",
-        "ops.Combine(updates, weights, 0.0)",
+        "ops.Combine(slots, weights, 1.0)",
+        "ops.Combine(slots, weights, 0.0)",
         "test_streaming_threads.py",
     ),
     "flush_after: an interrupted round holds up a late step": (
@@ -317,13 +317,13 @@ SERVER = {
         "test_flush_after.py",
     ),
     "streaming: a buffer without a step is waited for": (
-        "return bool(term.done) or state.round is None",
-        "return bool(term.done)",
+        "return slot is None or state.round is None",
+        "return slot is None",
         "test_streaming_threads.py",
     ),
     "streaming: a single thread takes all slots": (
-        "state.slots_held < taken < self.slots.limit",
-        "taken < self.slots.limit",
+        "state.slots_held < self.plane.slots_taken < self.max_slots",
+        "self.plane.slots_taken < self.max_slots",
         "test_streaming_threads.py",
     ),
     "errors: a stored error holds what the calls below used": (
@@ -342,7 +342,7 @@ SERVER = {
         "test_overdue.py",
     ),
     "load: vectors stay beyond the limit of slots": (
-        "if uncounted and aggregator.streaming is None:",
+        "if uncounted and not aggregator.accumulate:",
         "if False:",
         "test_loading.py",
     ),

@@ -71,7 +71,7 @@ for thread in threads:
 server.state_dict()  # finishes a round that was left
 waiting = server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
 waiting = 0 if memory in ("streaming", "lent") else waiting
-taken = server._aggregator.slots.taken
+taken = server._aggregator.plane.slots_taken
 assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)
 assert server.versions_held == 1
 server.poll()  # reports what is left

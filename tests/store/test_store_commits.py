@@ -276,7 +276,7 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
         commits.append(path)
         sound_at(path, tmp_path / str(len(commits)))
 
-    if there.rows.plane.segments.mapped:
+    if there.rows.memory.segments.mapped:
         monkeypatch.setattr(DiskRows, "record_sweep", may_fail_later)
     else:
         monkeypatch.setattr(Segments, "write", may_fail)

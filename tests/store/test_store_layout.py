@@ -11,7 +11,6 @@ import afflux.store.metadata
 import afflux.store.segments
 import rows as reference
 from afflux import Server
-from afflux.arrays.devices import HOST
 from afflux.ops import codecs
 from afflux.rules import fedbuff
 from afflux.server.inputs import InputAdapter
@@ -90,7 +89,7 @@ def test_a_segment_that_was_not_made_to_the_end(tmp_path, monkeypatch):
     for client in range(M):
         push(client)
     shape = zarr.open_group(path, mode="r")["rows"].shape
-    assert shape[0] == server.rows.plane.segments.slots >= M
+    assert shape[0] == server.rows.memory.segments.slots >= M
 
 
 @pytest.mark.parametrize(
@@ -139,8 +138,8 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
             monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
         server.push(client=1, update=np.ones(300, np.float32), version=server.version)
         # Rows in mapped files are compared in the call of `ingest`; for a GPU they are fetched.
-        here = server._adapter.device is HOST
-        assert calls == (["ingest"] if here and server.rows.plane.segments.mapped else ["prefetch", "ingest", "fetch"])
+        here = server._adapter.plane.gpu is None
+        assert calls == (["ingest"] if here and server.rows.memory.segments.mapped else ["prefetch", "ingest", "fetch"])
         calls.clear()
         server.push(client=8, update=np.ones(300, np.float32), version=server.version)
         assert calls == (["ingest"] if here else ["ingest", "fetch"])  # it has no row

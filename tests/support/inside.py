@@ -13,12 +13,12 @@ def aggregator_of(server: Server) -> Any:
 
 def slots_taken(server: Server) -> int:
     """The number of slots that hold a vector: a push that is refused keeps none."""
-    return int(aggregator_of(server).slots.taken)
+    return int(aggregator_of(server).plane.slots_taken)
 
 
 def slots_limit(server: Server) -> int:
     """The most slots at a time."""
-    return int(aggregator_of(server).slots.limit)
+    return int(aggregator_of(server).max_slots)
 
 
 def without_fast_path(server: Server) -> None:

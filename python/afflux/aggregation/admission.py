@@ -12,7 +12,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.plane import NamedVectors
+from afflux.aggregation.plane import NamedVectors, is_lent
 from afflux.aggregation.reports import (
     Closed,
     Cut,
@@ -29,7 +29,6 @@ from afflux.aggregation.reports import (
 )
 from afflux.aggregation.round import Round, RoundStart
 from afflux.aggregation.state import ServerState, after
-from afflux.arrays.pools import is_lent
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule
@@ -176,7 +175,8 @@ class Admission:
                 )
         ends_pass = state.passes is not None and state.passes.left == arrivals - state.filled
         settings = self.limits, self.fact_names, self.averaged
-        return RoundStart(state.current, state.rows, state.scalars, state.norms, ends_pass, slot_bytes, *settings)
+        vectors = state.current, state.rule_vectors, state.rows
+        return RoundStart(*vectors, state.scalars, state.norms, ends_pass, slot_bytes, *settings)
 
     def record(
         self, status: Decision, arrival: PendingArrival, prepared: Round | None, closed: Closed | None = None
@@ -363,9 +363,9 @@ class Admission:
         if self.state.passes is not None:
             self.state.passes.discard_leftovers()
 
-    def commit(self, current: Pulled, done: Round) -> None:
+    def commit(self, current: Pulled, rule_vectors: NamedVectors, done: Round) -> None:
         """End the round, and make its version the newest one."""
-        state = after(self.state, current, done)
+        state = after(self.state, current, rule_vectors, done)
         self.state = replace(state, unreported=self._with_report(done.report)) if self.reporting else state
 
     def abandon_round(self) -> None:

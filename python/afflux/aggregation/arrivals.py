@@ -5,8 +5,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from afflux.aggregation.cache.staging import StagedRow
+from afflux.aggregation.plane import Slot
 from afflux.aggregation.streaming import Term
-from afflux.arrays.pools import Slot
 from afflux.rules.rule import ClientId, Facts, Float64
 
 #: The facts about an arrival before it joins: the first fields of PendingArrival.

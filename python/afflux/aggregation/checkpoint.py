@@ -1,6 +1,6 @@
 """The conversion of a server's state to plain arrays and JSON-able facts, and back. Data is checked before use."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 from sys import float_info
@@ -138,10 +138,12 @@ def _without_nan(number: float) -> float | None:
     return None if number != number else number
 
 
-def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None) -> dict[str, Any]:
+def save(
+    facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None, read: Callable[..., Array]
+) -> dict[str, Any]:
     """Return the state as {"meta": facts, "arrays": {name: array}}.
 
-    `facts` identify the kind of server. All decided rounds must be complete.
+    `facts` identify the kind of server. All decided rounds must be complete. `read` is that of the plane.
     """
     rows, current, d, total = state.rows, state.current, facts["d"], state.total
     waiting = [*state.arrivals(), *state.deferred()]
@@ -154,26 +156,26 @@ def save(facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | No
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
-        "params": on_host(current.params, copy=True),
-        "slots": _stacked([w.slot for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
+        "params": read(current.params),
+        "slots": _stacked([read(w.slot, copy=False) for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
     }
     if current.buffers is not None:
         own = [w.buffers for w in waiting if w.buffers is not None]
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
     if rows is not None:
-        arrays["rows"] = _stacked([*rows.values()], rows.codec.row_dtype, rows.codec.row_size(d))
-        arrays["sum"] = on_host(rows.plane.sum, copy=True)
+        arrays["rows"] = _stacked([on_host(row) for row in rows.values()], rows.codec.row_dtype, rows.codec.row_size(d))
+        arrays["sum"] = on_host(rows.memory.sum, copy=True)
     if total is not None:
-        arrays["total"] = on_host(total.vectors[0], copy=True)
-    arrays |= {f"rule_vector.{name}": on_host(vector, copy=True) for name, vector in state.rule_vectors.items()}
+        arrays["total"] = read(total.vectors[0])
+    arrays |= {f"rule_vector.{name}": read(vector) for name, vector in state.rule_vectors.items()}
     return {"meta": meta, "arrays": arrays}
 
 
 def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
     out = np.empty((len(rows), size), dtype)
     for i, row in enumerate(rows):
-        out[i] = on_host(row)
+        out[i] = row
     return out
 
 
@@ -310,7 +312,7 @@ class _Loader:
 
     def _rows(self) -> RowCache | None:
         rows = self._state.rows
-        if rows is None or not isinstance(rows.plane, MemoryRows):  # rows on disk are not in the state
+        if rows is None or not isinstance(rows.memory, MemoryRows):  # rows on disk are not in the state
             return rows
         clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):

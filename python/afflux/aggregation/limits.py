@@ -8,7 +8,7 @@ from typing import assert_never
 import numpy as np
 
 from afflux import ops
-from afflux._engine import Buffer, Pool
+from afflux.arrays.interop import rounded_to
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 
@@ -49,7 +49,7 @@ class Limits:
     ) -> "Limits":
         """Return the limits that `ServerOptions` set. A value of max_abs is accepted, also if a slot rounds it up."""
         most = max_abs or MAX_ABS[dtype]
-        rounded = ops.ingest(np.array([most]), Buffer(Pool(1, slot_dtype or dtype, 0))).max
+        rounded = rounded_to(slot_dtype or dtype, most)
         most = max(most, rounded) if rounded < inf else most
         return cls(most, max_norm or inf, float(np.finfo(dtype).max), clip_norms)
 

@@ -1,31 +1,44 @@
-"""The vectors of a server: what a round does with them. A plane knows no client, rule, staleness or task.
+"""The interface between control and the vectors of a server.
 
-RoundPlan   what a round is about to do, as data without vectors of d elements
-LocalPlane  the vectors of a server in this process, on the host or one GPU
-Prepared    a round whose memory is allocated and whose sweep is checked
+Control decides: admission, weights, versions, tasks, the log. It holds no vector, but handles: objects that only the
+plane which has made them can read. A plane holds the vectors and makes every sweep; it knows no client, rule, staleness
+or task. One assignment of control's state, which has the handles, decides which vectors are the server's; a vector to
+which no handle is left is freed.
+
+Each call may be repeated until it has returned, with the same result: an interrupt may come before its return.
+
+RoundPlan    what a round is about to do, as data without vectors of d elements
+DataPlane    the vectors of a server
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from sys import float_info
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from afflux import ops
-from afflux._engine import Buffer, PreparedPass
-from afflux.aggregation.cache.rows import RowPlane
-from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.cache.table import RowPlan
-from afflux.aggregation.streaming import Term
-from afflux.arrays.interop import first_beyond
-from afflux.arrays.pools import Draft, Slot, Vector, Versions
+from afflux.ops.codecs import Codec
 from afflux.rules.rule import Float64
 
+#: Handles: of a pushed vector; of params, or a vector that the rule keeps; of a version that is being written; of a
+#: float64 sum. They are freed when their last reference is dropped.
+Slot = Any
+Vector = Any
+Draft = Any
+Sum = Any
+#: A handle of a round for which everything that can fail has been done; only the sweep remains.
+Prepared = Any
+#: Arrays of callers: a flat vector, or the arrays of a tree.
+Parts = Any
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
 NamedVectors = Mapping[str, Vector]
-#: Receives the checksums of the vectors that a sweep has written, for a store; None: they are not computed.
-Checksums = list[ops.Checksums] | None
+
+
+def is_lent(slot: Slot) -> bool:
+    """Return whether the slot is a caller's own vector."""
+    return getattr(slot, "is_lent", False)
 
 
 class RoundPlan(Struct, frozen=True, eq=False):
@@ -36,7 +49,7 @@ class RoundPlan(Struct, frozen=True, eq=False):
     """
 
     version: int  #: that the round makes
-    slots: list[Slot]  #: handles in canonical order; with `terms` only that of their sum
+    slots: list[Slot]  #: handles in canonical order; of a server that accumulates only that of the sum
     weights: Float64  #: of the slots
     params_weight: float
     step: ops.Step
@@ -45,108 +58,201 @@ class RoundPlan(Struct, frozen=True, eq=False):
     next: Float64 | None  #: row s: the new values of rule vector s, from the direction and all of them
     states: Sequence[str]  #: the names of the vectors of the step
     rows: RowPlan | None
-    terms: list[Term]  #: the terms to add to the sum first
     lent: tuple[int, ...]  #: the slots that no push has checked
     most: float  #: the largest magnitude of an element of these
 
 
-class Prepared(Struct, frozen=True, eq=False):
-    """A round for which everything that can fail has been done; only the sweep remains."""
+class PlaneOptions(Struct, frozen=True):
+    """The vectors of one server: their sizes, types and numbers."""
 
-    plan: RoundPlan
-    draft: Draft
-    sweep: ops.Pass
-    rows: NewRows  #: the rows after the sweep
-    rule_vectors: NamedVectors  #: after the sweep
-    checked: PreparedPass | None  #: the sweep for the engine; None on a GPU, and where vectors are lent
+    size: int  #: d
+    dtype: str
+    slot_dtype: str
+    slots: int  #: the most slots
+    together: int  #: the number of slots that a round reads
+    num_threads: int = 1  #: of a round's sweep
+    max_versions: int | None = None
+    check_versions: bool = False
+    inplace: bool = False
+    codec: Codec | None = None  #: of cached rows
+    rows_on_host: bool = False  #: whether rows are kept on the host, for rounds on a GPU
 
-    def make(
-        self, num_threads: int, done: list[bool], checksums: Checksums, weights: tuple[Float64, float] | None = None
-    ) -> None:
-        """Make the sweep. Append to `done` whether all values that it has written are finite.
 
-        A sweep that overwrites none of its inputs can be made again with other `weights`: of the slots, and of params.
+class DataPlane(ABC):
+    """The vectors of one server. It belongs to the server that has called `allocate`."""
+
+    size: int  #: d
+    alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
+    copies: str | None = None  #: the reason why pushed vectors are always copied; None: they may be lent
+    inplace: bool = False  #: whether there is one version, which rounds overwrite
+    checks_versions: bool = False  #: whether `refuse_damage` finds versions that callers have written to
+    reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
+    gpu: str | None = None  #: the name of the GPU that has the vectors
+    fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
+
+    @abstractmethod
+    def allocate(self, options: PlaneOptions) -> None:
+        """Prepare for the vectors of a server."""
+
+    # Pushed vectors: without control's mutex. Nothing joins before control has decided.
+
+    @abstractmethod
+    def reserve(self, *, counted: bool = True) -> Slot | None:
+        """Return a free slot; None if all are in use. If not `counted`, return a new one beyond the limit."""
+
+    @abstractmethod
+    def grow(self, limit: int) -> None:
+        """Raise the most slots to `limit`, if they are fewer."""
+
+    @property
+    @abstractmethod
+    def slots_taken(self) -> int:
+        """The number of slots in use."""
+
+    @property
+    @abstractmethod
+    def spare(self) -> bool:
+        """Whether a slot that was in use before is free."""
+
+    @abstractmethod
+    def ingest(
+        self,
+        parts: Parts,
+        vector: Slot | Vector | Draft,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: Any = None,
+    ) -> ops.Ingested:
+        """Copy callers' arrays into a vector, in one sweep, as `ops.ingest`.
+
+        If `reads_trees`, arrays of other shapes than `shapes` are refused, and `beside`, a check of a row, runs in
+        parallel with the sweep.
         """
-        if self.plan.terms:
-            self.plan.terms[0].total.add(self.plan.terms, num_threads)
-        sweep = self.sweep if weights is None else replace(self.sweep, combine=ops.Combine(self.plan.slots, *weights))
-        ops.apply(sweep, num_threads=num_threads, done=done, checksums=checksums, checked=self.checked)
 
-    def bad(self) -> dict[int, str]:
-        """Return the problem of each lent vector, by index, that has a non-finite value or a value beyond `most`.
+    @abstractmethod
+    def lend(self, vector: ops.Array) -> Slot:
+        """Return the caller's own vector as a slot that is read in place."""
 
-        Vectors of weight 0 are not checked: the sweep does not read them.
+    @abstractmethod
+    def first_beyond(self, vector: Slot | Draft, most: float) -> int | None:
+        """Return the index of the first element that is NaN or has a magnitude beyond `most`; None: there is none."""
+
+    # Sums of servers that accumulate: terms are added without the mutex, in the order of their joins.
+
+    @abstractmethod
+    def total(self, values: Float64 | None = None) -> Sum:
+        """Return a sum, a slot of float64: of nothing, or with these values."""
+
+    @abstractmethod
+    def add(self, total: Sum, slots: Sequence[Slot], weights: Float64, *, first: bool, done: list[bool]) -> None:
+        """Add the slots times their weights, one after the other. `first`: the sum has no terms yet.
+
+        An interrupted call is repeated with its own list `done`, in which the call notes what it has done.
         """
-        problems: dict[int, str] = {}
-        for i in self.plan.lent:
-            slot = self.plan.slots[i]
-            index = None if self.plan.weights[i] == 0 else first_beyond(slot, self.plan.most)
-            if index is not None:
-                kind = "non-finite value" if first_beyond(slot, float_info.max) == index else "value beyond max_abs"
-                problems[i] = f"{kind} at index {index}"
-        return problems
 
-    def release(self) -> None:
-        """Release slots and the frozen sweep, which frames of a stored traceback may hold longer."""
-        self.plan.slots.clear()  # the sweep's own list
-        if self.checked is not None:
-            self.checked.release()
+    # Rounds: one at a time.
 
+    @abstractmethod
+    def gram(self, vectors: Sequence[Slot | Vector]) -> Float64:
+        """Return the inner products of all pairs of these vectors."""
 
-class LocalPlane(Struct, frozen=True, eq=False):
-    """The vectors of a server as a round finds them."""
-
-    num_threads: int  #: of sweeps
-    rule_vectors: NamedVectors
-    params: Vector = None  #: of the newest version
-    versions: Versions | None = None  #: the memory of the next version
-    spares: Callable[[NamedVectors], NamedVectors] | None = None  #: the memory of new rule vectors; None: in place
-    rows: RowPlane | None = None
-
-    def gram(self, names: Sequence[str], slots: Sequence[Slot]) -> Float64:
-        """Return the inner products of these rule vectors and slots, in this order."""
-        return ops.gram([*(self.rule_vectors[name] for name in names), *slots], num_threads=self.num_threads)
-
+    @abstractmethod
     def inner(
-        self, slots: Sequence[Slot], weights: Float64 | None, name: str | None, shift: float, own_weight: float
+        self, slots: Sequence[Slot], weights: Float64 | None, memory: Vector | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
-        """Return the inner products of `Arrivals.inner`; `name` is that of a rule vector."""
-        memory, threads = None if name is None else self.rule_vectors[name], self.num_threads
-        return ops.inner(slots, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=threads)
+        """Return the inner products of `Arrivals.inner`; `memory` is a rule vector."""
 
-    def prepare(self, plan: RoundPlan, op: str) -> Prepared:
+    @abstractmethod
+    def prepare(self, plan: RoundPlan, params: Vector, rule_vectors: NamedVectors, rows: Any, op: str) -> Prepared:
         """Allocate what a round writes, build its sweep and check it. An error changes nothing.
+
+        The round reads these params and rule vectors, and `rows`, a result of `DataPlane.rows`, or None.
 
         Raises:
             StoreError: the disk is full, or a file has vanished.
             AffluxError: all versions are held; the message names `op`, the call that makes the round.
         """
-        assert self.versions is not None
-        draft = self.versions.take(op)
-        vectors, after = self.rule_vectors, self.rule_vectors
-        if self.spares is not None and (spares := self.spares(vectors)) is not vectors:
-            after = _renewed(plan, vectors, spares)
-        both, apart = (plan.rule_vectors, plan.states), after is not vectors
-        outs = [[after[name] for name in names] if apart else [] for names in both]
-        cache, held, rows = None, None, NewRows({})
-        if plan.rows is not None and self.rows is not None:
-            cache, rows = self.rows.prepare(plan.rows)
-        if names := plan.rule_vectors:
-            coefficients = np.array(plan.coefficients or [0.0] * len(names))
-            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, outs[0])
-        mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
-        states = [vectors[name] for name in plan.states]
-        sweep = ops.Pass(self.params, draft.buffer, mix, cache, plan.step, states, held, outs[1])
-        checked = ops.check(sweep)
-        reads_again = plan.lent or not isinstance(draft.buffer, Buffer)  # the addresses of the arrays
-        return Prepared(plan, draft, sweep, rows, after, None if reads_again else checked)
 
+    @abstractmethod
+    def make(self, prepared: Prepared, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
+        """Make the sweep. Append to `done` whether all values that it has written are finite.
 
-def _renewed(plan: RoundPlan, before: NamedVectors, outs: NamedVectors) -> NamedVectors:
-    """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
-    vectors = {**before, **{name: outs[name] for name in plan.states}}
-    rows = [] if plan.next is None else plan.next.tolist()
-    for s, (name, row) in enumerate(zip(plan.rule_vectors, rows, strict=False)):
-        if any(value != (k == s) for k, value in enumerate(row)):
-            vectors[name] = outs[name]
-    return vectors
+        A sweep that overwrites none of its inputs can be made again, also with other `weights`: of the slots, and of
+        params. Any other is made once, also if an interrupted call is repeated.
+        """
+
+    @abstractmethod
+    def problems(self, prepared: Prepared) -> dict[int, str]:
+        """Return the problem of each lent vector, by index, that has a non-finite value or a value beyond `most`.
+
+        Vectors of weight 0 are not checked: the sweep does not read them.
+        """
+
+    @abstractmethod
+    def publish(self, prepared: Prepared, version: int) -> tuple[Vector, NamedVectors, Any]:
+        """Return the params, the rule vectors and the rows that the sweep has written. No call can fail after this."""
+
+    @abstractmethod
+    def release(self, prepared: Prepared) -> None:
+        """Release slots and the frozen sweep, which frames of a stored traceback may hold longer."""
+
+    # Versions and the other vectors of the state.
+
+    @abstractmethod
+    def draft(self, op: str) -> Draft:
+        """Return memory for a version. Raises AffluxError, which names the call `op`, if max_versions are held."""
+
+    @abstractmethod
+    def finish(self, draft: Draft, version: int) -> Vector:
+        """Make the draft the newest version, which no caller can write to."""
+
+    @property
+    @abstractmethod
+    def versions_held(self) -> int:
+        """The number of versions that are in use."""
+
+    @property
+    @abstractmethod
+    def full(self) -> bool:
+        """Whether a round would find no memory for its version."""
+
+    @abstractmethod
+    def vector(self, values: "Float64 | float | None" = None) -> Vector:
+        """Return a new vector: with these values, or this value in each element; None: not yet written."""
+
+    @abstractmethod
+    def rows(self) -> Any:
+        """Return memory for cached rows, without rows."""
+
+    @abstractmethod
+    def fill(self, vector: Slot | Draft, values: Any) -> None:
+        """Write a NumPy array of the vector's type (uint16 for bfloat16) into a vector."""
+
+    @abstractmethod
+    def shown(self, vector: Vector) -> ops.Array:
+        """Return a version for callers, as one array, read-only where its library supports that."""
+
+    @abstractmethod
+    def copy(self, vector: Vector, *, read_only: bool = False) -> ops.Array:
+        """Return a copy for callers, as one array."""
+
+    @abstractmethod
+    def read(self, vector: Slot | Vector | Sum, *, copy: bool = True) -> Any:
+        """Return the vector as one array of NumPy; without `copy` it may be the vector itself."""
+
+    @abstractmethod
+    def is_version(self, params: ops.Array) -> bool:
+        """Return whether a caller's params may be a result of `shown`."""
+
+    @abstractmethod
+    def refuse_damage(self, op: str) -> None:
+        """Raise an error, once for each version that was written to, when that version is no longer in use."""
+
+    @abstractmethod
+    def refuse_damaged_newest(self, op: str, version: int) -> None:
+        """Raise an error if the newest version was written to, because a step or a saved state would use it."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until the work that this thread has queued in the library of the vectors is done."""

@@ -1,15 +1,17 @@
 """The vectors of a round, for a rule that needs inner products to compute its weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from afflux import ops
-from afflux.aggregation.plane import LocalPlane
-from afflux.arrays.pools import Slot
+from afflux.aggregation.plane import NamedVectors, Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import any_number, as_text, brief, reads
 from afflux.rules.rule import Float64
+
+#: `DataPlane.inner`.
+Inner = Callable[[Sequence[Slot], Float64 | None, Vector | None, float, float], ops.InnerProducts]
 
 
 class RoundVectors:
@@ -17,8 +19,8 @@ class RoundVectors:
 
     __slots__ = ("_given",)
 
-    def __init__(self, slots: Sequence[Slot], names: Sequence[str], plane: LocalPlane):
-        self._given: tuple[Sequence[Slot], Sequence[str], LocalPlane] | None = (slots, names, plane)
+    def __init__(self, slots: Sequence[Slot], rule_vectors: NamedVectors, inner: Inner):
+        self._given: tuple[Sequence[Slot], NamedVectors, Inner] | None = (slots, rule_vectors, inner)
 
     def __call__(
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
@@ -27,7 +29,7 @@ class RoundVectors:
         given = self._given
         if given is None:
             raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are reused")
-        slots, held, plane = given
+        slots, held, inner = given
         moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
         name = None if rule_vector is None else as_text(rule_vector)
         if rule_vector is not None and (name is None or name not in held):
@@ -41,13 +43,13 @@ class RoundVectors:
         wanted = None if weights is None else _numbers(weights)
         if wanted is None and own != 0:
             wanted = np.zeros(len(slots))
-        return plane.inner(slots, wanted, name, moved, own)
+        return inner(slots, wanted, None if name is None else held[name], moved, own)
 
     def select(self, places: Sequence[int]) -> "RoundVectors":
         """Return the function for the slots at these indices."""
         assert self._given is not None  # it is closed after the round's weights
-        slots, held, plane = self._given
-        return RoundVectors([slots[i] for i in places], held, plane)
+        slots, held, inner = self._given
+        return RoundVectors([slots[i] for i in places], held, inner)
 
     def close(self) -> None:
         """Refuse later calls: the rule has returned its weights, or has failed."""

@@ -17,7 +17,7 @@ from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.table import RowMoves, RowTable
 from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.limits import Limits
-from afflux.aggregation.plane import Checksums, LocalPlane, Prepared, RoundPlan
+from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, RoundPlan
 from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.statistics import mixed_buffers
@@ -32,6 +32,7 @@ class RoundStart(Struct, frozen=True, eq=False):
     """The inputs of a round, in addition to its arrivals."""
 
     current: Pulled
+    rule_vectors: NamedVectors
     rows: RowTable | None
     scalars: Scalars
     norms: tuple[float, ...]  #: of arrivals of earlier rounds, oldest first, for `ServerOptions.clip_norms`
@@ -60,6 +61,7 @@ class Round:
     """A decided step. `prepare` does everything that can fail; then only the sweep remains."""
 
     plan: RoundPlan
+    terms: list[Term]  #: the terms to add to the sum first
     moves: RowMoves | None  #: the changes of the table of rows
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
@@ -68,8 +70,7 @@ class Round:
     lent: LentArrivals | None  #: if it has vectors that were not checked when they were pushed
     prepared: Prepared = field(init=False)
     done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
-    saved: bool = True  #: whether its rows are in their final memory, and the store, if any, has recorded the round
-    checksums: Checksums = None
+    saved: bool = True  #: whether the store, if any, has recorded the round
     driver: int | None = None  #: the thread that makes it; None: no thread does
     failure: str = ""  #: why its version was refused, once it was
 
@@ -83,60 +84,64 @@ class Round:
         """Whether the sweep has written a non-finite value. Then the version is not published, and no state is kept."""
         return bool(self.done) and not self.done[0]
 
-    def release(self) -> None:
+    def release(self, plane: DataPlane) -> None:
         """Release slots and versions after the round: the push that has made the round may hold it longer."""
-        self.prepared.release()
+        plane.release(self.prepared)
         self.lent = None
-        del self.prepared, self.plan
+        del self.prepared, self.plan, self.terms
 
-    def make(self, num_threads: int) -> None:
+    def make(self, plane: DataPlane) -> None:
         """Make the sweep; do nothing if it was made before."""
         if not self.done:
             start = perf_counter()
+            if self.terms:
+                self.terms[0].total.add(self.terms, plane)
             if self.lent is None:
-                self.prepared.make(num_threads, self.done, self.checksums)
+                plane.make(self.prepared, self.done)
             else:
-                self._make_with_lent(self.lent, num_threads)
+                self._make_with_lent(self.lent, plane)
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
-    def _make_with_lent(self, lent: LentArrivals, num_threads: int) -> None:
+    def _make_with_lent(self, lent: LentArrivals, plane: DataPlane) -> None:
         """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated."""
         sound: list[bool] = []
-        self.prepared.make(num_threads, sound, self.checksums)
+        plane.make(self.prepared, sound)
         if not sound[0]:
             # In the engine's floating-point mode, like `prepare`.
-            strict_float_mode(lambda known: self._make_without(known, num_threads, sound), lent)
+            strict_float_mode(lambda known: self._make_without(known, plane, sound), lent)
         self.done.append(sound[-1])
 
-    def _make_without(self, lent: LentArrivals, num_threads: int, sound: list[bool]) -> None:
+    def _make_without(self, lent: LentArrivals, plane: DataPlane, sound: list[bool]) -> None:
         """Repeat the sweep without the arrivals that hold invalid values, if there are any."""
-        bad = self.prepared.bad()
+        bad = plane.problems(self.prepared)
         if not bad:
             return  # a result of the round is not finite
         vectors = np.array(lent.weights.vectors)
         vectors[list(bad)] = 0.0  # the other weights do not change
         weights = replace(lent.weights, vectors=frozen(vectors, np.float64), rejected={**lent.weights.rejected, **bad})
         again = weights.vectors, params_weight(lent.rule.kind, weights.vectors)
-        self.prepared.make(num_threads, sound, self.checksums, again)
+        plane.make(self.prepared, sound, again)
         self.buffers = _buffers_of(lent.rule, lent.before, lent.ordered, self.plan.step, weights)
         force_setattr(self.report, "weights", weights.vectors)
         force_setattr(self.report, "rejected", reasons(weights))
 
 
-def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: LocalPlane, op: str) -> Round:
+def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane, op: str) -> Round:
     """Decide a round, and prepare its sweep. Only new memory is written, so that an error changes nothing.
 
     Both use the engine's floating-point mode: in the caller's mode a subnormal weight could be zero.
     """
     start = perf_counter()
     decided = strict_float_mode(lambda call: decide_round(*call), (rule, before, waiting, plane))
-    decided.prepared = strict_float_mode(lambda plan: plane.prepare(plan, op), decided.plan)
+    rows = None if before.rows is None else before.rows.memory
+    inputs = (decided.plan, before.current.params, before.rule_vectors, rows, op)
+    decided.prepared = strict_float_mode(lambda call: plane.prepare(*call), inputs)
     force_setattr(decided.report, "seconds", perf_counter() - start)
     return decided
 
 
-def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: LocalPlane) -> Round:
+def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane) -> Round:
     """Return the round of these arrivals, not prepared yet. Nothing changes, and no vector is allocated.
 
     `plane` computes the inner products, if the rule needs some.
@@ -145,8 +150,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     slots: list[Any] = [arrival.slot for arrival in ordered]
     terms: list[Term] = slots if isinstance(slots[0], Term) else []
     needs, held, version = rule.needs, rule.needs.rule_vectors, before.current.version + 1
-    gram = frozen(plane.gram(held, slots), np.float64) if needs.gram else None
-    products = RoundVectors(slots, held, plane) if needs.inner else None
+    memory = before.rule_vectors
+    gram = frozen(plane.gram([*(memory[name] for name in held), *slots]), np.float64) if needs.gram else None
+    products = RoundVectors(slots, {name: memory[name] for name in held}, plane.inner) if needs.inner else None
     arrivals, joins = freeze(before, ordered, gram, products)
     try:
         decision = decide(rule, arrivals, products, before.limits, before.norms, removable=not terms)
@@ -174,7 +180,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
     base, most = params_weight(rule.kind, weights.vectors), before.limits.max_abs if lent else inf
     plan = RoundPlan(
-        version, slots, factors, base, step, held, weights.rule_vectors, weights.next, states, rows, terms, lent, most
+        version, slots, factors, base, step, held, weights.rule_vectors, weights.next, states, rows, lent, most
     )
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
@@ -196,7 +202,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     )
     buffers = _buffers_of(rule, before, ordered, step, weights)
     again = LentArrivals(rule, before, ordered, weights) if lent else None
-    return Round(plan, moves, buffers, scalars, decision.window, report, again)
+    return Round(plan, terms, moves, buffers, scalars, decision.window, report, again)
 
 
 def params_weight(kind: Kind, weights: Float64) -> float:

@@ -8,11 +8,10 @@ from msgspec.structs import replace
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.plane import NamedVectors
+from afflux.aggregation.plane import NamedVectors, is_lent
 from afflux.aggregation.reports import Pulled, Report, no_counts
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term, Total
-from afflux.arrays.pools import is_lent
 from afflux.rules.rule import Rule, Scalars
 
 
@@ -79,14 +78,14 @@ class ServerState(Struct, frozen=True, eq=False):
         return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
 
 
-def after(state: ServerState, current: Pulled, done: Round) -> ServerState:
-    """Return the state after a round, whose version is `current`."""
+def after(state: ServerState, current: Pulled, rule_vectors: NamedVectors, done: Round) -> ServerState:
+    """Return the state after a round, with its version and its rule vectors."""
     return replace(
         state,
         current=current,
         round=None,
         decided_state=None,
         scalars=done.scalars,
-        rule_vectors=done.prepared.rule_vectors,
+        rule_vectors=rule_vectors,
         norms=done.norms,
     )

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Protocol
 
 from afflux.aggregation.admission import Admission
-from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.round import Round
 
 
@@ -15,9 +14,6 @@ class RoundStorage(Protocol):
 
     def check(self) -> None:
         """Check that the open files still exist and are complete."""
-
-    def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
-        """Return the vectors into which a sweep may write the new values; the same vectors to update in place."""
 
     def prepare_sweep(self, decided: Round) -> None:
         """Make writable all memory that the sweep of this round writes. May be repeated."""

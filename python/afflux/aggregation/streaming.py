@@ -11,15 +11,14 @@ to a later push, as long as another slot is free.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from afflux import ops
-from afflux._engine import Buffer, Pool, strict_float_mode
+from afflux._engine import strict_float_mode
 from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.options import known_on_arrival
-from afflux.arrays.devices import HOST, Device
-from afflux.arrays.pools import Slot
+from afflux.aggregation.plane import DataPlane, Slot, Sum
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import NUMBERS, brief
 from afflux.rules.rule import Arrivals, Facts, Float64, Rule, raw_weight
@@ -29,99 +28,86 @@ MOST = 1e150
 MOST_SQUARES = MOST * MOST
 
 
+class _Sweep(NamedTuple):
+    """Terms that are being added: the arguments of a call of `DataPlane.add`, which an interrupted call repeats."""
+
+    terms: "Sequence[Term]"
+    slots: list[Slot]
+    weights: Float64
+    done: list[bool]
+
+
 @dataclass(slots=True, eq=False)
 class Total:
     """The sum of a buffer's terms."""
 
-    vectors: list[Slot]  #: only the sum, (d,) float64; a round has this list as its slots, and empties it
-    zeros: ops.Array  #: (d,), the initial value; on a GPU this is the sum itself, which begins as zeros
+    vectors: list[Sum]  #: only the sum; a round has this list as its slots, and empties it
     added: int = 0  #: number of arrivals in the sum
     due: Sequence["Term"] = ()  #: the next terms to add, in the order of their joins
     driver: int | None = None  #: the thread that adds them; None: no thread does
+    _sweep: _Sweep | None = None
 
-    def make(self, num_threads: int) -> None:
+    @classmethod
+    def of(cls, plane: DataPlane, added: int = 0, values: Float64 | None = None) -> Self:
+        """Return a total of `added` arrivals whose sum is `values`, (d,), copied; by default an empty total."""
+        return cls([plane.total(values)], added)
+
+    def make(self, plane: DataPlane) -> None:
         """Add the terms that are due."""
-        self.add(self.due, num_threads)
+        self.add(self.due, plane)
         self.due = ()
 
-    def add(self, terms: Sequence["Term"], num_threads: int) -> None:
+    def add(self, terms: Sequence["Term"], plane: DataPlane) -> None:
         """Add these terms, which are in the order of their joins, in one sweep.
 
         They must include all earlier terms that are not added yet. Terms that are added already are skipped, so that
         the next call continues after an interrupt.
         """
-        left = [term for term in terms if not term.done]
+        self._finish(plane)
+        left = [term for term in terms if term.slot is not None]
         if left:
-            done: list[bool] = []  # shared by these terms
-            for term in left:
-                term.done = done
-            (vector,) = self.vectors
-            before = vector if left[0].place else self.zeros
-            updates, weights = [term.slot for term in left], np.array([term.weight for term in left])
-            if len(left) == 1:  # a fifth faster
-                sweep = ops.Pass(before, vector, ops.Combine(updates, weights))
-            else:  # term by term to the sum, so that no bit depends on which terms are added together
-                sweep = ops.Pass(before, vector, ops.Combine(updates, weights, 1.0), step=ops.Assign())
-            ops.apply(sweep, num_threads=num_threads, done=done)
-        for term in terms:
-            term.slot = None
-        self.added = max(self.added, terms[-1].place + 1)
+            slots, weights = [term.slot for term in left], np.array([term.weight for term in left])
+            self._sweep = _Sweep(left, slots, weights, [])
+            self._finish(plane)
+
+    def _finish(self, plane: DataPlane) -> None:
+        """Make the sweep that has begun."""
+        sweep = self._sweep
+        if sweep is not None:
+            first = not sweep.terms[0].place
+            plane.add(self.vectors[0], sweep.slots, sweep.weights, first=first, done=sweep.done)
+            for term in sweep.terms:
+                term.slot = None
+            self.added = max(self.added, sweep.terms[-1].place + 1)
+            self._sweep = None
 
 
 class Term:
     """The term that an arrival adds to the total."""
 
-    __slots__ = ("done", "place", "slot", "total", "weight")
+    __slots__ = ("place", "slot", "total", "weight")
 
     def __init__(self, total: Total, place: int, weight: float, slot: Slot | None) -> None:
         self.total = total
         self.place = place  #: in the buffer, from 0
         self.weight = weight
-        self.slot = slot  #: None once it is added
-        self.done: list[bool] = []  #: not empty once it is added; terms that are added together share one list
+        self.slot = slot if place >= total.added else None  #: None once it is added
 
 
-class Streaming:
-    """The sums and the terms of one server's arrivals."""
+def term_of(rule: Rule, total: Total, place: int, known: tuple[int, int, float, Facts], slot: Slot | None) -> Term:
+    """Return the term of the arrival at index `place` of the buffer.
 
-    def __init__(self, size: int, device: Device = HOST) -> None:
-        """Prepare for vectors of `size` elements."""
-        self._size = size
-        self._device = device
-        if device is HOST:  # on a GPU a sum is filled with zeros when it is made
-            self._pool = Pool(size, "float64", 0)
-            self._zeros = np.zeros(size)  # never written: the system may map all of it to one page of zeros
+    `known` are its staleness, num_examples, norm and facts.
 
-    def total(self, added: int = 0, values: Float64 | None = None) -> Total:
-        """Return a total of `added` arrivals whose sum is `values`, (d,), copied; without arguments an empty total."""
-        if self._device is HOST:
-            total = Total([Buffer(self._pool)], self._zeros, added)
-        else:
-            vector = self._device.full(self._size, 0.0, "float64")
-            total = Total([vector], vector, added)
-        if values is not None:
-            self._device.fill(total.vectors[0], values)
-        return total
-
-    def term(
-        self, rule: Rule, total: Total, place: int, known: tuple[int, int, float, Facts], slot: Slot | None
-    ) -> Term:
-        """Return the term of the arrival at index `place` of the buffer.
-
-        `known` are its staleness, num_examples, norm and facts.
-
-        Raises:
-            AffluxError: the raw weight is not a number, or is too large.
-        """
-        # In the engine's floating-point mode, like all weights. ServerOptions.for_rule has checked the part.
-        try:
-            raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
-        finally:
-            note_stored_frames()
-        term = Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
-        if place < total.added:
-            term.slot, term.done = None, [True]
-        return term
+    Raises:
+        AffluxError: the raw weight is not a number, or is too large.
+    """
+    # In the engine's floating-point mode, like all weights. ServerOptions.for_rule has checked the part.
+    try:
+        raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
+    finally:
+        note_stored_frames()
+    return Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
 
 
 def factor_of(rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[Term]) -> float:

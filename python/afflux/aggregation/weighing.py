@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from afflux import ops
 from afflux.aggregation.clipping import clip_factors, next_window
 from afflux.aggregation.limits import ArrivalError, Limits
-from afflux.aggregation.plane import LocalPlane
+from afflux.aggregation.plane import Slot, Vector
 from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import frozen
 from afflux.ops.errors import AffluxError
@@ -113,8 +113,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
     """
     count, held = len(arrivals), len(rule.needs.rule_vectors)
     ones = np.ones(count + held)
-    plane = LocalPlane(1, dict.fromkeys(rule.needs.rule_vectors, np.ones(1)))
-    vectors = RoundVectors([np.ones(1)] * count, rule.needs.rule_vectors, plane)
+    memory = dict.fromkeys(rule.needs.rule_vectors, np.ones(1))
+    vectors = RoundVectors([np.ones(1)] * count, memory, _inner_of_ones)
     neutral = replace(
         arrivals,
         versions=frozen(np.full(count, arrivals.version), np.int64),
@@ -134,6 +134,12 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
     except Exception:  # a part of the user's own that cannot weigh such arrivals
         return False
     return False
+
+
+def _inner_of_ones(
+    slots: Sequence[Slot], weights: Float64 | None, memory: Vector | None, shift: float, own_weight: float
+) -> ops.InnerProducts:
+    return ops.inner(slots, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=1)
 
 
 def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors | None) -> Arrivals:

@@ -15,9 +15,6 @@ from afflux import ops
 from afflux._engine import Buffer, Pool, RowCheck, ingest
 from afflux.arrays.interop import Array, frozen
 
-#: Bytes of an element, by the dtype of a vector.
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
-
 
 class Device(ABC):
     """The allocation of vectors (d,) on one device, and the copies between vectors and callers' arrays.
@@ -81,10 +78,17 @@ class Device(ABC):
 
     @abstractmethod
     def ingest(
-        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+        self,
+        parts: "Array | list[Array]",
+        slot: Any,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: RowCheck | None = None,
     ) -> ops.Ingested:
         """Copy a caller's arrays into a slot of this device, as `ops.ingest`. A base of the conversion must be on the
-        same device.
+        same device. On the host, parts of other shapes than `shapes` are refused, and `beside` runs in parallel with
+        the copy.
         """
 
     @abstractmethod
@@ -163,9 +167,6 @@ class Host(Device):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """Copy as `Device.ingest`. Parts of other shapes than `shapes` are refused. `beside` runs in parallel with the
-        copy.
-        """
         # As `ops.ingest`, but without its function calls and without Ingested.__new__, because calls slow pushes of
         # short vectors.
         first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes, beside)

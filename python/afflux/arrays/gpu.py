@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Pool
-from afflux.arrays.devices import HOST, ITEM_BYTES, Device, as_list
+from afflux._engine import Buffer, Pool, RowCheck
+from afflux.arrays.devices import HOST, Device, as_list
 from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of, on_host
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.units import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,13 @@ class Gpu(Device):
         """Return an object that exists as long as the array's memory is in use."""
 
     def ingest(
-        self, parts: "Array | list[Array]", slot: Any, num_threads: int, conversion: ops.Conversion | None = None
+        self,
+        parts: "Array | list[Array]",
+        slot: Any,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: RowCheck | None = None,
     ) -> ops.Ingested:
         if any(gpu_of(part) is not None for part in as_list(parts)):
             return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)

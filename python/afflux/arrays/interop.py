@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer
+from afflux._engine import Buffer, Pool
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import dtype_name, raise_if_from_signal
 
@@ -375,6 +375,11 @@ def first_beyond(vector: Array, most: float) -> int | None:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     good = np.abs(values) <= np.float64(most)  # float64, because float32 may not hold `most`
     return None if good.all() else int(np.argmin(good))
+
+
+def rounded_to(dtype: str, value: float) -> float:
+    """Return the value as an element of this dtype has it; bfloat16 is possible."""
+    return ops.ingest(np.array([value]), Buffer(Pool(1, dtype, 0))).max
 
 
 def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from afflux._engine import Buffer
-from afflux.arrays.devices import HOST, ITEM_BYTES, Device
-from afflux.ops.errors import AffluxError, BusyError
+from afflux.arrays.devices import HOST, Device
+from afflux.ops.errors import AffluxError
+from afflux.ops.units import ITEM_BYTES
 
 #: (d,), a NumPy array, or on a GPU an array of the library of the initial params.
 Vector = Any
@@ -175,11 +176,6 @@ class Draft:
 Slot = Any
 
 
-def is_lent(slot: Slot) -> bool:
-    """Return whether the slot is a caller's own vector."""
-    return getattr(slot, "is_lent", False)
-
-
 class Slots:
     """At most `limit` slots of `size` elements, of which a round reads `together`."""
 
@@ -219,21 +215,7 @@ class Slots:
             self._pools = (*self._pools, more)
             self.limit = limit
 
-    def checked(self, op: str, slot: Slot | None) -> Slot:
-        """Return the slot; raise BusyError if it is None."""
-        if slot is None:
-            raise BusyError(
-                f"[{op}] all {self.limit} slots of max_slots are taken: by arrivals that wait, that are being pushed, "
-                "or that are in the round being made"
-            )
-        return slot
-
     @property
     def taken(self) -> int:
         """The number of slots in use."""
         return sum(int(pool.held) for pool in self._pools)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot."""
-        return int(self._pools[0].buffer_bytes)

@@ -11,3 +11,7 @@ def in_bytes(count: float) -> str:
     """
     power = min(int(math.log10(max(count, 1)) // 3), 4)
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+#: Bytes of an element, by the dtype of a vector.
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}

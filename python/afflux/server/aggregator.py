@@ -10,14 +10,14 @@ from typing import TypeVar
 from afflux._engine import FastPush, forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.plane import LocalPlane
+from afflux.aggregation.options import ServerOptions
+from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
 from afflux.aggregation.storage import RoundStorage
-from afflux.aggregation.streaming import Streaming, Term, Total
-from afflux.arrays.devices import HOST, Device
-from afflux.arrays.pools import Slot, Slots, Vector, Versions
-from afflux.ops.errors import AffluxError, StoreError
+from afflux.aggregation.streaming import Term, Total, term_of
+from afflux.ops.errors import AffluxError, BusyError, StoreError
+from afflux.ops.units import ITEM_BYTES
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.norm_watch import NormWatch
@@ -38,26 +38,24 @@ class Aggregator:
 
     def __init__(
         self,
-        num_threads: int,
-        versions: Versions,
-        slots: Slots,
+        plane: DataPlane,
+        options: ServerOptions,
         admission: Admission,
-        streaming: Streaming | None,
-        device: Device,
+        max_slots: int,
         on_step: OnStep | None,
         fast: FastPush | None = None,
         norm_watch: NormWatch | None = None,
     ) -> None:
-        self.num_threads = num_threads
-        self.versions = versions
-        self.slots = slots
+        self.plane = plane
+        self.slots = plane.fast_slots  # for `fast`
         self.admission = admission
-        self.streaming = streaming
-        self.device = device
+        self.max_slots = max_slots
+        self.accumulate = options.accumulate
+        self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
-        self.tasks = TaskBook(versions.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
+        self.tasks = TaskBook(options.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
@@ -65,7 +63,7 @@ class Aggregator:
         self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
         self.failed_late: tuple[int, float] | None = None  #: the state's `number` and `since` at a failed `flush_late`
         self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
-        self._monitor.alone = device.alone
+        self._monitor.alone = plane.alone
         #: Rejects calls in a forked child that cannot use the server.
         self.check_process = self._monitor.check_process
         #: Wakes threads that wait for a slot.
@@ -98,7 +96,7 @@ class Aggregator:
         if self.closed or self.failure:
             self._check_open(op)
         state, me = self.admission.state, get_ident()
-        making, adding = state.round, None if self.streaming is None else state.total
+        making, adding = state.round, state.total if self.accumulate else None
         if (
             self._monitor.owner == me
             or (making is not None and making.driver == me)
@@ -189,14 +187,21 @@ class Aggregator:
         Raises:
             BusyError: all slots are in use for `timeout` seconds.
         """
-        slot = self.slots.take()
+        slot = self.plane.reserve()
+        return self.checked("push", self._monitor.wait_for(self._free_slot, timeout)) if slot is None else slot
+
+    def checked(self, op: str, slot: Slot | None) -> Slot:
+        """Return the slot; raise BusyError if it is None."""
         if slot is None:
-            slot = self.slots.checked("push", self._monitor.wait_for(self._free_slot, timeout))
+            raise BusyError(
+                f"[{op}] all {self.max_slots} slots of max_slots are taken: by arrivals that wait, that are being "
+                "pushed, or that are in the round being made"
+            )
         return slot
 
     def _free_slot(self) -> Slot | None:
         self._check_open("push")
-        return self.slots.take()
+        return self.plane.reserve()
 
     # Deciding
 
@@ -250,10 +255,10 @@ class Aggregator:
             # Without the class's own __new__, as for the receipt above: that call takes three times as long.
             arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
             term = None
-            if self.streaming is not None and status == "joined":
-                total = state.total or self.streaming.total()
+            if self.accumulate and status == "joined":
+                total = state.total or Total.of(self.plane)
                 known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
-                term = self.streaming.term(state.rule, total, state.filled, known, ticket.slot)
+                term = term_of(state.rule, total, state.filled, known, ticket.slot)
                 arrival = arrival._replace(slot=term)
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
@@ -289,13 +294,12 @@ class Aggregator:
         are in progress, a new one.
         """
         state, slot = self.admission.state, term.slot
-        if term.done or slot is None or term.total is not state.total:
+        if slot is None or term.total is not state.total:
             # A round without a step adds nothing; a round that is made adds the waiting terms.
-            return bool(term.done) or state.round is None
+            return slot is None or state.round is None
         if self._waiting_for_idle:
             return False
-        taken = self.slots.taken
-        return self.slots.spare or state.slots_held < taken < self.slots.limit
+        return self.plane.spare or state.slots_held < self.plane.slots_taken < self.max_slots
 
     def _has_room(self) -> bool:
         """Release bases of tasks to make room for a version.
@@ -303,9 +307,9 @@ class Aggregator:
         Returns:
             False if a push that reads a version must end first.
         """
-        while self.versions.full and self.tasks.release_one(self.admission.state.current.version):
+        while self.plane.full and self.tasks.release_one(self.admission.state.current.version):
             pass
-        return not (self.versions.full and self.reading)
+        return not (self.reading and self.plane.full)
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replace one of the rule's vectors."""
@@ -372,12 +376,17 @@ class Aggregator:
         config, self.failed_late = rule.to_config(), None
 
         def replaced() -> bool:
-            self.slots.grow(max_slots)
+            self.grow(max_slots)
             return self.admission.replace_rule(rule, config)
 
         at_once = self.when_idle("replace_rule", replaced, overdue=True)
         self.notify_waiters()
         return at_once
+
+    def grow(self, max_slots: int) -> None:
+        """Raise the limit of slots to `max_slots`, if it is lower."""
+        self.plane.grow(max_slots)
+        self.max_slots = max(self.max_slots, max_slots)
 
     def discard(self) -> int:
         """Remove the waiting arrivals, after the overdue rounds if these can be made; return their number."""
@@ -424,15 +433,10 @@ class Aggregator:
 
     def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
         """Return the round of these arrivals; an error changes nothing."""
-        self.versions.refuse_damaged_newest(op, self.admission.state.current.version)
+        self.plane.refuse_damaged_newest(op, self.admission.state.current.version)
         self.check_storage()
-        state, spares = self.admission.state, None if self.storage is None else self.storage.rule_vector_outputs
-        rows = None if state.rows is None else state.rows.plane
-        plane = LocalPlane(self.num_threads, state.rule_vectors, state.current.params, self.versions, spares, rows)
-        before = self.admission.before(len(waiting), self.slots.slot_bytes)
-        decided = prepare(self.rule, before, waiting, plane, op)
-        decided.saved = self.storage is None and not decided.prepared.rows.staged
-        decided.checksums = None if self.storage is None or self.device is not HOST else []
+        decided = prepare(self.rule, self.admission.before(len(waiting), self.slot_bytes), waiting, self.plane, op)
+        decided.saved = self.storage is None
         return decided
 
     # Making
@@ -452,17 +456,12 @@ class Aggregator:
     def _run(self, job: Round | Total) -> None:
         """Make and save the sweep of a round; or add the terms that are due."""
         if isinstance(job, Total) or job.saved:
-            job.make(self.num_threads)
+            job.make(self.plane)
             return
-        storage, staging = self.storage, job.prepared.rows.staging
-        if not job.done:
-            if staging is not None:
-                staging.begin_sweep(job.prepared.rows)
-            if storage is not None:
-                storage.prepare_sweep(job)
-        job.make(self.num_threads)
-        if staging is not None:
-            staging.copy_back(job.prepared.rows)
+        storage = self.storage
+        if storage is not None and not job.done:
+            storage.prepare_sweep(job)
+        job.make(self.plane)
         if storage is None or job.unsound:
             job.saved = True
         else:
@@ -477,12 +476,12 @@ class Aggregator:
             self._fail(made)
             return False
         version = made.report.version
-        current = Pulled(self.versions.finished(made.prepared.draft, version), version, made.buffers)
+        params, rule_vectors, new_rows = self.plane.publish(made.prepared, version)
         if (rows := self.admission.state.rows) is not None and made.moves is not None:
-            rows.commit(made.prepared.rows, made.moves)
-        self.admission.commit(current, made)
+            rows.commit(new_rows, made.moves)
+        self.admission.commit(Pulled(params, version, made.buffers), rule_vectors, made)
         self.tasks.release_outdated(version)
-        made.release()
+        made.release(self.plane)
         return self.admission.state.unfinished
 
     def _fail(self, made: Round) -> None:
@@ -491,14 +490,14 @@ class Aggregator:
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
-        params = "Its params are overwritten (inplace=True)" if self.versions.inplace else "Its last params can be read"
+        params = "Its params are overwritten (inplace=True)" if self.plane.inplace else "Its last params can be read"
         self.failure = made.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
             f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
         self.admission.abandon_round()
-        made.release()
+        made.release(self.plane)
 
     def _at_rest(self) -> bool:
         state = self.admission.state
-        return state.round is None and not self._working() and self.slots.taken == state.slots_held
+        return state.round is None and not self._working() and self.plane.slots_taken == state.slots_held

@@ -6,16 +6,14 @@ from afflux import ops
 from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.rows import MemoryRows, RowCache
+from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
+from afflux.aggregation.plane import PlaneOptions
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
-from afflux.aggregation.streaming import MOST_SQUARES, Streaming
-from afflux.arrays.devices import HOST
-from afflux.arrays.interop import first_beyond
+from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
-from afflux.arrays.pools import Slots, Versions
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
@@ -40,40 +38,48 @@ def assemble(
     Raises:
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
-    size, device, dtype = adapter.size, adapter.device, options.dtype
-    versions = Versions(
-        size,
-        options.max_versions,
-        dtype=dtype,
-        checked=options.check_versions,
-        inplace=options.inplace,
-        device=device,
+    size, plane, dtype = adapter.size, adapter.plane, options.dtype
+    codec, clients = codec_of(rule, options.slots_as), options.num_clients
+    max_slots = slots_of(rule, options.max_slots, accumulate=options.accumulate)
+    plane.allocate(
+        PlaneOptions(
+            size,
+            dtype,
+            options.slots_as,
+            max_slots,
+            1 if options.accumulate else rule.buffer_size,
+            ops.threads(num_threads),
+            options.max_versions,
+            options.check_versions,
+            options.inplace,
+            codec,
+            options.rows_on == "host",
+        )
     )
-    draft = versions.take()
-    facts, limits = adapter.ingest("[Server] params", parts, draft.buffer), options.limits
+    draft = plane.draft("Server")
+    facts, limits = adapter.ingest("[Server] params", parts, draft), options.limits
     bad, what, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
     if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
-        bad, what = first_beyond(draft.buffer, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
+        bad, what = plane.first_beyond(draft, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
     if bad is not None:
         hint = "" if adapter.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
         raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}{hint}")
     buffers = adapter.flat_buffers("[Server] params", params)
-    codec, clients = codec_of(rule, options.slots_as), options.num_clients
     rows = passes = None
     if codec is not None and clients is not None:
-        rows = RowCache(MemoryRows(size, codec, device, pinned=options.rows_on == "host"), clients, options.seed)
+        rows = RowCache(plane.rows(), clients, options.seed)
     if rule.needs.passes and clients is not None:
         passes = Participation.of(clients, [], [])
     state = ServerState(
-        current=Pulled(versions.finished(draft, 0), 0, buffers),
+        current=Pulled(plane.finish(draft, 0), 0, buffers),
         rule=rule,
         rows=rows,
         waiting=[],
-        rule_vectors={name: device.full(size, first, dtype) for name, first in rule.rule_vectors.items()},
+        rule_vectors={name: plane.vector(first) for name, first in rule.rule_vectors.items()},
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
-    copies = why_copied(rule, options)
+    copies = why_copied(rule, options) or plane.copies
     assert options.duplicates is not None  # for_rule has set it
     admission = Admission(
         options.duplicates,
@@ -88,14 +94,11 @@ def assemble(
         options.fact_names(rule),
     )
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
-    limit, together = slots_of(rule, options.max_slots, accumulate=options.accumulate), rule.buffer_size
-    slots = Slots(size, options.slots_as, limit, device, 1 if options.accumulate else together)
-    streaming = Streaming(size, device) if options.accumulate else None
     fast = None  # its pushes have no facts
     if (
         not rule.needs.facts
-        and streaming is None
-        and device is HOST
+        and not options.accumulate
+        and plane.fast_slots is not None
         and options.flush_after is None
         and not options.check_versions
     ):
@@ -114,4 +117,4 @@ def assemble(
         )
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
-    return Aggregator(ops.threads(num_threads), versions, slots, admission, streaming, device, on_step, fast, watch)
+    return Aggregator(plane, options, admission, max_slots, on_step, fast, watch)

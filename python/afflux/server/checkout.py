@@ -191,7 +191,7 @@ def checkout(  # noqa: D417
         admission, tasks = aggregator.admission, aggregator.tasks
         now = admission.state.current
         if inplace:
-            now = replace(now, params=aggregator.device.immutable_copy(now.params))
+            now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))
         task = tasks.new(client_id, now.version, seconds, hold=hold)
         try:
             tasks.add(task, now)

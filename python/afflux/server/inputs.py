@@ -9,16 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, RowCheck, ingest
+from afflux._engine import RowCheck
+from afflux.aggregation.local_plane import LocalPlane, plane_like
+from afflux.aggregation.plane import DataPlane, Slot
 from afflux.aggregation.reports import Pulled
 from afflux.arrays.constants import Constants, np_dtype
-from afflux.arrays.devices import HOST, Device
 from afflux.arrays.fields import Field, check_copied
-from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import (
     first_beyond,
     forbid_resizing,
-    gpu_of,
     immutable_copy,
     is_masked,
     is_torch,
@@ -33,7 +32,6 @@ from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.modules import has_attribute, is_module
-from afflux.arrays.pools import Slot
 from afflux.arrays.roles import log_unknown_statistics
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, brief, raise_if_from_signal, reads, unreadable
@@ -48,7 +46,7 @@ class InputAdapter:
     layout: Layout | None  #: the layout, for servers that were made with a tree
     size: int  #: d
     num_threads: int
-    device: Device = HOST  #: the device of the server's vectors
+    plane: DataPlane  #: the server's vectors
     likes: Mapping[str, Like] = field(default_factory=dict)  #: for each array of the first params, by name
     constants: Constants = field(default_factory=Constants)  #: the values of constants and local arrays
     #: makes an object like the first params from arrays by name; None: trees go out as dicts and lists
@@ -64,7 +62,7 @@ class InputAdapter:
         layout: Layout | None = None,
         most: float = float_info.max,
     ) -> "tuple[InputAdapter, ops.Array | list[ops.Array]]":
-        """Return an adapter for vectors like `params`, on the device of params; and the parts of params.
+        """Return an adapter for vectors like `params`, with a plane on their device; and the parts of params.
 
         The default of `layout` is the layout of all of params. Buffers with a value beyond `most` are then constants.
         """
@@ -76,13 +74,13 @@ class InputAdapter:
             log_unknown_statistics([field.name for field in layout.buffers])
             constants = layout._constants_of(params)
             rebuild = None if layout.partial else rebuilder(params, layout._first_names)
-            intake = cls(kind, layout, layout.size, num_threads, constants=constants, rebuild=rebuild)
+            intake = cls(kind, layout, layout.size, num_threads, LocalPlane(), constants=constants, rebuild=rebuild)
         else:
-            intake = cls(kind, None, length("[Server] params", params), num_threads)
+            intake = cls(kind, None, length("[Server] params", params), num_threads, LocalPlane())
         parts = intake.parts("[Server] params", params)
         leaves = {"": params} if layout is None else layout.arrays(params)
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
-        return replace(intake, device=device_of("[Server] params", parts, intake.names), likes=likes), parts
+        return replace(intake, plane=plane_like("[Server] params", parts, intake.names), likes=likes), parts
 
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
@@ -93,7 +91,7 @@ class InputAdapter:
 
     def found(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """Return the parts for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
-        if self.layout is None or self.device is not HOST or not is_tree(vector):
+        if self.layout is None or not self.plane.reads_trees or not is_tree(vector):
             return self.parts(what, vector)
         try:
             return self.layout._found(vector)
@@ -116,22 +114,18 @@ class InputAdapter:
         self,
         what: str,
         parts: "ops.Array | list[ops.Array]",
-        slot: ops.Array,
+        slot: Slot,
         conversion: ops.Conversion | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        """Make the sweep from the caller's memory into a slot. On the host, `beside` runs in parallel with it."""
+        """Make the sweep from the caller's memory into a slot. `beside` runs in parallel with it."""
         if type(parts) is Found:
             try:
-                return HOST.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
+                return self.plane.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
             except (AffluxError, UnavailableError):
                 parts = self.parts(what, parts.tree)
         try:
-            if self.device is not HOST:
-                return self.device.ingest(parts, slot, self.num_threads, conversion)
-            # Like `HOST.ingest`, without the call of that function.
-            first, squares, low, high = ingest(parts, slot, self.num_threads, conversion, None, beside)
-            return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
+            return self.plane.ingest(parts, slot, self.num_threads, conversion, None, beside)
         except (AffluxError, UnavailableError) as error:
             copy = None if isinstance(parts, list) else readable_copy(parts)
             if copy is not None:
@@ -145,16 +139,16 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
-    def lent(self, what: str, parts: "ops.Array | list[ops.Array]", dtype: str) -> Slot:
+    def lent(self, what: str, parts: "ops.Array | list[ops.Array]") -> Slot:
         """Return the caller's own vector as a slot that is read in place."""
         try:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
             if not is_torch(parts):
-                return self._lent(parts, dtype)
+                return self.plane.lend(parts)
             # An alias keeps the memory, even if the tensor gets other memory (set_, .data =).
             alias = parts.detach()
-            slot = self._lent(alias, dtype)
+            slot = self.plane.lend(alias)
             forbid_resizing(alias)
             return slot
         except (AffluxError, UnavailableError) as error:
@@ -162,13 +156,6 @@ class InputAdapter:
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
         except Exception as error:
             unreadable(what, error)
-
-    def _lent(self, vector: ops.Array, dtype: str) -> Slot:
-        if gpu_of(vector) is not None and not self.device.owns(vector):
-            raise AffluxError("is of another library than params, whose work a round does not wait for")
-        slot = Buffer.lent(vector, self.size, dtype, self.device.index)
-        self.device.wait()  # because a round may read the vector on another stream
-        return slot
 
     def buffers(
         self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
@@ -250,7 +237,7 @@ class InputAdapter:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 self.layout.load(out, now.params, now.buffers, self.constants if self.layout.constants else None)
-                self.device.wait()  # because this version's memory may be reused
+                self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
         except Exception as error:

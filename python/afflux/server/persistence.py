@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import nan, sqrt
 from os import PathLike
 from pathlib import Path
@@ -18,16 +19,15 @@ from afflux import ops
 from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.options import Durability, ServerOptions, slots_of
+from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Pulled
-from afflux.aggregation.streaming import MOST_SQUARES, Streaming
+from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
 from afflux.arrays.constants import Constants
-from afflux.arrays.devices import HOST
-from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import first_beyond, is_masked
+from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
-from afflux.arrays.pools import Slot, Vector, Versions
-from afflux.ops.errors import AffluxError, BusyError, StoreError
+from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
@@ -52,7 +52,7 @@ class Attached:
 
 def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder: Path | None) -> ServerOptions:
     """Return the options, checked against the device of params and the store, and fitted to the memory budget."""
-    gpu = None if adapter.device is HOST else adapter.device.name
+    gpu = adapter.plane.gpu
     options.for_place(rule, gpu, store=folder is not None)
     if options.memory_budget is None:
         return options
@@ -66,7 +66,7 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
     return {
         "rule": rule.name,
         "kind": rule.kind,
-        "d": aggregator.slots.size,
+        "d": aggregator.plane.size,
         "dtype": options.dtype,
         "slot_dtype": options.slots_as,
         "num_clients": next((kept.num_clients for kept in (state.rows, state.passes) if kept is not None), None),
@@ -91,8 +91,8 @@ def open_store(
         commit_every = optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
-    device = HOST if like is None else device_of("[open] like", like, ["like"])
-    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, device)
+    plane = LocalPlane() if like is None else plane_like("[open] like", like, ["like"])
+    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, plane.device)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def errors_of_open(path: Path) -> Iterator[None]:
         raise
 
 
-def start_of(store: Store) -> tuple[Vector, ServerOptions]:
+def start_of(store: Store) -> tuple[ops.Array, ServerOptions]:
     """Return params of zeros, and the options of the server of a store.
 
     Raises:
@@ -130,9 +130,10 @@ def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, option
     durability = options.durability or "process"
     with removed_if_it_fails(path):
         create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every, constants)
-        store = Store(path, aggregator.num_threads, device=aggregator.device, new=True)
+        plane = local(aggregator)
+        store = Store(path, plane.num_threads, device=plane.device, new=True)
         try:
-            _move_to(store, aggregator, options)
+            _move_to(store, aggregator)
         except BaseException:
             remove_contents(path)
             store.close()
@@ -140,26 +141,13 @@ def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, option
     return store
 
 
-def _store_versions(store: Store, aggregator: Aggregator, options: ServerOptions) -> Versions:
-    """Make and return versions in the slots of a store.
-
-    On the CPU they become the server's own versions. For a server on a GPU they are copies of some of its versions.
-    """
-    old, size, dtype = aggregator.versions, aggregator.slots.size, options.dtype
-    if aggregator.device is HOST:
-        limit, checked = old.max_versions, old.checked
-        aggregator.versions = Versions(size, limit, dtype=dtype, checked=checked, memory=store.params.allocate)
-        return aggregator.versions
-    store.host_versions = Versions(size, None, dtype=dtype, memory=store.params.allocate)
-    return store.host_versions
-
-
-def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> None:
+def _move_to(store: Store, aggregator: Aggregator) -> None:
     """Move the state of a new server into a new store."""
-    admission, versions = aggregator.admission, _store_versions(store, aggregator, options)
+    admission, plane = aggregator.admission, local(aggregator)
     state = admission.state
     now = state.current
-    if aggregator.device is HOST:
+    versions = store.use_versions(plane)
+    if plane.gpu is None:
         draft = versions.take()
         draft.array[:] = now.params
         now = replace(now, params=versions.finished(draft, 0))
@@ -170,13 +158,12 @@ def _move_to(store: Store, aggregator: Aggregator, options: ServerOptions) -> No
 
 def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
     """Load the last commit of a store into a server that was made with the store's options."""
-    admission, device = aggregator.admission, aggregator.device
+    admission, plane = aggregator.admission, local(aggregator)
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
-    options.for_place(aggregator.rule, None if device is HOST else device.name, store=True)
-    in_store = _store_versions(store, aggregator, options)
-    if device is not HOST:  # without the initial version of this server
-        limit = aggregator.versions.max_versions
-        aggregator.versions = Versions(aggregator.slots.size, limit, dtype=options.dtype, device=device)
+    options.for_place(aggregator.rule, plane.gpu, store=True)
+    in_store = store.use_versions(plane)
+    if plane.gpu is not None:  # without the initial version of this server
+        plane.use_versions(None)
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
     now = _on_device(last, aggregator)
     admission.load(structs.replace(admission.state, current=now, rows=store.rows), [])
@@ -202,32 +189,41 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     """Return a version of a store, on the server's device."""
-    if aggregator.device is HOST:
+    plane = local(aggregator)
+    if plane.gpu is None:
         return version
-    draft = aggregator.versions.take()
-    aggregator.device.fill(draft.buffer, version.params)
+    draft = plane.versions.take()
+    plane.fill(draft.buffer, version.params)
     return replace(version, params=draft.publish(version.version))
+
+
+def local(aggregator: Aggregator) -> LocalPlane:
+    """Return the plane of a server with a store."""
+    plane = aggregator.plane
+    if not isinstance(plane, LocalPlane):
+        raise UnavailableError("[Server] a store cannot hold the vectors of this plane: it needs those of one process")
+    return plane
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
     """Load a state_dict. All new objects are made before any old one is replaced."""
     facts = facts_of(aggregator, adapter.layout, options)
-    admission, device, versions = aggregator.admission, aggregator.device, aggregator.versions
+    admission, plane = aggregator.admission, aggregator.plane
     saved = checkpoints.load(state, facts, admission)
     _prepare_next_rule(saved, aggregator, options)
     try:
         arrivals, uncounted = arrivals_of(saved, aggregator), False
     except BusyError:  # the arrivals that the state replaces are in the slots
-        arrivals, uncounted = arrivals_of(saved, aggregator, aggregator.slots.take_uncounted), True
-    rule_vectors = {name: device.moved(vector) for name, vector in saved.rule_vectors.items()}
-    draft = versions.take("load_state_dict")
-    device.fill(draft.buffer, saved.params)
-    now = Pulled(versions.finished(draft, saved.version), saved.version, saved.buffers)
+        arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
+    rule_vectors = {name: plane.vector(vector) for name, vector in saved.rule_vectors.items()}
+    draft = plane.draft("load_state_dict")
+    plane.fill(draft, saved.params)
+    now = Pulled(plane.finish(draft, saved.version), saved.version, saved.buffers)
     constants = _saved_constants(state)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     if constants is not None:
         adapter.constants.replace(constants)
-    if uncounted and aggregator.streaming is None:
+    if uncounted and not aggregator.accumulate:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
             arrivals = arrivals_of(saved, aggregator)
             admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
@@ -263,7 +259,7 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
     except AffluxError as error:
         why = str(error).removeprefix("[Server] ")
         raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
-    aggregator.slots.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
+    aggregator.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
 
 
 def arrivals_of(
@@ -277,22 +273,20 @@ def arrivals_of(
         BusyError: `take` has returned None.
         AffluxError: the server cannot hold these arrivals.
     """
-    take = take or aggregator.slots.take
-    if saved.added and aggregator.streaming is None:
+    take = take or aggregator.plane.reserve
+    if saved.added and not aggregator.accumulate:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
             "vectors: load it with accumulate=True, or save it after a flush() or discard()"
         )
-    if aggregator.streaming is not None:
-        return _accumulated(saved, aggregator, aggregator.streaming, take)
+    if aggregator.accumulate:
+        return _accumulated(saved, aggregator, take)
     return [_filled(take(), arrival, aggregator) for arrival in saved.arrivals]
 
 
-def _accumulated(
-    saved: Saved, aggregator: Aggregator, streaming: Streaming, take: Callable[[], Slot | None]
-) -> list[PendingArrival]:
+def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None]) -> list[PendingArrival]:
     """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
-    total, arrivals, slot = streaming.total(saved.added, saved.total), list(saved.arrivals), None
+    total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
             arrival = _filled(take() if slot is None else slot, arrival, aggregator)
@@ -303,26 +297,26 @@ def _accumulated(
                     "large for a sum"
                 )
         known = (arrival.staleness, arrival.num_examples, arrival.norm, arrival.facts)
-        term = streaming.term(saved.rule, total, place, known, slot)
+        term = term_of(saved.rule, total, place, known, slot)
         if place < saved.added and term.weight != saved.raw[place]:
             raise AffluxError(
                 f"[load_state_dict] client {brief(arrival.client_id)} is in the sum with the raw weight "
                 f"{saved.raw[place]}, and this rule gives it {term.weight}: save the state after a flush() or discard()"
             )
         if place >= saved.added:
-            total.add([term], aggregator.num_threads)
+            total.add([term], aggregator.plane)
         arrivals[place] = arrival._replace(slot=term)
     return arrivals
 
 
 def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> PendingArrival:
     """Return a saved arrival whose vector is in this slot; with its norm, if it was lent and this server copies."""
-    slot, admission = aggregator.slots.checked("load_state_dict", slot), aggregator.admission
-    aggregator.device.fill(slot, np.asarray(arrival.slot))
+    slot, admission, plane = aggregator.checked("load_state_dict", slot), aggregator.admission, aggregator.plane
+    plane.fill(slot, np.asarray(arrival.slot))
     norm = arrival.norm
     if norm != norm and admission.copies is not None:  # lent: no push has checked it
-        index = first_beyond(slot, admission.limits.max_abs)
-        norm = nan if index is not None else sqrt(ops.gram([slot], num_threads=aggregator.num_threads)[0, 0])
+        index = plane.first_beyond(slot, admission.limits.max_abs)
+        norm = nan if index is not None else sqrt(plane.gram([slot])[0, 0])
         if not norm <= admission.limits.max_norm:
             why = f"the norm {norm:.6g}"
             if index is not None:
@@ -337,8 +331,8 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
 def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:
     """Return the state_dict of a server without unfinished rounds."""
     admission, facts = aggregator.admission, facts_of(aggregator, adapter.layout, options)
-    aggregator.versions.refuse_damaged_newest("state_dict", admission.state.current.version)
-    state = checkpoints.save(facts, admission.state, admission.log)
+    aggregator.plane.refuse_damaged_newest("state_dict", admission.state.current.version)
+    state = checkpoints.save(facts, admission.state, admission.log, aggregator.plane.read)
     if adapter.constants.nbytes:
         state["arrays"]["constants"] = adapter.constants.to_bytes()
     return state
@@ -364,7 +358,7 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
     With max_versions, three versions always have space: the newest one, the last commit's, and the one being written.
     The remaining space is for the versions of tasks, the newest first.
     """
-    admission, most = aggregator.admission, aggregator.versions.max_versions
+    admission, most = aggregator.admission, local(aggregator).versions.max_versions
     admission.compact_task_events(aggregator.tasks.opened())
     held, newest = aggregator.tasks.bases(), admission.state.current.version
     more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
@@ -381,7 +375,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
         if checkpoint:
             _commit(store, aggregator, store.notes, aggregator.retained)
         aggregator.closed = True
-        store.close(aggregator.versions)
+        store.close(local(aggregator).versions)
 
     if checkpoint:
         aggregator.when_idle("close", end)
@@ -402,7 +396,7 @@ def forget(store: Store, aggregator: Aggregator) -> None:
     with suppress(Exception):
         aggregator.check_process("close")  # raises in a forked child: the store is its parent's
         aggregator.closed = True
-        store.close(aggregator.versions)
+        store.close(local(aggregator).versions)
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
@@ -417,12 +411,10 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
         raise AffluxError(
             f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
         ) from None
-    here = aggregator.device is HOST
     for i, one in enumerate(held):
         if not isinstance(one, Pulled):
             raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
-        own = isinstance(one.params, np.ndarray) if here else aggregator.device.owns(one.params)
-        if not (own and (here or aggregator.versions.has(one.params))):
+        if not aggregator.plane.is_version(one.params):
             raise AffluxError(f"[checkpoint] keep: version {one.version} is not a version of this server")
     return {one.version: one for one in held}
 

@@ -7,11 +7,10 @@ from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
 from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
-from afflux.arrays.devices import ITEM_BYTES
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.ops.units import in_bytes
+from afflux.ops.units import ITEM_BYTES, in_bytes
 from afflux.ops.validation import MOST_ELEMENTS, flag, integer
 from afflux.rules.rule import Rule, a_rule
 from afflux.store.metadata import Shape, shapes_of

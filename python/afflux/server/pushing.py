@@ -147,8 +147,8 @@ def push(  # noqa: D417
             pushed = found  # the vector is in its slot; None: nothing was done
         if pushed is None:
             aggregator.enter("push")
-        if aggregator.versions.checked:
-            aggregator.versions.refuse_damage("push")
+        if aggregator.plane.checks_versions:
+            aggregator.plane.refuse_damage("push")
         if options.flush_after is not None:
             flush_late(aggregator)
         if aggregator.tasks.next_deadline != inf:
@@ -240,7 +240,7 @@ def push(  # noqa: D417
                 raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
             extremes = (low, high)
         else:
-            ticket.slot = adapter.lent(what, parts, aggregator.slots.dtype)
+            ticket.slot = adapter.lent(what, parts)
         if conversion is not None:
             base = conversion = None  # the round that this push completes may need the memory
             aggregator.reading.discard(ticket)
@@ -419,7 +419,7 @@ def _base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.state.current
-    if newest.version == number and aggregator.versions.inplace:  # a round may overwrite it
+    if newest.version == number and aggregator.plane.inplace:  # a round may overwrite it
         newest = reading.newest(aggregator)
     return newest if newest.version == number else aggregator.tasks.base(number)
 

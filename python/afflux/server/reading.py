@@ -7,8 +7,8 @@ from typing import Protocol, overload
 from afflux import ops
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Pulled
-from afflux.arrays.devices import HOST
 from afflux.arrays.layout import Tree
+from afflux.ops.units import ITEM_BYTES
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.late import flush_late
@@ -61,12 +61,12 @@ def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled |
 
 def newest(aggregator: Aggregator) -> Pulled:
     """Return the newest version; a copy only if params are overwritten in place."""
-    admission, device = aggregator.admission, aggregator.device
-    if aggregator.versions.inplace:
+    admission, plane = aggregator.admission, aggregator.plane
+    if plane.inplace:
 
         def copied() -> Pulled:
             now = admission.state.current
-            return replace(now, params=device.immutable_copy(now.params))
+            return replace(now, params=plane.copy(now.params, read_only=True))
 
         return aggregator.when_idle("pull", copied)
     _check_pull(aggregator)
@@ -74,9 +74,9 @@ def newest(aggregator: Aggregator) -> Pulled:
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
-    """Return a version for callers: on a GPU it has new array objects with the same memory."""
-    device = aggregator.device
-    return version if device is HOST else replace(version, params=device.alias(version.params))
+    """Return a version for callers."""
+    params = aggregator.plane.shown(version.params)
+    return version if params is version.params else replace(version, params=params)
 
 
 def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
@@ -84,10 +84,10 @@ def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
 
     def copied() -> int:
         now = aggregator.admission.state.current
-        copy(now)
+        copy(shared(aggregator, now))
         return now.version
 
-    if aggregator.versions.inplace:
+    if aggregator.plane.inplace:
         return aggregator.when_idle("pull", copied)
     _check_pull(aggregator)
     aggregator.check_storage()
@@ -95,16 +95,14 @@ def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
 
 
 def _check_pull(aggregator: Aggregator) -> None:
-    aggregator.versions.refuse_damage("pull")
-    if aggregator.device.alone is not None:
+    aggregator.plane.refuse_damage("pull")
+    if aggregator.plane.alone is not None:
         aggregator.check_process("pull")
 
 
-def state_bytes(aggregator: Aggregator) -> int:
+def state_bytes(aggregator: Aggregator, options: ServerOptions) -> int:
     """Return the number of bytes of `Server.state_bytes`."""
-    state, slots = aggregator.admission.state, aggregator.slots
-    buffered = (state.rule.buffer_size + len(state.deferred())) * slots.slot_bytes
-    if aggregator.streaming is not None:
-        buffered = slots.slot_bytes + 8 * slots.size
-    held = sum(vector.nbytes for vector in state.rule_vectors.values())
-    return int(state.current.params.nbytes + buffered + held) + (0 if state.rows is None else state.rows.nbytes)
+    state, slot, size = aggregator.admission.state, aggregator.slot_bytes, aggregator.plane.size
+    buffered = slot + 8 * size if options.accumulate else (state.rule.buffer_size + len(state.deferred())) * slot
+    vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[options.dtype] * size
+    return vectors + buffered + (0 if state.rows is None else state.rows.nbytes)

@@ -15,7 +15,6 @@ from afflux.aggregation.options import Durability, Options, ServerOptions, optio
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
-from afflux.arrays.pools import Vector
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
@@ -221,7 +220,7 @@ class Server:
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_rule_vector")
-        new = rule_vector(self._aggregator, self._adapter, self.options, name, vector)
+        new = rule_vector(self._aggregator, self._adapter, name, vector)
         self._aggregator.hand_in(name, new)
 
     @clears_tracebacks
@@ -308,7 +307,7 @@ class Server:
     @property
     def versions_held(self) -> int:
         """The number of versions of params that exist now, including the newest one."""
-        return self._aggregator.versions.held
+        return self._aggregator.plane.versions_held
 
     @property
     @clears_tracebacks
@@ -330,10 +329,10 @@ class Server:
 
     @property
     @clears_tracebacks
-    def rule_vectors(self) -> dict[str, Vector]:
+    def rule_vectors(self) -> dict[str, ops.Array]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
-        copy = self._aggregator.device.copy
+        copy = self._aggregator.plane.copy
         return self._aggregator.when_idle(
             "rule_vectors", lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()}
         )
@@ -346,7 +345,7 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
-        return reading.state_bytes(self._aggregator)
+        return reading.state_bytes(self._aggregator, self.options)
 
     @clears_tracebacks
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
@@ -460,7 +459,7 @@ class Server:
 
     def _enter(self, op: str) -> None:
         self._aggregator.enter(op)
-        self._aggregator.versions.refuse_damage(op)
+        self._aggregator.plane.refuse_damage(op)
 
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first make a due step, and close the tasks whose lease has ended."""

@@ -3,10 +3,10 @@
 from msgspec import Struct, field
 
 from afflux.aggregation.cache.staging import StagedRow
+from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Decision, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
-from afflux.arrays.pools import Slot
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.server.tasks import OpenTask
 

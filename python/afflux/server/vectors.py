@@ -5,8 +5,7 @@ from math import sqrt
 from afflux import ops
 from afflux._engine import RowCheck
 from afflux.aggregation.limits import Limits
-from afflux.arrays.interop import first_beyond
-from afflux.arrays.pools import Vector
+from afflux.aggregation.plane import Slot, Vector
 from afflux.ops.errors import AffluxError
 from afflux.server.inputs import InputAdapter
 
@@ -18,7 +17,7 @@ def take_in(
     what: str,
     adapter: InputAdapter,
     parts: "ops.Array | list[ops.Array]",
-    slot: Vector,
+    slot: Slot | Vector,
     limits: Limits,
     conversion: ops.Conversion | None = None,
     beside: RowCheck | None = None,
@@ -47,7 +46,7 @@ def take_in(
         raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{adapter.place(bad)}")
     norm = sqrt(squares)
     if not limits.allow(low, high, norm):
-        index = first_beyond(slot, limits.max_abs)  # None: the norm is too large
+        index = adapter.plane.first_beyond(slot, limits.max_abs)  # None: the norm is too large
         at = "" if index is None else f": at index {index}{adapter.place(index)}"
         raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
     return facts, norm

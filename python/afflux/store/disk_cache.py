@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from afflux._engine import RowCheck, address
-from afflux.aggregation.cache.rows import RowCache, RowPlane, RowRead
+from afflux.aggregation.cache.rows import RowCache, RowMemory, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
 from afflux.arrays.devices import HOST, Device
@@ -18,7 +18,7 @@ from afflux.store.segments import Place, Row, Segments
 from afflux.store.vectors import SweepChecksums, VectorSlots, row_blocks, row_crc
 
 
-class DiskRows(RowPlane):
+class DiskRows(RowMemory):
     """Rows in slots of a Zarr array, and the checksums of those that sweeps have written since the last commit."""
 
     def __init__(
@@ -66,7 +66,7 @@ class DiskRows(RowPlane):
         return row_crc(self.row(place.slot), self.codec) == place.crc
 
     def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
-        """Prepare as `RowPlane` does, and allocate segments for new slots."""
+        """Prepare as `RowMemory` does, and allocate segments for new slots."""
         self.segments.reserve(plan.high)
         prepared = super().prepare(plan)
         self.segments.check(slot for slot in plan.reads if slot is not None)
@@ -97,16 +97,16 @@ class DiskCache(RowCache):
     A push checks such a row, before the round that replaces it.
     """
 
-    plane: DiskRows
+    memory: DiskRows
 
-    def __init__(self, plane: DiskRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
-        super().__init__(plane, num_clients, seed, counts)
+    def __init__(self, memory: DiskRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
+        super().__init__(memory, num_clients, seed, counts)
         self.reads_ahead = True
         self._index = index
         self._numbers: dict[ClientId, int] = {}  # of the clients in `slots` that the index does not have
-        problem = plane.segments.missing_slot(counts.high - 1)
+        problem = memory.segments.missing_slot(counts.high - 1)
         if problem is not None:
-            raise StoreError(f"[store] {problem}; {plane.segments.remedy}")
+            raise StoreError(f"[store] {problem}; {memory.segments.remedy}")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self.slots:
@@ -138,15 +138,15 @@ class DiskCache(RowCache):
         """Return the client's row, encoded; None if the client has never pushed."""
         self.fetch(client_id, self._committed_place(client_id, "row"), "row")
         slot = self._slot(client_id)
-        self.plane.segments.populate([] if slot is None else [slot])
-        return None if slot is None else self.plane.row(slot)
+        self.memory.segments.populate([] if slot is None else [slot])
+        return None if slot is None else self.memory.row(slot)
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
         """Return the place of a row that has not changed since the last commit."""
         place = None if client_id in self.slots else self._index.row(client_id)
-        problem = None if place is None else self.plane.segments.missing_slot(place.slot)
+        problem = None if place is None else self.memory.segments.missing_slot(place.slot)
         if problem is not None:
-            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self.plane.segments.remedy}")
+            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self.memory.segments.remedy}")
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
@@ -155,18 +155,18 @@ class DiskCache(RowCache):
         On the host, if the file is mapped, the row is read in parallel with the sweep that copies the vector. Otherwise
         the system is asked to start reading it.
         """
-        place, staging = self._committed_place(client_id, "push"), self.plane.staging
+        place, staging = self._committed_place(client_id, "push"), self.memory.staging
         if place is None and staging is None:
             return None
-        check = None if place is None else self.plane.start_read(place)
+        check = None if place is None else self.memory.start_read(place)
 
         def finish() -> StagedRow | None:
             if check is None or not check.sound:
                 self.fetch(client_id, place)
             if staging is None or (slot := self._slot(client_id)) is None:
                 return None
-            self.plane.segments.populate([slot])
-            return staging.start_upload(slot, self.plane.row)
+            self.memory.segments.populate([slot])
+            return staging.start_upload(slot, self.memory.row)
 
         return RowRead(check, finish)
 
@@ -176,12 +176,12 @@ class DiskCache(RowCache):
         Raises:
             StoreError: the row does not match its checksum, or cannot be read.
         """
-        while place is not None and client_id not in self.slots and not self.plane.is_sound(place):
+        while place is not None and client_id not in self.slots and not self.memory.is_sound(place):
             before, place = place, self._committed_place(client_id, op)
             if place == before:  # else a commit has moved the row meanwhile
                 raise StoreError(
                     f"[{op}] client {brief(client_id)}'s row is damaged: slot {place.slot} of "
-                    f"{self.plane.segments.folder} does not agree with its checksum; {self.plane.segments.remedy}"
+                    f"{self.memory.segments.folder} does not agree with its checksum; {self.memory.segments.remedy}"
                 )
 
     def changed_places(self, moves: RowMoves | None) -> dict[ClientId, Place]:
@@ -189,7 +189,7 @@ class DiskCache(RowCache):
         slots, numbers = self.slots, self._numbers
         if moves is not None:
             slots, numbers = {**slots, **moves.slots}, {**numbers, **moves.numbers}
-        crcs = self.plane.checksums
+        crcs = self.memory.checksums
         return {client_id: Place(slot, crcs[slot], numbers.get(client_id, -1)) for client_id, slot in slots.items()}
 
     def publish(self, moves: RowMoves) -> None:
@@ -201,5 +201,5 @@ class DiskCache(RowCache):
 
     def set_committed(self, counts: SlotCounts) -> None:
         """Record that a commit has written all changes; `counts` are those that it has written. May be repeated."""
-        self.slots, self._numbers, self.plane.checksums = {}, {}, {}
+        self.slots, self._numbers, self.memory.checksums = {}, {}, {}
         self.counts = counts._replace(free=(*counts.free, *counts.retired), retired=())  # now no commit refers to these

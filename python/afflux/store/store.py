@@ -21,6 +21,7 @@ from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.table import SlotCounts
 from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.options import Durability
 from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import Opened, Pulled
@@ -54,6 +55,12 @@ from afflux.store.vectors import (
 )
 
 CommitEvery = int | Literal["as before"] | None
+
+
+def _local(decided: Round) -> LocalRound:
+    """Return the sweep of a round, whose vectors are slots of the store."""
+    assert isinstance(decided.prepared, LocalRound)
+    return decided.prepared
 
 
 class _Checkpoint(NamedTuple):
@@ -150,7 +157,7 @@ class Store:
     def _rows(self, codec: Codec) -> DiskCache:
         count, high, free = (0, 0, []) if self.committed is None else self.committed.meta["rows"]
         self._index.refuse_other_count(count)
-        plane = DiskRows(
+        memory = DiskRows(
             self._arrays["rows"],
             self._vectors,
             self._on_device("sum"),
@@ -160,7 +167,7 @@ class Store:
             num_threads=self._num_threads,
         )
         counts = SlotCounts(count, high, tuple(free))
-        return DiskCache(plane, self.facts["num_clients"], self.options["seed"], counts, self._index)
+        return DiskCache(memory, self.facts["num_clients"], self.options["seed"], counts, self._index)
 
     def _on_device(self, name: str) -> Vector:
         """Return a vector of the last commit, on the server's device."""
@@ -198,6 +205,16 @@ class Store:
             raise StoreError(f"[open] {self.path} holds no server: the process that was making it has ended")
         return self._rule.resolve(rule)
 
+    def use_versions(self, plane: LocalPlane) -> Versions:
+        """Let a server keep its versions, and the new values of its rule vectors, in the slots of the store.
+
+        Returns:
+            The versions in the store: of a server on a GPU copies of some of its own.
+        """
+        versions = plane.keep_in(self.params.allocate, self.rule_vector_outputs)
+        self.host_versions = None if plane.gpu is None else versions
+        return versions
+
     def rule_vector_outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
         """Return the spare slots of these rule vectors.
 
@@ -225,22 +242,23 @@ class Store:
         """Map the pages that the sweep of this round writes. May be repeated."""
         self._vectors.populate()
         if self.rows is not None:
-            self.rows.plane.populate(decided.prepared.rows)
+            self.rows.memory.populate(_local(decided).rows)
 
     def save_round(self, swept: Round, admission: Admission) -> None:
         """Record a round after its sweep; commit the round if `commit_every` divides its version. May be repeated."""
         if swept.saved:  # an interrupt came before its publication
             return
-        checksums = sweep_checksums(swept.prepared.sweep, swept.checksums[-1]) if swept.checksums else NO_CHECKSUMS
+        made = _local(swept)
+        checksums = sweep_checksums(made.sweep, made.checksums[-1]) if made.checksums else NO_CHECKSUMS
         if self.rows is not None:
-            self.rows.plane.record_sweep(swept.prepared.rows, checksums)
+            self.rows.memory.record_sweep(made.rows, checksums)
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
         version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(swept.prepared.draft.array, version, swept.buffers)
-            self._commit(after(state, current, swept), admission, swept, checksums)
+            current = Pulled(made.draft.array, version, swept.buffers)
+            self._commit(after(state, current, made.rule_vectors, swept), admission, swept, checksums)
             if (moves := swept.moves) is not None:
                 swept.moves = moves._replace(committed=True)
         swept.saved = True
@@ -311,9 +329,9 @@ class Store:
         own = {f"rule_vector.{name}": vector for name, vector in state.rule_vectors.items()}
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
-            moves, out = (None, None) if swept is None else (swept.moves, swept.prepared.rows.sum_out)
+            moves, out = (None, None) if swept is None else (swept.moves, _local(swept).rows.sum_out)
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
-            own["sum"] = self.rows.plane.sum if out is None else out
+            own["sum"] = self.rows.memory.sum if out is None else out
         if state.total is not None:
             total = state.total.vectors[0]
             own["total"] = total if on_gpu(total) else np.asarray(total)

@@ -28,7 +28,7 @@ class RowRead(Struct, frozen=True, eq=False):
     finish: Callable[[], StagedRow | None]  #: waits for the row, and checks it
 
 
-class RowPlane(ABC):
+class RowMemory(ABC):
     """The memory of rows: encoded rows in numbered slots, and their sum. It knows no clients."""
 
     sum: Row  #: the sum of all rows, (d,), that the next round updates
@@ -76,7 +76,7 @@ class RowPlane(ABC):
         """Make these rows, and the sum that the sweep has written, the current ones. May be repeated."""
 
 
-class MemoryRows(RowPlane):
+class MemoryRows(RowMemory):
     """Rows in memory of the device, or in the host's pinned memory. A round allocates the rows that are new."""
 
     def __init__(self, size: int, codec: Codec, device: Device = HOST, *, pinned: bool = False) -> None:
@@ -111,10 +111,10 @@ class RowCache(RowTable):
     A client that has never pushed has no row. A missing row counts as zeros.
     """
 
-    def __init__(self, plane: RowPlane, num_clients: int, seed: int, counts: SlotCounts = NO_SLOTS) -> None:
-        super().__init__(plane.codec, num_clients, seed, counts)
-        self.plane = plane
-        self.reads_ahead = plane.reads_ahead  #: whether `prefetch` may read a row
+    def __init__(self, memory: RowMemory, num_clients: int, seed: int, counts: SlotCounts = NO_SLOTS) -> None:
+        super().__init__(memory.codec, num_clients, seed, counts)
+        self.memory: RowMemory = memory
+        self.reads_ahead = memory.reads_ahead  #: whether `prefetch` may read a row
 
     def values(self) -> Iterable[Row]:
         """Yield all rows, encoded, in the order of `client_ids`."""
@@ -123,17 +123,17 @@ class RowCache(RowTable):
     def encoded(self, client_id: ClientId) -> Row | None:
         """Return the client's row, encoded; None if the client has never pushed."""
         slot = self.slot(client_id)
-        return None if slot is None else self.plane.row(slot)
+        return None if slot is None else self.memory.row(slot)
 
     @property
     def sum(self) -> Row:
         """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
-        return self.plane.device.read_only(self.plane.sum)
+        return self.memory.device.read_only(self.memory.sum)
 
     @property
     def nbytes(self) -> int:
         """Bytes in use: a row for each client that has pushed, and 8 d for the sum."""
-        return 8 * self.plane.size + len(self) * self.codec.row_bytes(self.plane.size)
+        return 8 * self.memory.size + len(self) * self.codec.row_bytes(self.memory.size)
 
     def row(self, client_id: ClientId) -> Row | None:
         """Return the client's row decoded, (d,) float32 or float64; None if the client has never pushed.
@@ -141,16 +141,16 @@ class RowCache(RowTable):
         Raises:
             StoreError: the row is on disk, and does not match its checksum.
         """
-        row, device = self.encoded(client_id), self.plane.device
+        row, device = self.encoded(client_id), self.memory.device
         if row is None:
             return None
-        return decoded(row if self.plane.staging is None else device.moved(row), self.plane.size, self.codec, device)
+        return decoded(row if self.memory.staging is None else device.moved(row), self.memory.size, self.codec, device)
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
         """Start to read the row that the round of this client's push needs. Return None if there is nothing to read."""
-        if (staging := self.plane.staging) is None or (slot := self.slot(client_id)) is None:
+        if (staging := self.memory.staging) is None or (slot := self.slot(client_id)) is None:
             return None
-        staged = staging.start_upload(slot, self.plane.row)
+        staged = staging.start_upload(slot, self.memory.row)
         return RowRead(None, lambda: staged)
 
     def facts(self) -> dict[str, Any]:
@@ -159,10 +159,10 @@ class RowCache(RowTable):
 
     def commit(self, new: NewRows, moves: RowMoves) -> None:
         """Make the new rows of a round the clients' rows. May be repeated."""
-        self.plane.publish(new)
+        self.memory.publish(new)
         self.publish(moves)
-        if self.plane.staging is not None:
-            self.plane.staging.end_round(new)  # last: after this pushes read the rows on the host again
+        if self.memory.staging is not None:
+            self.memory.staging.end_round(new)  # last: after this pushes read the rows on the host again
 
 
 def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray[np.generic], total: Row) -> RowCache:
@@ -171,10 +171,10 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
     Raises:
         AffluxError: a row is damaged.
     """
-    old, codec = cache.plane, cache.codec
-    plane = MemoryRows(old.size, codec, old.device, pinned=old.staging is not None)
-    old.device.fill(plane.sum, total)
-    other = RowCache(plane, cache.num_clients, cache.seed, SlotCounts(len(client_ids), len(client_ids)))
+    old, codec = cache.memory, cache.codec
+    memory = MemoryRows(old.size, codec, old.device, pinned=old.staging is not None)
+    old.device.fill(memory.sum, total)
+    other = RowCache(memory, cache.num_clients, cache.seed, SlotCounts(len(client_ids), len(client_ids)))
     for slot, (client_id, row) in enumerate(zip(client_ids, rows, strict=True)):
         what = f"[load_state_dict] the row of client {brief(client_id)}"
         try:
@@ -183,7 +183,7 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
             raise AffluxError(f"{what} cannot be decoded: {error}") from None
         if not sound:
             raise AffluxError(f"{what} has a non-finite value")
-        plane.append(row)
+        memory.append(row)
         other.slots[client_id] = slot
     return other
 

@@ -5,7 +5,7 @@ A table holds no vector. It gives the slots out, so that they are the same where
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from afflux.ops import RowFacts
 from afflux.ops.codecs import Codec
@@ -58,6 +58,7 @@ class RowTable:
         self.seed = seed
         self.counts = counts
         self.slots: dict[ClientId, int] = {}  #: in the order of the clients' first changes
+        self.memory: Any = None  #: of the rows: a handle of the plane that keeps them
 
     def __contains__(self, client_id: ClientId) -> bool:
         return client_id in self.slots

@@ -72,7 +72,7 @@ class ControlVariates:
         self._steps += 1
         extremes = [(float(row.min()), float(row.max())) for row in moved] if self._rows.codec.ranged else []
         plan, moves = self._rows.plan(CACHED_MEAN, clients, [True] * len(clients), self._steps, extremes)
-        calibrate, rows = self._rows.plane.prepare(plan)
+        calibrate, rows = self._rows.memory.prepare(plan)
         server = np.empty_like(self._zeros)
         weights = np.ones(len(clients))  # not read by a cached mean, but 0 would mean rejected
         apply(Pass(self._zeros, server, Combine(moved, weights), calibrate), num_threads=1)

@@ -1,0 +1,277 @@
+"""The vectors of a server in this process, on the host or on one GPU."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from sys import float_info
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from afflux import ops
+from afflux._engine import Buffer, Pool, PreparedPass
+from afflux.aggregation.cache.rows import MemoryRows
+from afflux.aggregation.cache.staging import NewRows
+from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot
+from afflux.arrays.devices import HOST, Device
+from afflux.arrays.gpu import device_of
+from afflux.arrays.interop import first_beyond, gpu_of, on_host
+from afflux.arrays.pools import Draft, Slots, Vector, Versions
+from afflux.ops.errors import AffluxError
+from afflux.rules.rule import Float64
+
+
+class LocalRound(Struct, frozen=True, eq=False):
+    """A prepared round of a `LocalPlane`."""
+
+    plan: RoundPlan
+    draft: Draft
+    sweep: ops.Pass
+    rows: NewRows
+    rule_vectors: NamedVectors  #: after the sweep
+    checked: PreparedPass | None  #: the sweep for the engine; None on a GPU, and where vectors are lent
+    checksums: list[ops.Checksums] | None  #: of the vectors that the sweep has written, for a store; None: no store
+    swept: list[bool] = field(default_factory=list)  #: not empty once a sweep with staged rows has been made
+
+
+class LocalPlane(DataPlane):
+    """The vectors of a server as arrays of one device, which are their own handles."""
+
+    versions: Versions
+    slots: Slots
+
+    def __init__(self, device: Device = HOST, num_threads: int = 1) -> None:
+        """Hold nothing yet. `num_threads` are those of sweeps, until `allocate` sets them."""
+        self.device = device
+        self.num_threads = num_threads
+        self.gpu, self.alone = (None if device is HOST else device.name), device.alone
+        self.reads_trees = device is HOST
+        #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
+        self.spares: Callable[[NamedVectors], NamedVectors] | None = None
+
+    def allocate(self, options: PlaneOptions) -> None:
+        """Prepare for the vectors of a server."""
+        self.options, self.size, self.num_threads = options, options.size, options.num_threads
+        self.inplace, self.checks_versions = options.inplace, options.check_versions
+        self.use_versions(None)
+        self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
+        self.fast_slots = self.slots if self.device is HOST else None
+
+    def use_versions(self, memory: Callable[[], Vector] | None) -> None:
+        """Make versions from now on, without the earlier ones. `memory` allocates them; None: the device does."""
+        own = self.options
+        self.versions = Versions(
+            own.size,
+            own.max_versions,
+            dtype=own.dtype,
+            checked=own.check_versions,
+            inplace=own.inplace,
+            memory=memory,
+            device=self.device,
+        )
+
+    def keep_in(self, memory: Callable[[], Vector], spares: Callable[[NamedVectors], NamedVectors]) -> Versions:
+        """Return versions in a store's `memory`: on the CPU those of this plane, else for copies of them.
+
+        Sweeps write new rule vectors into `spares`.
+        """
+        self.spares = spares
+        if self.gpu is None:
+            self.use_versions(memory)
+            return self.versions
+        return Versions(self.size, None, dtype=self.options.dtype, memory=memory)
+
+    def reserve(self, *, counted: bool = True) -> Slot | None:
+        return self.slots.take() if counted else self.slots.take_uncounted()
+
+    def grow(self, limit: int) -> None:
+        self.slots.grow(limit)
+
+    @property
+    def slots_taken(self) -> int:
+        return self.slots.taken
+
+    @property
+    def spare(self) -> bool:
+        return self.slots.spare
+
+    def ingest(
+        self,
+        parts: Parts,
+        vector: Any,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: Any = None,
+    ) -> ops.Ingested:
+        return self.device.ingest(parts, vector, num_threads, conversion, shapes, beside)
+
+    def lend(self, vector: ops.Array) -> Slot:
+        if gpu_of(vector) is not None and not self.device.owns(vector):
+            raise AffluxError("is of another library than params, whose work a round does not wait for")
+        slot = Buffer.lent(vector, self.size, self.options.slot_dtype, self.device.index)
+        self.device.wait()  # because a round may read the vector on another stream
+        return slot
+
+    def first_beyond(self, vector: Any, most: float) -> int | None:
+        return first_beyond(vector, most)
+
+    @cached_property
+    def _sums(self) -> Pool:
+        return Pool(self.size, "float64", 0)
+
+    @cached_property
+    def _zeros(self) -> Float64:
+        return np.zeros(self.size)  # never written: the system may map all of it to one page of zeros
+
+    def total(self, values: Float64 | None = None) -> Any:
+        # On a GPU a sum is filled with zeros when it is made.
+        total = Buffer(self._sums) if self.device is HOST else self.device.full(self.size, 0.0, "float64")
+        if values is not None:
+            self.device.fill(total, values)
+        return total
+
+    def add(self, total: Any, slots: Sequence[Slot], weights: Float64, *, first: bool, done: list[bool]) -> None:
+        if done:
+            return
+        before = self._zeros if first and self.device is HOST else total
+        if len(slots) == 1:  # a fifth faster
+            sweep = ops.Pass(before, total, ops.Combine(slots, weights))
+        else:  # term by term to the sum, so that no bit depends on which terms are added together
+            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Assign())
+        ops.apply(sweep, num_threads=self.num_threads, done=done)
+
+    def gram(self, vectors: Sequence[Any]) -> Float64:
+        return ops.gram(vectors, num_threads=self.num_threads)
+
+    def inner(
+        self, slots: Sequence[Slot], weights: Float64 | None, memory: Vector | None, shift: float, own_weight: float
+    ) -> ops.InnerProducts:
+        threads = self.num_threads
+        return ops.inner(slots, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=threads)
+
+    def prepare(self, plan: RoundPlan, params: Vector, rule_vectors: NamedVectors, rows: Any, op: str) -> "LocalRound":
+        draft = self.versions.take(op)
+        vectors = after = rule_vectors
+        if self.spares is not None and (spares := self.spares(vectors)) is not vectors:
+            after = _renewed(plan, vectors, spares)
+        both, apart = (plan.rule_vectors, plan.states), after is not vectors
+        outs = [[after[name] for name in names] if apart else [] for names in both]
+        cache, held, new_rows = None, None, NewRows({})
+        if plan.rows is not None:
+            cache, new_rows = rows.prepare(plan.rows)
+        if names := plan.rule_vectors:
+            coefficients = np.array(plan.coefficients or [0.0] * len(names))
+            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, outs[0])
+        mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
+        states = [vectors[name] for name in plan.states]
+        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs[1])
+        checked = ops.check(sweep)
+        reads_again = plan.lent or not isinstance(draft.buffer, Buffer)  # the addresses of the arrays
+        checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
+        return LocalRound(plan, draft, sweep, new_rows, after, None if reads_again else checked, checksums)
+
+    def make(self, prepared: LocalRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
+        sweep, rows, swept = prepared.sweep, prepared.rows, done
+        if weights is not None:
+            sweep = replace(sweep, combine=ops.Combine(prepared.plan.slots, *weights))
+        if rows.staging is not None:
+            swept = prepared.swept
+            if not swept:
+                rows.staging.begin_sweep(rows)
+        if rows.staging is None or not swept:
+            threads, checked = self.num_threads, prepared.checked
+            ops.apply(sweep, num_threads=threads, done=swept, checksums=prepared.checksums, checked=checked)
+        if rows.staging is not None:
+            rows.staging.copy_back(rows)
+            done.append(swept[0])
+
+    def problems(self, prepared: LocalRound) -> dict[int, str]:
+        problems, plan = dict[int, str](), prepared.plan
+        for i in plan.lent:
+            index = None if plan.weights[i] == 0 else first_beyond(plan.slots[i], plan.most)
+            if index is not None:
+                finite = first_beyond(plan.slots[i], float_info.max) != index
+                problems[i] = f"{'value beyond max_abs' if finite else 'non-finite value'} at index {index}"
+        return problems
+
+    def publish(self, prepared: LocalRound, version: int) -> tuple[Vector, NamedVectors, NewRows]:
+        return self.versions.finished(prepared.draft, version), prepared.rule_vectors, prepared.rows
+
+    def release(self, prepared: LocalRound) -> None:
+        prepared.plan.slots.clear()  # the sweep's own list
+        if prepared.checked is not None:
+            prepared.checked.release()
+
+    def draft(self, op: str) -> Any:
+        return self.versions.take(op).buffer
+
+    def finish(self, draft: Any, version: int) -> Vector:
+        return self.versions.finished(Draft(draft), version)
+
+    @property
+    def versions_held(self) -> int:
+        return self.versions.held
+
+    @property
+    def full(self) -> bool:
+        return self.versions.full
+
+    def vector(self, values: "Float64 | float | None" = None) -> Vector:
+        if values is None:
+            return self.device.empty(self.size, self.options.dtype)
+        if isinstance(values, np.ndarray):
+            return self.device.moved(values)
+        return self.device.full(self.size, values, self.options.dtype)
+
+    def rows(self) -> MemoryRows:
+        codec = self.options.codec
+        assert codec is not None  # control has asked for rows
+        return MemoryRows(self.size, codec, self.device, pinned=self.options.rows_on_host)
+
+    def fill(self, vector: Any, values: Any) -> None:
+        self.device.fill(vector, values)
+
+    def shown(self, vector: Vector) -> ops.Array:
+        return self.device.alias(vector)
+
+    def copy(self, vector: Vector, *, read_only: bool = False) -> ops.Array:
+        return self.device.immutable_copy(vector) if read_only else self.device.copy(vector)
+
+    def read(self, vector: Any, *, copy: bool = True) -> Any:
+        return on_host(vector, copy=copy)
+
+    def is_version(self, params: ops.Array) -> bool:
+        if self.device is HOST:  # a store compares the addresses
+            return isinstance(params, np.ndarray)
+        return self.device.owns(params) and self.versions.has(params)
+
+    def refuse_damage(self, op: str) -> None:
+        self.versions.refuse_damage(op)
+
+    def refuse_damaged_newest(self, op: str, version: int) -> None:
+        self.versions.refuse_damaged_newest(op, version)
+
+    def wait(self) -> None:
+        self.device.wait()
+
+
+def plane_like(what: str, parts: Parts, names: Sequence[str]) -> LocalPlane:
+    """Return a plane on the device of these arrays.
+
+    Raises:
+        AffluxError: the arrays are on several devices.
+        UnavailableError: this build or machine does not support their device.
+    """
+    return LocalPlane(device_of(what, parts, names))
+
+
+def _renewed(plan: RoundPlan, before: NamedVectors, outs: NamedVectors) -> NamedVectors:
+    """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
+    vectors = {**before, **{name: outs[name] for name in plan.states}}
+    rows = [] if plan.next is None else plan.next.tolist()
+    for s, (name, row) in enumerate(zip(plan.rule_vectors, rows, strict=False)):
+        if any(value != (k == s) for k, value in enumerate(row)):
+            vectors[name] = outs[name]
+    return vectors
