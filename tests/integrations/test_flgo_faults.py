@@ -52,6 +52,19 @@ def alone():
     return runner.server.params.tobytes()
 
 
+def test_a_model_may_have_a_state_dict_without_arguments(alone):
+    class Client(BasicClient):
+        def reply(self, package):
+            reply = super().reply(package)
+            state = reply["model"].state_dict()
+            reply["model"].state_dict = lambda: state
+            return reply
+
+    runner = started(algorithm(fedbuff(buffer_size=1), client=Client), clients=1)
+    runner.run()
+    assert runner.server.params.tobytes() == alone
+
+
 @pytest.mark.parametrize("kind", ["nothing", "text", "empty", "none", "number", "nan", "examples"])
 def test_a_package_that_is_of_no_use_changes_nothing_but_a_count(kind, alone):
     runner = started(algorithm(fedbuff(buffer_size=1), client=bad(kind), max_failures=10**6), clients=2)

@@ -45,6 +45,7 @@ def test_rules_from_configurations():
     ("settings", "options", "message"),
     [
         ({"server_options": {"flush_after": 1.0}}, {}, "flush_after is in seconds, and FLGo's time is virtual"),
+        ({"server_options": []}, {}, "server_options is [], must be a dict"),
         ({}, {"save_checkpoint": "c"}, "save_checkpoint keeps the model alone"),
         ({}, {"load_checkpoint": "c"}, "load_checkpoint keeps the model alone"),
         ({}, {"algo_para": [0.1, 1.0]}, "algo_para holds numbers by their place"),

@@ -1,6 +1,7 @@
 """Models of JAX's libraries and of Keras: roles, pushes and what goes out. These tests import the libraries."""
 
 import os
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -174,6 +175,30 @@ def made(jax, init, *arguments):
     """What a model's `init` returns, with ones in place of random numbers: nothing is compiled."""
     shapes = jax.eval_shape(init, *arguments)
     return jax.tree.map(lambda leaf: jax.numpy.asarray(np.ones(leaf.shape, leaf.dtype)), shapes)
+
+
+def test_named_tuples_come_out_with_their_arrays(jax):
+    """A layout names the arrays of a tuple by their places, also where JAX names them by fields."""
+    pair = namedtuple("pair", "left right")
+
+    @jax.tree_util.register_pytree_with_keys_class
+    class Node:
+        def __init__(self, child):
+            self.child = child
+
+        def tree_flatten_with_keys(self):
+            return [(jax.tree_util.GetAttrKey("child"), self.child)], None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    inner = pair(np.ones(1, np.float32), {"b": (pair(np.zeros(2, np.float32), None),)})
+    for model in (inner, Node(inner)):
+        tree = Server(fedbuff(buffer_size=1), model).checkout("ann").tree()
+        assert type(tree) is type(model)
+        assert jax.tree_util.tree_structure(tree) == jax.tree_util.tree_structure(model)
+        assert [array.tolist() for array in jax.tree_util.tree_leaves(tree)] == [[1], [0, 0]]
 
 
 def test_equinox(jax):

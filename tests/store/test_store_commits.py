@@ -101,6 +101,28 @@ def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_pa
     assert (server.version, server.joins, server.arrivals_waiting) == (5, 16, 1)
 
 
+def test_no_client_is_missing_while_another_thread_commits(tmp_path, monkeypatch):
+    with made("ca2fl", 10, tmp_path / "store", commit_every=2) as server:
+
+        def make_round():
+            some_pushes(server, 10, 1)
+            server.flush()
+
+        make_round()
+        clients, read = server.clients, Index.rows
+
+        def rows(index):
+            monkeypatch.setattr(Index, "rows", read)
+            entries = [*index.rows()]
+            make_round()  # as another thread does
+            return entries
+
+        monkeypatch.setattr(Index, "rows", rows)
+        assert len(clients) == 1
+        assert server.clients >= clients
+        assert server.version == 2
+
+
 def test_notes_and_kept_versions_come_back(tmp_path):
     server = made("fedbuff", 300, tmp_path / "store", commit_every=None)
     held = {}

@@ -84,7 +84,11 @@ def rebuilder(tree: object, first_names: Mapping[str, str]) -> Callable[[Mapping
     jax = sys.modules.get("jax")
     if jax is None or type(tree) in _PLAIN or is_module(tree) or is_keras(tree):
         return None
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree, lambda node: variable_of_flax(node) is not None)
+
+    def leaves_of(tree: object) -> Any:
+        return jax.tree_util.tree_flatten_with_path(tree, lambda node: variable_of_flax(node) is not None)
+
+    flat, structure = leaves_of(tree)
     if len(flat) == 1 and not flat[0][0]:
         return None
     nnx = sys.modules.get("flax.nnx")
@@ -94,7 +98,7 @@ def rebuilder(tree: object, first_names: Mapping[str, str]) -> Callable[[Mapping
         if build_state is not None and len(jax.tree.leaves(state)) + len(first_names) == len(flat):
             return lambda arrays: nnx.merge(graph, build_state(arrays))
     nodes = []
-    for path, leaf in flat:
+    for (path, _), (_, leaf) in zip(leaves_of(_unnamed(tree))[0], flat, strict=True):
         name, node = _name_of(path), jax.tree_util.tree_structure(leaf)
         nodes.append((first_names.get(name, name), node, leaf if is_static(leaf) else None))
 
@@ -103,3 +107,13 @@ def rebuilder(tree: object, first_names: Mapping[str, str]) -> Callable[[Mapping
         return structure.unflatten([leaves[name] for name, *_ in nodes])
 
     return build
+
+
+def _unnamed(tree: Any) -> Any:
+    """Return a tree with a tuple in the place of each named one, whose arrays a layout names by their places."""
+
+    def is_named(node: object) -> bool:
+        return isinstance(node, tuple) and hasattr(node, "_fields")
+
+    tree_map = sys.modules["jax"].tree_util.tree_map
+    return tree_map(lambda node: _unnamed(tuple(node)) if is_named(node) else node, tree, is_leaf=is_named)

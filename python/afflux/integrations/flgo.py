@@ -67,7 +67,8 @@ def algorithm(
     """
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
     shared: dict[str, Any] = {"store": store, "timeout": timeout, "num_threads": num_threads, "roles": roles}
-    settings = RunSettings(max_failures=max_failures, server_options=server_options or {}, **shared)
+    options = Options() if server_options is None else server_options
+    settings = RunSettings(max_failures=max_failures, server_options=options, **shared)
     server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 
@@ -208,4 +209,8 @@ def _refuse_options(option: Mapping[str, Any]) -> None:
 
 def _trained(package: Mapping[str, Any]) -> Trained:
     count, loss, rate, steps = map(package.get, ("num_examples", "loss", "client_lr", "local_steps"))
-    return Trained(package["model"].state_dict(keep_vars=True), count, loss, rate, steps, facts=package)
+    try:
+        arrays = package["model"].state_dict(keep_vars=True)  # the parameters themselves
+    except TypeError:  # a method of the model's own need not have this argument
+        arrays = package["model"].state_dict()
+    return Trained(arrays, count, loss, rate, steps, facts=package)

@@ -312,7 +312,10 @@ class Server:
     @property
     @clears_tracebacks
     def rows(self) -> RowCache | None:
-        """The cached rows, for rules that have them. Waits for a step in progress."""
+        """The cached rows, for rules that have them. Waits for a step in progress.
+
+        Later steps change the rows: a row that is read during the step that replaces it may be partly the new one.
+        """
         self._enter_on_time("rows")
         return self._aggregator.when_idle("rows", lambda: self._state.rows)
 

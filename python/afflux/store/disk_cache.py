@@ -118,9 +118,10 @@ class DiskCache(RowCache):
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order of their first push."""
-        # Without the rows whose round is not published yet. A client that was new until this commit is in both.
+        # First: another thread's commit may move clients to the index. A client that was new until then is in both.
+        new = {rank: client_id for client_id, rank in self._numbers.copy().items()}
+        # Without the rows whose round is not published yet.
         old = {place.rank: client_id for client_id, place in self._index.rows() if place.rank < self.counts.clients}
-        new = {rank: client_id for client_id, rank in self._numbers.items()}
         return [client_id for _, client_id in sorted((old | new).items())]
 
     @property
