@@ -219,7 +219,7 @@ class PassArrays {
   }
 
  private:
-  const Array params_, out_;
+  const Vector params_, out_;
   const py::object combine_, step_;
   const Numbers weights_;
   const Arrays<const void> updates_;

@@ -158,8 +158,7 @@ View<unsigned char> Array::row(Codec codec) const {
 }
 
 std::string Array::title() const {
-  const std::string index = argument_.index < 0 ? "" : "[" + std::to_string(argument_.index) + "]";
-  return "[" + std::string(argument_.op) + "] " + argument_.name + index;
+  return "[" + std::string(argument_.op) + "] " + check::Name(argument_.name, argument_.index, argument_.part).str();
 }
 
 void Array::fail(const std::string& what) const { throw Error(title() + " " + what); }

@@ -7,24 +7,29 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "afflux/afflux.hpp"
 #include "dlpack.hpp"
 #include "foreign.hpp"
+#include "parts.hpp"
 
 namespace afflux::python {
 
 enum class Access { read, write };
 enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, treated as flat
 
-// The name of an argument or, with an index, of one item of a sequence. The text is built only for a message.
+// The name of an argument or, with an index, of one item of a sequence, or of one of its parts. The text is built only
+// for a message.
 struct Argument {
   const char* op;
   const char* name;
   std::ptrdiff_t index = -1;
   pybind11::handle shape{};  // the expected shape, a tuple; null: any shape
+  std::ptrdiff_t part = -1;
 };
 
 // The CUDA stream of one call: the current stream of the library of the first array on a GPU. The libraries of the
@@ -64,6 +69,8 @@ class Array {
   void check_on(Device device) const;
   // Returns an encoded row as bytes. Throws Error unless the array is uint8 or of the codec's row type.
   View<unsigned char> row(Codec codec) const;
+  // Returns the beginning of messages: "[operation] argument".
+  std::string title() const;
 
  private:
   enum class Kind { other, type, bytes };
@@ -84,7 +91,6 @@ class Array {
   template <class Int>
   void check_shape(int dimensions, const Int* shape) const;
   void set_type(const std::string& name);
-  std::string title() const;
   [[noreturn]] void fail(const std::string& what) const;
   [[noreturn]] void wrong_type(const std::string& expected) const;
 
@@ -99,6 +105,56 @@ class Array {
   Type type_{};
   std::string other_name_;
   Device device_{};
+};
+
+class Vector;
+
+// An afflux.ops.Conversion, with the array that it reads.
+class Converted {
+ public:
+  Converted(const char* op, const pybind11::object& conversion);
+  ~Converted();
+  const Conversion* get() const { return conversion_ ? &*conversion_ : nullptr; }
+
+ private:
+  std::unique_ptr<Vector> base_;
+  std::optional<Conversion> conversion_;
+};
+
+// The borrowed arrays of a vector in parts.
+class PartArrays {
+ public:
+  // `object` is a PartsObject.
+  PartArrays(Argument argument, pybind11::handle object, Access access);
+  PartArrays(const PartArrays&) = delete;
+  PartArrays& operator=(const PartArrays&) = delete;
+
+  // The view refers to this object.
+  const View<void>& view() const { return view_; }
+
+ private:
+  const pybind11::object object_;  // has the borders
+  const Converted conversion_;
+  std::deque<Array> arrays_;
+  std::vector<PartView> list_;
+  Parts parts_;
+  View<void> view_;
+};
+
+// A vector that is an array, or is in parts.
+class Vector {
+ public:
+  Vector(Argument argument, pybind11::handle object, Access access) {
+    if (PartsObject::in(object) != nullptr)
+      parts_ = std::make_unique<PartArrays>(argument, object, access);
+    else
+      array_.emplace(argument, object, access);
+  }
+  View<void> view() const { return array_ ? array_->view() : parts_->view(); }
+
+ private:
+  std::optional<Array> array_;
+  std::unique_ptr<PartArrays> parts_;
 };
 
 inline View<void> as_view(const Array& array) { return array.view(); }
@@ -129,6 +185,12 @@ class Arrays {
       views_.emplace_back();
       if (optional && object.is_none()) continue;
       const auto place = static_cast<std::ptrdiff_t>(i);
+      if constexpr (std::is_void_v<T>)
+        if (PartsObject::in(object) != nullptr) {
+          parts_.push_back(std::make_unique<PartArrays>(Argument{op, name, place}, object, access));
+          views_.back() = parts_.back()->view();
+          continue;
+        }
       const pybind11::handle expected = shapes ? PyTuple_GET_ITEM(shapes.ptr(), place) : nullptr;
       arrays_.emplace_back(Argument{op, name, place, expected}, object, access, shape);
       views_.back() = view(arrays_.back());
@@ -152,6 +214,7 @@ class Arrays {
   static T* aligned_nowhere() { return reinterpret_cast<T*>(alignof(std::max_align_t)); }
 
   std::deque<Array> arrays_;
+  std::vector<std::unique_ptr<PartArrays>> parts_;
   std::vector<View<T>> views_;
 };
 

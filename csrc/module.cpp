@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <optional>
-#include <tuple>
 
 #include "afflux/afflux.hpp"
 #include "apply.hpp"
@@ -17,6 +16,7 @@
 #include "foreign.hpp"
 #include "forks.hpp"
 #include "pages.hpp"
+#include "parts.hpp"
 #include "ready.hpp"
 #include "release.hpp"
 #include "row_check.hpp"
@@ -26,38 +26,6 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-Kind kind_named(const std::string& name) {
-  static const std::pair<const char*, Kind> kKinds[] = {
-      {"update", Kind::update}, {"gradient", Kind::gradient}, {"model", Kind::model}};
-  for (const auto& [known, kind] : kKinds)
-    if (name == known) return kind;
-  throw Error("[ingest] conversion names '" + name + "', expected update, gradient or model");
-}
-
-// An afflux.ops.Conversion, with the array that it reads.
-class Converted {
- public:
-  explicit Converted(const py::object& conversion) {
-    if (conversion.is_none()) return;
-    using Facts = std::tuple<std::string, std::string, py::object, double>;
-    py::detail::make_caster<Facts> caster;
-    const auto title = [] { return std::string("[ingest] conversion"); };
-    if (!read_foreign(title, [&] { return caster.load(conversion, true); }))
-      throw Error("[ingest] conversion is no afflux.ops.Conversion");
-    const auto [from, to, base, scale] = py::detail::cast_op<Facts>(std::move(caster));
-    conversion_ = Conversion{kind_named(from), kind_named(to), {}, scale};
-    if (!base.is_none()) {
-      base_.emplace(Argument{"ingest", "base"}, base, Access::read);
-      conversion_->base = base_->view();
-    }
-  }
-  const Conversion* get() const { return conversion_ ? &*conversion_ : nullptr; }
-
- private:
-  std::optional<Array> base_;
-  std::optional<Conversion> conversion_;
-};
-
 py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion,
                   const py::object& shapes, const py::object& other) {
   const Call call;
@@ -65,7 +33,7 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   Statistics result{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
-  const Converted change(conversion);
+  const Converted change("ingest", conversion);
   const Buffer* const buffer = Buffer::in(slot);
   const std::int64_t until_read = buffer == nullptr ? 0 : buffer->until_read();
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
@@ -98,7 +66,8 @@ void inner_(const py::object& vectors, const py::object& weights, const py::obje
             double memory_weight, const py::object& out, int num_threads) {
   const Call call;
   const Arrays<const void> from("inner", "vectors", vectors, Access::read, Shape::vector, false, as_view);
-  std::optional<Array> given_weights, given_memory;
+  std::optional<Array> given_weights;
+  std::optional<Vector> given_memory;
   Inner terms{from.list(), {}, {}, shift, memory_weight};
   if (!weights.is_none()) {
     given_weights.emplace(Argument{"inner", "weights"}, weights, Access::read);
@@ -205,6 +174,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   module.def("inner", inner_, py::arg("vectors"), py::arg("weights"), py::arg("memory"), py::arg("shift"),
              py::arg("memory_weight"), py::arg("out"), py::arg("num_threads"));
+  bind_parts(module);
   bind_apply(module);
   module.def(
       "row_bytes", [](const std::string& codec, std::int64_t size) { return row_bytes(codec_named(codec), size); },

@@ -1,12 +1,13 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
+#include "api/cut_pass.hpp"
 #include "api/heads.hpp"
-#include "api/overlap.hpp"
 #include "api/sweep_checksums.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/memory_use.hpp"
@@ -19,9 +20,13 @@ namespace {
 // values; without `outs` the vectors are overwritten.
 void check_held(const char* name, List<View<void>> vectors, const char* outs_name, List<View<void>> outs,
                 const Pass& pass, check::Overlaps& overlaps) {
-  const auto vector = [&](check::Name title, const View<void>& view) {
+  const auto read = [&](check::Name title, const View<void>& view) {
     check::type("apply", title, view.type, {pass.params.type});
-    check::view("apply", title, view, pass.params.size);
+    check::read("apply", title, view, pass.params.size, overlaps);
+  };
+  const auto write = [&](check::Name title, const View<void>& view) {
+    check::type("apply", title, view.type, {pass.params.type});
+    check::write("apply", title, view, pass.params.size, overlaps);
   };
   check::list("apply", name, vectors);
   check::list("apply", outs_name, outs);
@@ -29,14 +34,12 @@ void check_held(const char* name, List<View<void>> vectors, const char* outs_nam
     check::fail("apply", std::string(outs_name) + " has " + std::to_string(outs.size) + " vectors, " + name + " has " +
                              std::to_string(vectors.size));
   for (std::int64_t i = 0; i < vectors.size; ++i) {
-    vector({name, i}, vectors.data[i]);
     if (outs.size == 0) {
-      overlaps.write({name, i}, vectors.data[i]);
+      write({name, i}, vectors.data[i]);
       continue;
     }
-    vector({outs_name, i}, outs.data[i]);
-    overlaps.read({name, i}, vectors.data[i]);
-    overlaps.write({outs_name, i}, outs.data[i]);
+    read({name, i}, vectors.data[i]);
+    write({outs_name, i}, outs.data[i]);
   }
 }
 
@@ -64,8 +67,7 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
     const View<const void>& update = stage.updates.data[i];
     if (i == 0) check::type("apply", name, update.type, {Type::float32, Type::float64, Type::bfloat16});
     check::one_type("apply", name, update.type, stage.updates.data[0].type);
-    check::view("apply", name, update, pass.params.size);
-    overlaps.read(name, update);
+    check::read("apply", name, update, pass.params.size, overlaps, check::PartTypes::any);
   }
   check_most("combine.most", stage.most);
   if (stage.most != kNoLimit && (pass.calibrate.kind != Calibration::none || pass.rule_vectors.vectors.size != 0))
@@ -186,10 +188,8 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check_most("most", pass.most);
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
   check::type("apply", "out", pass.out.type, {pass.params.type});
-  check::view("apply", "params", pass.params, pass.params.size);
-  check::view("apply", "out", pass.out, pass.params.size);
-  overlaps.read("params", pass.params);
-  overlaps.write("out", pass.out);
+  check::read("apply", "params", pass.params, pass.params.size, overlaps);
+  check::write("apply", "out", pass.out, pass.params.size, overlaps);
   check_combine(pass, overlaps);
   check_calibrate(pass, overlaps);
   check_step(pass, overlaps);
@@ -211,15 +211,30 @@ Pass with_outs(Pass pass) {
   return pass;
 }
 
-bool sweep(const Pass& pass, const std::vector<RowHeads>& heads, const MemoryUse& memory, int threads,
+// Throws Error if a vector of whose memory checksums are taken is in parts.
+void check_flat(const Pass& pass) {
+  const auto check = [](check::Name name, const View<void>& view) {
+    if (view.parts != nullptr)
+      check::fail("apply", name.str() + " is in parts, but checksums are taken of flat vectors");
+  };
+  check("out", pass.out);
+  for (std::int64_t i = 0; i < pass.step.outs.size; ++i) check({"states", i}, pass.step.outs.data[i]);
+  for (std::int64_t i = 0; i < pass.rule_vectors.outs.size; ++i)
+    check({"rule_vectors.vectors", i}, pass.rule_vectors.outs.data[i]);
+}
+
+bool sweep(const Pass& pass, CutPass* cut, const std::vector<RowHeads>& heads, const MemoryUse& memory, int threads,
            Checksums* checksums) {
   const auto kernel = kernels().apply;
   std::atomic<bool> sound{true};
+  const auto chunk = [&](const Pass& of_chunk, std::int64_t begin, std::int64_t end) {
+    if (!kernel(of_chunk, heads.data(), memory, begin, end)) sound.store(false, std::memory_order_relaxed);
+  };
   const auto piece = [&](std::int64_t begin, std::int64_t end) {
-    if (!kernel(pass, heads.data(), memory, begin, end)) sound.store(false, std::memory_order_relaxed);
+    cut == nullptr ? chunk(pass, begin, end) : cut->each_chunk(begin, end, chunk);
   };
   if (checksums == nullptr) {
-    for_each_piece(pass.params.size, threads, piece);
+    cut == nullptr ? for_each_piece(pass.params.size, threads, piece) : cut->each_chunk(threads, chunk);
   } else {
     SweepChecksums sums(pass, piece_size(pass.params.size, threads), *checksums);
     for_each_piece(pass.params.size, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -256,8 +271,14 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   kernels();
   const MemoryUse memory = memory_use(overlaps.traffic(), checksums == nullptr);
   const int threads = threads_worth(overlaps.traffic(), num_threads);
+  const Pass all = with_outs(pass);
+  std::optional<CutPass> cut;
+  if (overlaps.parts() != nullptr) {
+    if (checksums != nullptr) check_flat(all);
+    cut.emplace(all, *overlaps.parts(), threads);
+  }
   rows::finish(written, codec, pass.params.size, device);  // the old heads were already read
-  return sweep(with_outs(pass), heads, memory, threads, checksums);
+  return sweep(all, cut ? &*cut : nullptr, heads, memory, threads, checksums);
 }
 
 }  // namespace afflux

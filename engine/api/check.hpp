@@ -10,13 +10,18 @@
 
 namespace afflux::check {
 
-// The name of an argument or, with an index, of one item of a list. The text is built only for a message.
+// The name of an argument or, with an index, of one item of a list, or of one of its parts. The text is built only for
+// a message. Lists are shorter than 2^31, so that a Name is passed in registers.
 struct Name {
-  Name(const char* name, std::int64_t index = -1) : name(name), index(index) {}
-  std::string str() const { return index < 0 ? name : std::string(name) + "[" + std::to_string(index) + "]"; }
+  Name(const char* name, std::int64_t index = -1, std::int64_t part = -1)
+      : name(name), index(static_cast<std::int32_t>(index)), part(static_cast<std::int32_t>(part)) {}
+  std::string str() const {
+    const auto at = [](std::int32_t i) { return i < 0 ? std::string() : std::string("[") + std::to_string(i) + "]"; };
+    return name + at(index) + at(part);
+  }
 
   const char* name;
-  std::int64_t index;
+  std::int32_t index, part;
 };
 
 [[noreturn]] inline void fail(const char* op, const std::string& what) {
@@ -35,18 +40,32 @@ inline std::string where(Device device) {
   return device.kind == DeviceKind::cpu ? "the CPU" : "cuda:" + std::to_string(device.index);
 }
 
+// The messages are built outside of the checks, which so can be inlined.
+[[noreturn, gnu::cold, gnu::noinline]] inline void bad_memory(const char* op, Name name, const void* data,
+                                                              std::int64_t count, std::int64_t expected,
+                                                              std::int64_t alignment) {
+  if (count < 0) fail(op, name.str() + " has a negative size");
+  if (count != expected)
+    fail(op, name.str() + " has " + std::to_string(count) + " elements, expected " + std::to_string(expected));
+  if (data == nullptr) fail(op, name.str() + " has no data");
+  fail(op, name.str() + " is not aligned to " + std::to_string(alignment) + " bytes");
+}
+
+// Checks a piece of memory with `count` elements of `alignment` bytes, a power of two.
+inline void memory(const char* op, Name name, const void* data, std::int64_t count, std::int64_t expected,
+                   std::int64_t alignment) {
+  const bool aligned = (reinterpret_cast<std::uintptr_t>(data) & static_cast<std::uintptr_t>(alignment - 1)) == 0;
+  if (count < 0 || count != expected || (count > 0 && data == nullptr) || !aligned)
+    bad_memory(op, name, data, count, expected, alignment);
+}
+
 // Checks the size, data, alignment and device of one view; `alignment` is that of its elements, in bytes.
 template <class T>
-void view(const char* op, Name name, const View<T>& view, std::int64_t size, std::int64_t alignment) {
+void view(const char* op, Name name, const View<T>& view, std::int64_t expected, std::int64_t alignment) {
   const std::string missing = why_not(view.device);
   if (!missing.empty())
     throw Unavailable("[" + std::string(op) + "] " + name.str() + " is on " + where(view.device) + ", but " + missing);
-  if (view.size < 0) fail(op, name.str() + " has a negative size");
-  if (view.size != size)
-    fail(op, name.str() + " has " + std::to_string(view.size) + " elements, expected " + std::to_string(size));
-  if (view.size > 0 && view.data == nullptr) fail(op, name.str() + " has no data");
-  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(alignment) != 0)
-    fail(op, name.str() + " is not aligned to " + std::to_string(alignment) + " bytes");
+  memory(op, name, view.data, view.size, expected, alignment);
 }
 
 template <class T>
@@ -56,10 +75,12 @@ void host(const char* op, Name name, const View<T>& view) {
 
 template <class T>
 void view(const char* op, Name name, const View<T>& v, std::int64_t size) {
-  if constexpr (std::is_void_v<T>)
+  if constexpr (std::is_void_v<T>) {
+    if (v.parts != nullptr) fail(op, name.str() + " is in parts, expected a flat vector");
     view(op, name, v, size, bytes(v.type));
-  else
+  } else {
     view(op, name, v, size, static_cast<std::int64_t>(sizeof(T)));
+  }
 }
 
 // Throws Error unless the type is one of `expected`: "out is float64, expected float32".

@@ -4,6 +4,7 @@
 
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
+#include "api/conversion.hpp"
 #include "api/overlap.hpp"
 #include "api/tree.hpp"
 #include "cpu/dispatch.hpp"
@@ -20,38 +21,22 @@ void check_slot(const View<void>& slot, std::int64_t size, int num_threads, chec
   overlaps.refuse("ingest");
 }
 
-using formula::Change;
-
-Change change_of(Kind from, Kind to) {
-  if (from == Kind::model) return to == Kind::update ? Change::subtract : Change::subtract_divide;
-  if (from == Kind::update) return to == Kind::gradient ? Change::divide : Change::add;
-  return to == Kind::update ? Change::multiply : Change::multiply_add;
-}
-
 // A checked conversion, as the sweep uses it; get() is null if nothing is converted.
 class Checked {
  public:
-  Checked(const Conversion* conversion, std::int64_t size, check::Overlaps& overlaps) {
-    if (conversion == nullptr || conversion->from == conversion->to) return;
-    const auto& [from, to, base, scale] = *conversion;
-    change_ = {change_of(from, to), nullptr, base.type, 1.0};
-    some_ = true;
-    if (formula::reads_base(change_.change)) {
-      check::type("ingest", "base", base.type, {Type::float32, Type::float64});
-      check::view("ingest", "base", base, size);
-      overlaps.read("base", base);
-      change_.base = base.data;
+  Checked(const Conversion* conversion, std::int64_t size, check::Overlaps& overlaps) : some_(changes(conversion)) {
+    if (!some_) return;
+    check::conversion("ingest", "base", "scale", *conversion);
+    if (reads_base(*conversion)) {
+      check::view("ingest", "base", conversion->base, size);
+      overlaps.read("base", conversion->base);
     }
-    if (from == Kind::gradient || to == Kind::gradient) {
-      check::finite("ingest", "scale", scale);
-      if (scale <= 0) check::fail("ingest", "scale is " + std::to_string(scale) + ", must be positive");
-      change_.scale = scale;
-    }
+    change_ = part_change(*conversion);
   }
   const PartChange* get() const { return some_ ? &change_ : nullptr; }
 
  private:
-  bool some_ = false;
+  const bool some_;
   PartChange change_{};
 };
 

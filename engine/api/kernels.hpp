@@ -84,16 +84,17 @@ struct MemoryUse {
 };
 
 // The functions of one instruction set, each over a range [begin, end) of elements. The range begins at the beginning
-// of a superblock for the reductions (ingest, gram, inner), and of a block for the others. cpu/kernels.cpp has the
-// table; it and the units of the functions are compiled once for each instruction set.
+// of a block, and does not end in another superblock; `apply` without encoded rows takes any range. cpu/kernels.cpp has
+// the table; it and the units of the functions are compiled once for each instruction set.
 struct Kernels {
   // `first` is the part that holds element `begin`; `type` is the slot's; `change` is null if there is no conversion.
   IngestSums (*ingest)(const Part* first, const PartChange* change, const MemoryUse& memory, Type type, void* slot,
                        std::int64_t begin, std::int64_t end);
-  // sums[i * right_count + j] = <left[i], right[j]> over one superblock
+  // Adds the blocks of the range, in order: sums[i * right_count + j] += <left[i], right[j]>. The block after the range
+  // is prefetched unless it ends beyond the size of left[0].
   void (*gram)(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums);
-  // Over one superblock: sums[k] = <x_k, x_k> and, if there is an e, sums[K] = <e, e>, sums[K + 1 + k] = <x_k, e>.
-  // `work` is inner_work(K) doubles.
+  // Adds the blocks of the range, in order: sums[k] += <x_k, x_k> and, if there is an e, sums[K] += <e, e>,
+  // sums[K + 1 + k] += <x_k, e>. `work` is inner_work(K) doubles.
   void (*inner)(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std::int64_t end, double* work,
                 double* sums);
   // Returns true if all written values are valid (see afflux::apply). `heads` has one item for each arrival if rows

@@ -11,6 +11,13 @@ void Overlaps::add(Name name, const void* data, std::int64_t bytes, bool written
   ranges_.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), name, written});
 }
 
+void Overlaps::add(Name name, const Parts& parts, bool written) {
+  for (std::int64_t i = 0; i < parts.list.size; ++i) {
+    const PartView& part = parts.list.data[i];
+    add({name.name, name.index, i}, part.data, part.size * afflux::bytes(part.type), written);
+  }
+}
+
 void Overlaps::meet(Name name, Device device) {
   if (first_.name == nullptr) {
     first_ = name;
@@ -28,14 +35,15 @@ std::int64_t Overlaps::traffic() const {
 }
 
 // Writing in place is allowed where the sweep reads an element before it writes the element: an out over the vector
-// that it replaces, and a new row over the row of the same arrival or, for a client that is twice in the buffer, of an
-// earlier arrival.
+// that it replaces or over the base of a conversion, part over part, and a new row over the row of the same arrival or,
+// for a client that is twice in the buffer, of an earlier arrival.
 bool Overlaps::allowed(const Range& read, const Range& written) {
-  if (read.begin != written.begin || read.end != written.end) return false;
+  if (read.begin != written.begin || read.end != written.end || read.name.part != written.name.part) return false;
   const auto pair = [&](const char* from, const char* to) {
     return std::strcmp(read.name.name, from) == 0 && std::strcmp(written.name.name, to) == 0;
   };
   if (pair("rows", "new_rows")) return read.name.index <= written.name.index;
+  if (pair("conversion.base", "out")) return true;
   return read.name.index == written.name.index &&
          (pair("params", "out") || pair("sum", "sum_out") || pair("states", "states_out") ||
           pair("rule_vectors.vectors", "rule_vectors.outs"));
@@ -55,10 +63,12 @@ void Overlaps::refuse(const char* op) {
   for (auto written = ranges_.begin(); written != first_read; ++written)
     if (written + 1 != first_read && (written + 1)->begin < written->end) clash(*written, *(written + 1));
   // The written ranges are disjoint from here on, hence also sorted by their ends.
+  auto after = ranges_.begin();  // the first range that ends after the last read begins
   for (auto read = first_read; read != ranges_.end(); ++read) {
-    auto written = std::upper_bound(ranges_.begin(), first_read, read->begin,
-                                    [](std::uintptr_t begin, const Range& range) { return begin < range.end; });
-    for (; written != first_read && written->begin < read->end; ++written)
+    const auto ends_before = [&](const Range& range) { return range.end <= read->begin; };
+    if ((after != ranges_.begin() && !ends_before(after[-1])) || (after != first_read && ends_before(*after)))
+      after = std::partition_point(ranges_.begin(), first_read, ends_before);
+    for (auto written = after; written != first_read && written->begin < read->end; ++written)
       if (!allowed(*read, *written)) clash(*read, *written);
   }
 }

@@ -24,15 +24,15 @@ AFFLUX_FN bool can_fuse(const RuleVectors& held, const Pass& pass) {
 template <StepKind kKind, int kStates, bool kStreams>
 class StepTargets {
  public:
-  AFFLUX_INLINE StepTargets(const Pass& pass, const MemoryUse& memory)
+  AFFLUX_INLINE StepTargets(const Pass& pass, const MemoryUse& memory, std::int64_t begin)
       : step_(pass.step),
         ahead_(memory.prefetch),
         params_(static_cast<const float*>(pass.params.data)),
-        out_(pass.params.data, pass.out.data),
+        out_(pass.params.data, pass.out.data, begin),
         sound_(pass.most) {
     for (int k = 0; k < kStates; ++k) {
       states_[k] = static_cast<const float*>(pass.step.states.data[k].data);
-      outs_[k] = {states_[k], pass.step.outs.data[k].data};
+      outs_[k] = {states_[k], pass.step.outs.data[k].data, begin};
     }
   }
   AFFLUX_INLINE void move(std::int64_t i, const simd::Pack& direction) {
@@ -77,8 +77,8 @@ class StepTargets {
 // each instance has all registers.
 template <class Updates, class Targets, bool kStreams>
 __attribute__((noinline)) bool fuse(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
-  Updates from(pass, memory);
-  Targets to(pass, memory);
+  Updates from(pass, memory, begin);
+  Targets to(pass, memory, begin);
   for (std::int64_t i = begin; i < end; i += simd::kWide) to.move(i, from.direction(i));
   if (kStreams) simd::stored_streams();
   return from.sound() && to.sound();

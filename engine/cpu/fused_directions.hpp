@@ -18,9 +18,10 @@ struct Target {
   bool streams = false;
 
   Target() = default;
-  AFFLUX_INLINE Target(const void* old, void* place)
+  // `begin` is the first element that is stored.
+  AFFLUX_INLINE Target(const void* old, void* place, std::int64_t begin)
       : values(static_cast<float*>(place)),
-        streams(kStreams && place != old && reinterpret_cast<std::uintptr_t>(place) % simd::kStreamed == 0) {}
+        streams(kStreams && place != old && reinterpret_cast<std::uintptr_t>(values + begin) % simd::kStreamed == 0) {}
 
   AFFLUX_INLINE void put(std::int64_t i, simd::Doubles value) const {
     if (kStreams && streams)
@@ -51,7 +52,7 @@ class WeightedParams {
 template <class U, bool kChecks>
 class CombinedUpdates {
  public:
-  AFFLUX_INLINE CombinedUpdates(const Pass& pass, const MemoryUse& memory)
+  AFFLUX_INLINE CombinedUpdates(const Pass& pass, const MemoryUse& memory, std::int64_t)
       : params_(pass), ahead_(memory.prefetch), sound_(pass.combine.most) {
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
       if (!has_work(pass, k)) continue;
@@ -85,14 +86,14 @@ class CombinedUpdates {
 template <class U, bool kStreams>
 class RenewingUpdates {
  public:
-  AFFLUX_INLINE RenewingUpdates(const Pass& pass, const MemoryUse& memory)
+  AFFLUX_INLINE RenewingUpdates(const Pass& pass, const MemoryUse& memory, std::int64_t begin)
       : params_(pass), ahead_(memory.prefetch), renews_(pass.rule_vectors.next.size > 0), sound_(pass.most) {
     const RuleVectors& held = pass.rule_vectors;
     const double* const next = held.next.data;
     vector_ = static_cast<const float*>(held.vectors.data[0].data);
     weight_ = held.weights.data[0];
     next_weight_ = renews_ ? next[0] : 0.0;
-    if (renews_) out_ = {vector_, held.outs.data[0].data};
+    if (renews_) out_ = {vector_, held.outs.data[0].data, begin};
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
       const double weight = pass.combine.weights.data[k], other = renews_ ? next[1 + k] : 0.0;
       if (weight == 0.0 && other == 0.0) continue;
@@ -151,7 +152,7 @@ class RenewingUpdates {
 template <bool kWeighted, class U>
 class CalibratedUpdates {
  public:
-  AFFLUX_INLINE CalibratedUpdates(const Pass& pass, const MemoryUse& memory)
+  AFFLUX_INLINE CalibratedUpdates(const Pass& pass, const MemoryUse& memory, std::int64_t)
       : params_(pass),
         ahead_(memory.prefetch),
         inverse_(formula::inverse_of(pass.calibrate.num_clients)),

@@ -158,7 +158,6 @@ AFFLUX_FN void run_products(const Run& left, const Run& right, std::int64_t i, s
 void gram(const GramPanels& panels, std::int64_t begin, std::int64_t end, double* sums) {
   const std::int64_t rows = panels.left_count, columns = panels.right_count;
   const bool symmetric = panels.left == panels.right;
-  for (std::int64_t k = 0; k < rows * columns; ++k) sums[k] = 0.0;
   for (std::int64_t i = begin; i < end; i += kBlock) {
     const std::int64_t n = end - i < kBlock ? end - i : kBlock;
     Prefetcher prefetcher(panels, i + kBlock);

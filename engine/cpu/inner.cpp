@@ -139,7 +139,6 @@ void inner(const Inner& inner, const MemoryUse& memory, std::int64_t begin, std:
   const std::int64_t count = with_e ? 2 * inner.vectors.size + 1 : inner.vectors.size;
   const auto sum = shifts ? (with_e ? sum_block<true, true> : sum_block<true, false>)
                           : (with_e ? sum_block<false, true> : sum_block<false, false>);
-  for (std::int64_t k = 0; k < count; ++k) sums[k] = 0.0;
   for (std::int64_t block = begin; block < end; block += kBlock) {
     for (std::int64_t i = 0; i < count * kLanes; ++i) work.squares(0)[i] = 0.0;
     const std::int64_t block_end = end - block < kBlock ? end : block + kBlock;

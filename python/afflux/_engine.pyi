@@ -120,6 +120,21 @@ def apply(
     checksums: list[tuple[bytes, bytes, list[bytes], list[bytes], list[bytes]]] | None = None,
 ) -> None: ...
 
+class Parts:
+    """A vector in parts, one for each array of a model; see `afflux.ops`."""
+
+    arrays: tuple[object, ...]
+    borders: list[int]
+    conversion: object | None
+    dtype: str | None
+    def __init__(
+        self,
+        arrays: list[Any] | tuple[Any, ...],
+        borders: Int64,
+        conversion: object | None = None,  # afflux.ops.Conversion
+        dtype: str | None = None,
+    ) -> None: ...
+
 class PreparedPass:
     """A checked round on the CPU. It refers to its arrays until `release`."""
 

@@ -133,7 +133,7 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     out, row, cache = np.empty_like(params), np.empty_like(params), np.full(params.size, 0.125)
     combine = ops.Combine([first, second], np.array([0.5, 0.5]))
     ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.7)))
-    assert embedded["fedbuff"] == checksum(out)
+    assert embedded["fedbuff"] == embedded["fedbuff_of_parts"] == checksum(out)
     stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
     ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
     assert embedded["ca2fl"] == checksum(out)

@@ -88,6 +88,13 @@ def test_ingest_of_parts():
 
 
 @needs_device
+def test_parts_on_a_gpu_are_refused():
+    parts = ops.Parts([put(np.ones(2, np.float32))], np.array([0, 2]))
+    with pytest.raises(UnavailableError, match=r"\[gram\] vectors\[0\] is in parts on cuda:\d+: on a GPU, ingest"):
+        ops.gram([parts])
+
+
+@needs_device
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("base", ["float32", "float64"])
 @pytest.mark.parametrize("to", ["float32", "float64", "bfloat16"])

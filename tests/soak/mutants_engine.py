@@ -71,6 +71,36 @@ ENGINE = {
         "",
         "test_limits.py",
     ),
+    "parts: what crosses a border is not written back": (
+        "    if (view.writes) view.vector->scatter(chunk, view.scratch);\n",
+        "",
+        "test_cut_vectors.py",
+    ),
+    "parts: past the caches wherever the whole vector would begin on a line": (
+        "reinterpret_cast<std::uintptr_t>(values + begin) %",
+        "reinterpret_cast<std::uintptr_t>(values) %",
+        "test_cut_vectors.py",
+    ),
+    "parts: every part has the base of the first": (
+        "bases->list.data[part - parts_.data()]",
+        "bases->list.data[0]",
+        "test_cut_vectors.py",
+    ),
+    "parts: encoded rows in chunks that are no blocks": (
+        "  Cut cut(parts, encoded);",
+        "  Cut cut(parts, encoded && false);",
+        "test_cut_vectors.py",
+    ),
+    "parts: neither borders nor sizes are compared": (
+        'fail(op, name.str() + " is cut at other borders than " + overlaps.first_in_parts());',
+        ";",
+        "test_cut_vectors.py",
+    ),
+    "gram: a superblock begins with the sums of the one before": (
+        "    std::fill(out.begin(), out.end(), 0.0);\n",
+        "",
+        "test_ops.py",
+    ),
     "combine: fused multiply-add": (
         "return acc + weight * value;",
         "T sum = acc;\n"

@@ -32,11 +32,12 @@ SANITIZERS = {
 #: Test files, by their names without test_. ThreadSanitizer goes without JAX, whose own threads it cannot follow.
 SHORT = {
     "thread": "concurrency stress",
-    "address": "arrays buffers errors policy server stress",
+    "address": "arrays buffers cut_vectors errors policy server stress",
 }
 FULL = {
-    "thread": "buffers concurrency log models ops policy rules server stress types",
-    "address": "arrays buffers concurrency errors fork layout log matrix models ops policy rules server stress types",
+    "thread": "buffers concurrency cut_vectors log models ops policy rules server stress types",
+    "address": "arrays buffers concurrency cut_vectors errors fork layout log matrix models ops policy rules server "
+    "stress types",
 }
 
 

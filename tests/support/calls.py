@@ -25,10 +25,21 @@ def tree(rng):
     return {"w": vector(rng, size=4).reshape(2, 2), "b": vector(rng, size=2), "running_mean": vector(rng, size=3)}
 
 
+def in_parts(rng, flat):
+    """The vector in parts."""
+    borders = np.array([0, 1, 1, len(flat)])
+    conversion = ops.Conversion("gradient", "update", None, 2.0) if rng.random() < 0.1 else None
+    return ops.Parts([flat[:1], flat[1:1], flat[1:]], borders, conversion)
+
+
+def vectors(rng, count):
+    return [in_parts(rng, vector(rng)) if rng.random() < 0.3 else vector(rng) for _ in range(count)]
+
+
 def some_pass(rng):
     """A round of one of the engine's shapes."""
     count = rng.randrange(4)
-    updates = [vector(rng) for _ in range(count)]
+    updates = vectors(rng, count)
     combine = ops.Combine(updates, vector(rng, "float64", count), rng.choice([0.0, 1.0]))
     calibrate, step, states, held = None, ops.Sgd(0.5), (), None
     if rng.random() < 0.4:
@@ -44,7 +55,10 @@ def some_pass(rng):
         step, states = ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-8), [np.ones(D, np.float32) for _ in range(many)]
     if rng.random() < 0.3:
         held = ops.RuleVectors([vector(rng)], np.ones(1), np.ones((1, 1 + count)))
-    return ops.Pass(vector(rng), np.zeros(D, np.float32), combine, calibrate, step, states, held)
+    params, out = vector(rng), np.zeros(D, np.float32)
+    if rng.random() < 0.3:
+        params, out = (ops.Parts([v[:1], v[1:1], v[1:]], np.array([0, 1, 1, D])) for v in (params, out))
+    return ops.Pass(params, out, combine, calibrate, step, states, held)
 
 
 def _row(rng, codec):
@@ -151,17 +165,22 @@ STATELESS = {
         num_threads=ONE,
         conversion=_conversion,
     ),
-    "ops.gram": _function(
-        ops.gram, vectors=lambda rng: [vector(rng) for _ in range(rng.randrange(4))], num_threads=ONE
-    ),
+    "ops.gram": _function(ops.gram, vectors=lambda rng: vectors(rng, rng.randrange(4)), num_threads=ONE),
     "ops.inner": _function(
         ops.inner,
-        vectors=lambda rng: [vector(rng) for _ in range(2)],
+        vectors=lambda rng: vectors(rng, 2),
         weights=_just(np.array([0.5, -1.0])),
         memory=vector,
         shift=_just(0.5),
         memory_weight=_just(1.0),
         num_threads=ONE,
+    ),
+    "ops.Parts": _function(
+        ops.Parts,
+        arrays=lambda rng: [vector(rng), vector(rng, size=1)],
+        borders=_just(np.array([0, D, D + 1])),
+        conversion=_conversion,
+        dtype=_just("float32"),
     ),
     "ops.apply": _function(ops.apply, round=some_pass, num_threads=ONE, done=lambda rng: [], checksums=lambda rng: []),
     "ops.check": _function(ops.check, round=some_pass),

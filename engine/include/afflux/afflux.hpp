@@ -20,9 +20,10 @@
 // throws std::bad_alloc where memory is short, and std::runtime_error for an error of CUDA.
 //
 // Memory and threads. On the CPU, scratch memory does not grow with d, apart from the checksums: 4 bytes for each
-// superblock (65,536 elements) and 4 for each piece of a sweep, of every vector. On a GPU, the reductions (`ingest`,
-// `gram`, `inner`) allocate one partial result for each superblock. The first call that needs helper threads creates
-// their pool; a forked child creates its own. No function prints.
+// superblock (65,536 elements) and 4 for each piece of a sweep, of every vector; and from vectors in parts: 24 bytes
+// for each part, and 32 for each piece. On a GPU, the reductions (`ingest`, `gram`, `inner`) allocate one partial
+// result for each superblock. The first call that needs helper threads creates their pool; a forked child creates its
+// own. No function prints.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,7 @@
 
 #include "afflux/inner.hpp"
 #include "afflux/order.hpp"
+#include "afflux/parts.hpp"
 #include "afflux/pass.hpp"
 #include "afflux/policy.hpp"
 #include "afflux/view.hpp"
@@ -90,7 +92,7 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1,
                   std::int64_t until_read = 0);
 
 // Computes out[i * K + j] = <vectors[i], vectors[j]> in float64, for K vectors of d elements. `out` is symmetric, has
-// K * K elements, and is on the host. Each vector is float32, float64 or bfloat16.
+// K * K elements, and is on the host. Each vector is float32, float64 or bfloat16, flat or in parts (parts.hpp).
 //
 // Cost: on the CPU each vector is read from memory once if K <= 64; larger K are processed in panels of 64 vectors. Up
 // to three neighbours of one type are processed together, so put vectors of one type side by side. Scratch memory is at
@@ -113,12 +115,14 @@ struct Checksums {
   std::vector<std::vector<std::uint32_t>> rule_vectors;  // no items if `next` is empty
 };
 
-// Executes the pass in one sweep. Returns true if all results are valid: every new value of out, of the states and of
-// the rule vectors is finite and at most pass.most in absolute value, and every element of the updates that have a
-// weight is at most combine.most in absolute value, if that is given. Results are written even if they are invalid.
+// Executes the pass in one sweep; its vectors may be in parts (parts.hpp). Returns true if all results are valid: every
+// new value of out, of the states and of the rule vectors is finite and at most pass.most in absolute value, and every
+// element of the updates that have a weight is at most combine.most in absolute value, if that is given. Results are
+// written even if they are invalid.
 //
 // `dry`: checks the arguments, throws the exception that the real run would throw for them, writes nothing, and returns
-// true. `checksums`, if given, are computed in the same sweep; on a GPU they throw Unavailable.
+// true. `checksums`, if given, are computed in the same sweep; on a GPU they throw Unavailable, and for a written
+// vector in parts they throw Error.
 bool apply(const Pass& pass, int num_threads = 1, bool dry = false, Checksums* checksums = nullptr);
 
 // Returns every coding in all of its widths.

@@ -79,8 +79,9 @@ struct Calibrate {
 };
 
 // The arguments of `apply`. `params` and `out` are both float32 or both float64, of d elements; all arithmetic between
-// them is in float64. A result may be written in place of the vector that it replaces (`out` is `params` itself; see
-// also the other stages). Any other overlap of written memory throws Error.
+// them is in float64. The vectors of type View<void> or View<const void> may be in parts (parts.hpp), each of them. A
+// result may be written in place of the vector that it replaces (`out` is `params` itself; see also the other stages).
+// Any other overlap of written memory throws Error.
 struct Pass {
   View<const void> params{};
   View<void> out{};

@@ -57,15 +57,20 @@ struct View {
   Device device{};
 };
 
-// A view whose element type is given at run time. A typed view converts to it implicitly.
+struct Parts;
+
+// A view whose element type is given at run time. A typed view converts to it implicitly. With `parts` the vector lies
+// in several pieces of memory (parts.hpp), and `data` is null; only the calls that say so take such a vector.
 template <>
 struct View<void> {
   void* data = nullptr;
   std::int64_t size = 0;
   Device device{};
   Type type = Type::float32;
+  const Parts* parts = nullptr;
 
   View() = default;
+  View(const Parts& parts, std::int64_t size, Type type) : size(size), type(type), parts(&parts) {}
   View(void* data, std::int64_t size, Device device, Type type) : data(data), size(size), device(device), type(type) {}
   template <class T, Type kType = TypeOf<T>::value>
   View(View<T> view) : View(view.data, view.size, view.device, kType) {}
@@ -77,11 +82,13 @@ struct View<const void> {
   std::int64_t size = 0;
   Device device{};
   Type type = Type::float32;
+  const Parts* parts = nullptr;
 
   View() = default;
+  View(const Parts& parts, std::int64_t size, Type type) : size(size), type(type), parts(&parts) {}
   View(const void* data, std::int64_t size, Device device, Type type)
       : data(data), size(size), device(device), type(type) {}
-  View(View<void> view) : View(view.data, view.size, view.device, view.type) {}
+  View(View<void> view) : data(view.data), size(view.size), device(view.device), type(view.type), parts(view.parts) {}
   template <class T, Type kType = TypeOf<std::remove_const_t<T>>::value>
   View(View<T> view) : View(view.data, view.size, view.device, kType) {}
 };

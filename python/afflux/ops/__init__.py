@@ -4,11 +4,18 @@ Nothing is copied: the engine works on the caller's memory. Every vector is flat
 bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is used inside. Results are the same bit
 for bit on any number of threads and any instruction set.
 
+`gram`, `inner` and `apply` also take vectors in `Parts`: the arrays of a model, with the borders at which a flat vector
+would be cut. All vectors of a call that are in parts have the same borders; results have the bits of flat vectors.
+Params, states, rule vectors and all that is written have one dtype. Updates, and the vectors of `gram` and `inner`, may
+have parts of any dtypes and a `Conversion`: they are what `ingest` would write. Cached rows and their sum are flat. On
+a GPU, `ingest` the parts first.
+
 All vectors of a call are on one device, the CPU or a GPU (torch, CuPy), and the call runs on this device. On a GPU it
 uses the current stream of the library of the first vector. A call that returns a result waits for this stream. Weights,
 coefficients and the products of `gram` are on the CPU.
 """
 
+from afflux._engine import Parts
 from afflux.ops.backends import (
     Backend,
     backends,
@@ -66,6 +73,7 @@ __all__ = [
     "InnerProducts",
     "Kind",
     "Momentum",
+    "Parts",
     "Pass",
     "RowFacts",
     "RuleVectors",

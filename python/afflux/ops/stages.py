@@ -1,8 +1,8 @@
 """One server round as data: the stages combine, calibrate and step, and the `Pass` that `apply` executes.
 
-Every vector is flat and contiguous; float64 is used inside. The stages are msgspec structs, which C code constructs:
-several are made in every round, and a frozen dataclass takes several times as long. `msgspec.structs.replace` changes
-one.
+Every vector is flat and contiguous, or in `Parts`; float64 is used inside. The stages are msgspec structs, which C code
+constructs: several are made in every round, and a frozen dataclass takes several times as long.
+`msgspec.structs.replace` changes one.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from afflux.ops.codecs import Codec
 
-Array = object  # anything with the buffer protocol or __dlpack__; the engine checks it
+Array = object  # anything with the buffer protocol or __dlpack__, or Parts where they are allowed; the engine checks it
 
 Float64 = npt.NDArray[np.float64]
 

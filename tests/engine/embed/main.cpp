@@ -63,6 +63,27 @@ int main() {
   afflux::apply(pass, 2);
   std::printf("fedbuff %08x\n", checksum(next));
 
+  // The same round on vectors in parts, in place in the copy of params.
+  const std::vector<std::int64_t> borders{0, 1000, 1000, 30000, kSize};
+  const auto cut = [&borders](std::vector<float>& values) {
+    std::vector<afflux::PartView> parts;
+    for (std::size_t i = 0; i + 1 < borders.size(); ++i)
+      parts.push_back({values.data() + borders[i], borders[i + 1] - borders[i]});
+    return parts;
+  };
+  std::vector<float> own = params;
+  const std::vector<afflux::PartView> own_parts = cut(own), slot_parts = cut(slot), second_parts = cut(second);
+  const afflux::Parts cut_params{{borders.data(), 5}, {own_parts.data(), 4}},
+      cut_updates[] = {{{borders.data(), 5}, {slot_parts.data(), 4}}, {{borders.data(), 5}, {second_parts.data(), 4}}};
+  const afflux::View<const void> in_parts[] = {{cut_updates[0], kSize, afflux::Type::float32},
+                                               {cut_updates[1], kSize, afflux::Type::float32}};
+  afflux::Pass pass_of_parts = pass;
+  pass_of_parts.params = {cut_params, kSize, afflux::Type::float32};
+  pass_of_parts.out = {cut_params, kSize, afflux::Type::float32};
+  pass_of_parts.combine.updates = {in_parts, 2};
+  afflux::apply(pass_of_parts, 2);
+  std::printf("fedbuff_of_parts %08x\n", checksum(own));
+
   std::vector<double> sum(kSize, 0.125);
   std::vector<unsigned char> row(static_cast<std::size_t>(afflux::row_bytes(afflux::Codec{}, kSize)));
   const std::vector<afflux::View<const unsigned char>> rows(2);

@@ -77,8 +77,37 @@ class Memory {
     blocks_.push_back({data, bytes, {}});
     return data;
   }
+  // Cuts many of the vectors from now on, at the same borders.
+  void cut(std::int64_t size) {
+    if (!draw_.rare(3)) return;
+    for (std::int64_t at = 0; at < size && borders_.size() < 12; at += draw_.size()) borders_.push_back(at);
+    borders_.push_back(draw_.rare(24) ? draw_.size() : size);
+    if (draw_.rare(64)) borders_[draw_.below(static_cast<unsigned>(borders_.size()))] = draw_.integer();
+  }
+  // Parts in memory of their own, or of another vector in parts; sometimes of wrong sizes or types.
+  View<void> in_parts(std::int64_t size, Type type) {
+    Cut& cut = cuts_.emplace_back();
+    const bool mixed = draw_.rare(4);
+    for (std::size_t i = 0; i + 1 < borders_.size() && !draw_.rare(128); ++i) {
+      const bool sound = borders_[i] >= 0 && borders_[i] <= borders_[i + 1] && borders_[i + 1] <= 70001;
+      const std::int64_t count = draw_.rare(128) || !sound ? draw_.size() : borders_[i + 1] - borders_[i];
+      const Type own = mixed ? static_cast<Type>(draw_.below(4)) : type;
+      cut.list.push_back({fresh(count * bytes(own)), count, own});
+    }
+    if (draw_.rare(16)) cut.list = cuts_[draw_.below(static_cast<unsigned>(cuts_.size()))].list;
+    cut.parts = {{borders_.data(), static_cast<std::int64_t>(borders_.size())},
+                 {cut.list.data(), static_cast<std::int64_t>(cut.list.size())},
+                 nullptr};
+    if (draw_.rare(4)) {
+      cut.conversion = {static_cast<Kind>(draw_.below(3)), static_cast<Kind>(draw_.below(3)), {}, draw_.number()};
+      if (!draw_.rare(4)) cut.conversion.base = {fresh(size * 8), size, {}, draw_.rare(2) ? type : Type::float64};
+      cut.parts.conversion = &cut.conversion;
+    }
+    return {cut.parts, size, type};
+  }
   // A vector; sometimes null, of another size or type, or over one that is there already.
   View<void> vector(std::int64_t size, Type type) {
+    if (!borders_.empty() && draw_.rare(2)) return in_parts(size, type);
     if (draw_.rare(24)) type = static_cast<Type>(draw_.below(4));
     if (draw_.rare(24)) size = draw_.size();
     void* data = nullptr;
@@ -94,7 +123,8 @@ class Memory {
     return {data, size, device, type};
   }
   View<double> doubles(std::int64_t size) {
-    const View<void> view = vector(size, Type::float64);
+    View<void> view = vector(size, Type::float64);
+    if (view.parts != nullptr) view.data = fresh(size * 8);
     return {static_cast<double*>(view.type == Type::float64 ? view.data : fresh(view.size * 8)), view.size,
             view.device};
   }
@@ -123,8 +153,15 @@ class Memory {
     std::int64_t size;
     Bytes before;
   };
+  struct Cut {
+    std::vector<PartView> list;
+    Parts parts;
+    Conversion conversion;
+  };
   Draw& draw_;
   std::deque<Block> blocks_;
+  std::deque<Cut> cuts_;
+  std::vector<std::int64_t> borders_;
 };
 
 template <class T>
@@ -158,6 +195,7 @@ void call_ingest(Draw& draw, Memory& memory) {
 
 void call_gram(Draw& draw, Memory& memory) {
   const std::int64_t count = draw.rare(16) ? 60 + draw.below(12) : draw.below(6), size = draw.size() % 3000;
+  memory.cut(size);
   std::vector<View<const void>> vectors;
   for (std::int64_t i = 0; i < count; ++i) vectors.push_back(memory.vector(size, some_type(draw)));
   const View<double> out = memory.doubles(count * count);
@@ -167,6 +205,7 @@ void call_gram(Draw& draw, Memory& memory) {
 
 void call_inner(Draw& draw, Memory& memory) {
   const std::int64_t count = draw.rare(16) ? 60 + draw.below(12) : draw.below(6), size = draw.size();
+  memory.cut(size);
   std::vector<View<const void>> vectors;
   std::vector<double> weights;
   for (std::int64_t i = 0; i < count; ++i) vectors.push_back(memory.vector(size, some_type(draw)));
@@ -216,6 +255,7 @@ void call_apply(Draw& draw, Memory& memory) {
   const Type type = draw.rare(4) ? Type::float64 : Type::float32;
   const Type updates_type = draw.rare(3) ? Type::bfloat16 : type;
   const Codec codec = draw.rare(3) ? exact_codec(updates_type) : some_codec(draw);
+  memory.cut(size);
   std::vector<View<const void>> updates;
   std::vector<double> weights, held_weights, next;
   std::vector<View<const unsigned char>> rows;
@@ -255,6 +295,8 @@ void call_apply(Draw& draw, Memory& memory) {
   pass.out =
       draw.rare(3) && pass.params.data != nullptr
           ? View<void>{const_cast<void*>(pass.params.data), pass.params.size, pass.params.device, pass.params.type}
+      : draw.rare(3) && pass.params.parts != nullptr
+          ? View<void>{*pass.params.parts, pass.params.size, pass.params.type}
           : memory.vector(size, type);
   pass.combine = {list(updates), list(weights), draw.rare(2) ? draw.number() : 0.0};
   pass.step.kind = static_cast<StepKind>(draw.below(static_cast<unsigned>(std::size(kStepKinds))));

@@ -1,0 +1,135 @@
+#include "parts.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "arrays.hpp"
+#include "foreign.hpp"
+
+namespace py = pybind11;
+
+namespace afflux::python {
+namespace {
+
+PyTypeObject* parts_type = nullptr;  // set once, by bind_parts
+
+py::tuple tuple_of_arrays(const py::object& arrays) {
+  if (!PyList_Check(arrays.ptr()) && !PyTuple_Check(arrays.ptr()))
+    throw Error("[Parts] arrays is a " + std::string(Py_TYPE(arrays.ptr())->tp_name) +
+                ", expected a list or tuple of arrays");
+  return read_foreign([] { return std::string("[Parts] arrays"); }, [&] { return py::tuple(arrays); });
+}
+
+std::vector<std::int64_t> vector_of_borders(const py::object& borders) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(borders.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    throw Error("[Parts] borders is a " + std::string(Py_TYPE(borders.ptr())->tp_name) +
+                ", expected a contiguous vector of int64");
+  }
+  const std::string format = buffer.format == nullptr ? "" : buffer.format;
+  const bool fits = buffer.ndim == 1 && buffer.itemsize == 8 && (format == "l" || format == "q");
+  const auto* const data = static_cast<const std::int64_t*>(buffer.buf);
+  std::vector<std::int64_t> copy(data, data + (fits ? buffer.shape[0] : 0));
+  PyBuffer_Release(&buffer);
+  if (!fits) throw Error("[Parts] borders is no vector of int64");
+  return copy;
+}
+
+std::optional<Type> type_of_dtype(const py::object& dtype) {
+  if (dtype.is_none()) return {};
+  const auto title = [] { return std::string("[Parts] dtype"); };
+  const auto text = read_foreign(title, [&] { return std::string(py::str(dtype)); });
+  for (const Type type : {Type::float32, Type::float64, Type::bfloat16})
+    if (text == afflux::name(type)) return type;
+  throw Error("[Parts] dtype is none of float32, float64 and bfloat16");
+}
+
+Kind kind_named(const char* op, const std::string& name) {
+  static const std::pair<const char*, Kind> kKinds[] = {
+      {"update", Kind::update}, {"gradient", Kind::gradient}, {"model", Kind::model}};
+  for (const auto& [known, kind] : kKinds)
+    if (name == known) return kind;
+  throw Error("[" + std::string(op) + "] conversion names '" + name + "', expected update, gradient or model");
+}
+
+}  // namespace
+
+PartsObject::PartsObject(const py::object& arrays, const py::object& borders, const py::object& conversion,
+                         const py::object& dtype)
+    : arrays(tuple_of_arrays(arrays)),
+      borders(vector_of_borders(borders)),
+      conversion(conversion),
+      dtype(type_of_dtype(dtype)) {}
+
+const PartsObject* PartsObject::in(py::handle object) {
+  return Py_TYPE(object.ptr()) == parts_type ? object.cast<const PartsObject*>() : nullptr;
+}
+
+Converted::Converted(const char* op, const py::object& conversion) {
+  if (conversion.is_none()) return;
+  using Facts = std::tuple<std::string, std::string, py::object, double>;
+  py::detail::make_caster<Facts> caster;
+  const auto title = [op] { return "[" + std::string(op) + "] conversion"; };
+  if (!read_foreign(title, [&] { return caster.load(conversion, true); }))
+    throw Error(title() + " is no afflux.ops.Conversion");
+  const auto [from, to, base, scale] = py::detail::cast_op<Facts>(std::move(caster));
+  conversion_ = Conversion{kind_named(op, from), kind_named(op, to), {}, scale};
+  if (base.is_none()) return;
+  base_ = std::make_unique<Vector>(Argument{op, "base"}, base, Access::read);
+  conversion_->base = base_->view();
+}
+Converted::~Converted() = default;
+
+PartArrays::PartArrays(Argument argument, py::handle object, Access access)
+    : object_(py::reinterpret_borrow<py::object>(object)),
+      conversion_(argument.op, PartsObject::in(object)->conversion) {
+  const PartsObject& parts = *PartsObject::in(object);
+  list_.reserve(parts.arrays.size());
+  std::ptrdiff_t i = 0;
+  for (const py::handle array : parts.arrays) {
+    argument.part = i++;
+    const View<void> part = arrays_.emplace_back(argument, array, access, Shape::any).view();
+    if (i == 1) view_ = {nullptr, 0, part.device, part.type};
+    if (part.device != view_.device)
+      throw Error(arrays_.back().title() + " is on another device than " + arrays_.front().title());
+    if (!parts.dtype && part.type != view_.type)
+      throw Error(arrays_.back().title() + " is " + name(part.type) + ", " + arrays_.front().title() + " is " +
+                  name(view_.type) + ": give the dtype as which the parts are read");
+    list_.push_back({part.data, part.size, part.type});
+  }
+  if (parts.dtype) view_.type = *parts.dtype;
+  parts_ = {{parts.borders.data(), static_cast<std::int64_t>(parts.borders.size())},
+            {list_.data(), static_cast<std::int64_t>(list_.size())},
+            conversion_.get()};
+  view_.parts = &parts_;
+  if (!parts.borders.empty()) view_.size = parts.borders.back();
+}
+
+void bind_parts(py::module_& module) {
+  const auto parts =
+      py::class_<PartsObject>(module, "Parts", py::module_local(),
+                              "A vector in parts, one for each array of a model.\n\n"
+                              "Args:\n"
+                              "    arrays: the parts, a list or tuple of C-contiguous arrays of any shapes.\n"
+                              "    borders: (P + 1,) int64: the index at which each of the P parts begins, and the "
+                              "size.\n"
+                              "    conversion: of updates, and of the vectors of gram and inner: converts the parts as "
+                              "they are read.\n"
+                              "    dtype: the type as which the parts are read; None: the one that all parts have.")
+          .def(py::init<const py::object&, const py::object&, const py::object&, const py::object&>(),
+               py::arg("arrays"), py::arg("borders"), py::arg("conversion") = py::none(), py::arg("dtype") = py::none())
+          .def_property_readonly("arrays", [](const PartsObject& self) { return self.arrays; })
+          .def_property_readonly("borders", [](const PartsObject& self) { return self.borders; })
+          .def_property_readonly("conversion", [](const PartsObject& self) { return self.conversion; })
+          .def_property_readonly("dtype", [](const PartsObject& self) {
+            return self.dtype ? py::object(py::str(name(*self.dtype))) : py::object(py::none());
+          });
+  parts_type = reinterpret_cast<PyTypeObject*>(parts.ptr());
+}
+
+}  // namespace afflux::python
