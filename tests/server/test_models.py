@@ -10,7 +10,6 @@ from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.server.pushing import CallError
 from conftest import FakeCuda, awkward, bits, ready
-from inside import aggregator_of
 
 torch = pytest.importorskip("torch")
 
@@ -279,9 +278,7 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
     assert servers[0].version >= 6
     assert bits(servers[0].params) == bits(servers[1].params)
     for server in servers:
-        fresh = Server(
-            RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=aggregator_of(server).plane.slots.dtype
-        )
+        fresh = Server(RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=server.options.slots_as)
         fresh.load_state_dict(server.state_dict())
         assert bits(fresh.params) == bits(server.params)
 

@@ -9,7 +9,7 @@ import afflux.aggregation
 import afflux.server
 
 #: The modules of aggregation that hold vectors.
-PLANES = ("local_plane", "cache")
+PLANES = ("local_plane", "sharded_plane", "sharded_rows", "cache")
 
 
 def control():

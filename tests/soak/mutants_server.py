@@ -351,4 +351,29 @@ SERVER = {
         "pass",
         "test_conversions.py",
     ),
+    "shards: random bits begin anew in each shard": (
+        "return (key + begin // run * _KEY_STEP) % 2**64",
+        "return key",
+        "test_sharded_plane.py",
+    ),
+    "shards: parts are added one after the other": (
+        "        left = left_part(count)\n            return join(value(first, left),",
+        "        left = count - self._nodes[-1][1]\n            return join(value(first, left),",
+        "test_sharded_plane.py",
+    ),
+    "shards: a part is swept twice after an interrupt": (
+        "                if not swept:\n                    plane.make(part, swept)",
+        "                plane.make(part, swept)",
+        "test_sharded_plane.py",
+    ),
+    "shards: the index of an error is that of the part": (
+        "each.first_nonfinite + begin",
+        "each.first_nonfinite",
+        "test_sharded_plane.py",
+    ),
+    "shards: a loaded row has the key of the whole": (
+        "[:] = key_at(self.codec, key, begin)",
+        "[:] = key",
+        "test_sharded_plane.py",
+    ),
 }

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
-from afflux.aggregation.cache.rows import MemoryRows, RowCache, with_rows
+from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import NamedVectors
@@ -312,7 +312,7 @@ class _Loader:
 
     def _rows(self) -> RowCache | None:
         rows = self._state.rows
-        if rows is None or not isinstance(rows.memory, MemoryRows):  # rows on disk are not in the state
+        if rows is None or not rows.memory.in_state:
             return rows
         clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):

@@ -82,6 +82,14 @@ class InputAdapter:
         likes = {name: Like.of(name, array) for name, array in leaves.items()}
         return replace(intake, plane=plane_like("[Server] params", parts, intake.names), likes=likes), parts
 
+    def moved_to(self, plane: DataPlane) -> "InputAdapter":
+        """Return the adapter of a server whose vectors are in another plane."""
+        if not isinstance(plane, DataPlane):
+            raise AffluxError(f"[Server] plane is {brief(plane)}, must be a DataPlane")
+        if self.plane.gpu is not None:
+            raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
+        return replace(self, plane=plane)
+
     def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
         try:

@@ -126,11 +126,11 @@ def start_of(store: Store) -> tuple[ops.Array, ServerOptions]:
 
 def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
     """Make a store for a new server, and move the server's state there."""
-    facts, constants = facts_of(aggregator, adapter.layout, options), adapter.constants.to_bytes()
+    plane, facts = local(aggregator), facts_of(aggregator, adapter.layout, options)
+    constants = adapter.constants.to_bytes()
     durability = options.durability or "process"
     with removed_if_it_fails(path):
         create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every, constants)
-        plane = local(aggregator)
         store = Store(path, plane.num_threads, device=plane.device, new=True)
         try:
             _move_to(store, aggregator)

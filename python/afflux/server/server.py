@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, Self, Unpack
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
+from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
@@ -49,6 +50,8 @@ class Server:
             on_step itself causes a step, the call for that step follows after on_step returns. An exception that
             on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
             unfinished is reported with the next step, or by `poll`.
+        plane: where the server's vectors are, if not in one piece on the device of params: a new
+            `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
@@ -84,6 +87,7 @@ class Server:
         num_threads: int | None = None,
         push_threads: int = 1,
         on_step: OnStep | None = None,
+        plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> None:
         a_rule("Server", "rule", rule)
@@ -94,6 +98,8 @@ class Server:
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, chosen.limits.max_abs)
+        if plane is not None:
+            self._adapter = self._adapter.moved_to(plane)
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.options = chosen  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from afflux._engine import RowCheck, address
-from afflux.aggregation.cache.rows import RowCache, RowMemory, RowRead
+from afflux.aggregation.cache.rows import LocalRows, RowCache, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
 from afflux.arrays.devices import HOST, Device
@@ -18,8 +18,10 @@ from afflux.store.segments import Place, Row, Segments
 from afflux.store.vectors import SweepChecksums, VectorSlots, row_blocks, row_crc
 
 
-class DiskRows(RowMemory):
+class DiskRows(LocalRows):
     """Rows in slots of a Zarr array, and the checksums of those that sweeps have written since the last commit."""
+
+    in_state = False
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class DiskRows(RowMemory):
         return row_crc(self.row(place.slot), self.codec) == place.crc
 
     def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
-        """Prepare as `RowMemory` does, and allocate segments for new slots."""
+        """Prepare as `LocalRows` does, and allocate segments for new slots."""
         self.segments.reserve(plan.high)
         prepared = super().prepare(plan)
         self.segments.check(slot for slot in plan.reads if slot is not None)

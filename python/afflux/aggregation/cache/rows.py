@@ -33,6 +33,7 @@ class RowMemory(ABC):
 
     sum: Row  #: the sum of all rows, (d,), that the next round updates
     row: Callable[[int], Row]  #: returns the row in a slot, encoded
+    in_state: bool = True  #: whether the state of a server contains the rows
 
     def __init__(self, size: int, codec: Codec, device: Device = HOST, staging: RowStaging | None = None) -> None:
         self.size = size  #: d
@@ -40,6 +41,18 @@ class RowMemory(ABC):
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
         self.reads_ahead = staging is not None  #: whether `RowCache.prefetch` may read a row
+
+    @abstractmethod
+    def publish(self, new: Any) -> None:
+        """Make these rows, and the sum that the sweep has written, the current ones. May be repeated."""
+
+    def loaded(self, rows: Iterable[Row], total: Row) -> "RowMemory":
+        """Return other memory, with copies of these rows, in the first slots, and of their sum."""
+        raise NotImplementedError
+
+
+class LocalRows(RowMemory):
+    """The memory of rows in this process: a round reads and writes it."""
 
     @abstractmethod
     def _empty(self, slot: int) -> Row:
@@ -71,12 +84,8 @@ class RowMemory(ABC):
         how_rows = self.codec, plan.facts, how.quantize_direction
         return stage(self.sum, plan.divisor, rows, replaced, *how_rows, new.sum_out), new
 
-    @abstractmethod
-    def publish(self, new: NewRows) -> None:
-        """Make these rows, and the sum that the sweep has written, the current ones. May be repeated."""
 
-
-class MemoryRows(RowMemory):
+class MemoryRows(LocalRows):
     """Rows in memory of the device, or in the host's pinned memory. A round allocates the rows that are new."""
 
     def __init__(self, size: int, codec: Codec, device: Device = HOST, *, pinned: bool = False) -> None:
@@ -93,11 +102,15 @@ class MemoryRows(RowMemory):
         empty = self.device.empty if self.staging is None else self.staging.device.pinned
         return empty(self.codec.row_size(self.size), self.codec.row_dtype)
 
-    def append(self, values: npt.NDArray[np.generic]) -> None:
-        """Add a copy of a row, in the next slot."""
-        row = self._empty(len(self._rows))
-        (self.device if self.staging is None else HOST).fill(row, values)
-        self._rows.append(row)
+    def loaded(self, rows: Iterable[Row], total: Row) -> "MemoryRows":
+        """Return other memory, with copies of these rows, in the first slots, and of their sum."""
+        other = MemoryRows(self.size, self.codec, self.device, pinned=self.staging is not None)
+        self.device.fill(other.sum, total)
+        for values in rows:
+            row = other._empty(len(other._rows))
+            (self.device if self.staging is None else HOST).fill(row, values)
+            other._rows.append(row)
+        return other
 
     def publish(self, new: NewRows) -> None:
         """Make these rows the current ones; the sweep has written the sum in place. May be repeated."""
@@ -113,7 +126,7 @@ class RowCache(RowTable):
 
     def __init__(self, memory: RowMemory, num_clients: int, seed: int, counts: SlotCounts = NO_SLOTS) -> None:
         super().__init__(memory.codec, num_clients, seed, counts)
-        self.memory: RowMemory = memory
+        self.memory = memory
         self.reads_ahead = memory.reads_ahead  #: whether `prefetch` may read a row
 
     def values(self) -> Iterable[Row]:
@@ -133,7 +146,8 @@ class RowCache(RowTable):
     @property
     def nbytes(self) -> int:
         """Bytes in use: a row for each client that has pushed, and 8 d for the sum."""
-        return 8 * self.memory.size + len(self) * self.codec.row_bytes(self.memory.size)
+        size: int = self.memory.size
+        return 8 * size + len(self) * self.codec.row_bytes(size)
 
     def row(self, client_id: ClientId) -> Row | None:
         """Return the client's row decoded, (d,) float32 or float64; None if the client has never pushed.
@@ -172,10 +186,7 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
         AffluxError: a row is damaged.
     """
     old, codec = cache.memory, cache.codec
-    memory = MemoryRows(old.size, codec, old.device, pinned=old.staging is not None)
-    old.device.fill(memory.sum, total)
-    other = RowCache(memory, cache.num_clients, cache.seed, SlotCounts(len(client_ids), len(client_ids)))
-    for slot, (client_id, row) in enumerate(zip(client_ids, rows, strict=True)):
+    for client_id, row in zip(client_ids, rows, strict=True):
         what = f"[load_state_dict] the row of client {brief(client_id)}"
         try:
             sound = codec.exact or np.isfinite(decoded(row, old.size, codec)).all()
@@ -183,8 +194,9 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
             raise AffluxError(f"{what} cannot be decoded: {error}") from None
         if not sound:
             raise AffluxError(f"{what} has a non-finite value")
-        memory.append(row)
-        other.slots[client_id] = slot
+    counts = SlotCounts(len(client_ids), len(client_ids))
+    other = RowCache(old.loaded(rows, total), cache.num_clients, cache.seed, counts)
+    other.slots.update(zip(client_ids, range(len(client_ids)), strict=True))
     return other
 
 

@@ -1,0 +1,333 @@
+"""The vectors of a server in several shards, cut at any superblock, with the bits of one.
+
+A shard is a range of elements. The sums over all elements are added in a binary tree over the superblocks of the whole
+vector (engine/include/afflux/order.hpp), and a shard's range is in general no subtree. Therefore each shard has a
+`LocalPlane` for each maximal subtree in its range, O(log d) of them, and each returns one partial result.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+from weakref import ref
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from afflux import ops
+from afflux._engine import SUPERBLOCK, Buffer, Pool
+from afflux.aggregation.local_plane import LocalPlane, LocalRound
+from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
+from afflux.aggregation.sharded_rows import ShardedRows, plan_at
+from afflux.arrays.devices import as_list
+from afflux.arrays.interop import is_torch
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.rules.rule import Float64
+
+_Value = TypeVar("_Value")
+
+
+class Shards:
+    """A vector: that of each part."""
+
+    __slots__ = ("__weakref__", "parts", "shown")
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self.shown: Callable[[], Any] = lambda: None  #: returns the array that callers have, if they still do
+
+
+class ShardedRound(Struct, frozen=True, eq=False):
+    """A prepared round of a `ShardedPlane`."""
+
+    plan: RoundPlan
+    parts: list[LocalRound]
+    swept: list[list[bool]] = field(default_factory=list)  #: of each part: not empty once its sweep has been made
+
+
+class ShardedPlane(DataPlane):
+    """The vectors of a server on the CPU, in shards.
+
+    Args:
+        shards: the number of shards, which are about equally long. Shards of a vector with fewer superblocks are empty.
+        cuts: the superblocks with which the second shard and the later ones begin, in place of `shards`.
+
+    >>> from afflux import Server, rules
+    >>> server = Server(rules.fedbuff(buffer_size=1), np.zeros(200_000, np.float32), plane=ShardedPlane(3))
+    >>> receipt = server.push(client=1, version=0, update=np.ones(200_000, np.float32))
+    >>> server.params.sum()
+    200000.0
+    """
+
+    copies = "the server's vectors are in shards"
+
+    def __init__(self, shards: int = 2, *, cuts: Sequence[int] | None = None) -> None:
+        self._shards = shards
+        self._cuts = cuts
+
+    def allocate(self, options: PlaneOptions) -> None:
+        if hasattr(self, "size"):
+            raise AffluxError("[Server] plane is that of another server")
+        if options.check_versions:
+            raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
+        total = -(-options.size // SUPERBLOCK)
+        cuts = self._cuts or [total * i // self._shards for i in range(1, self._shards)]
+        edges = [0, *(min(max(cut, 0), total) for cut in sorted(cuts)), total]
+        nodes = [node for begin, end in pairwise(edges) for node in subtrees(begin, end, total)] or [(0, 0)]
+        self.size, self.inplace = options.size, options.inplace
+        self._total, self._nodes, self._begins = total, nodes, [first * SUPERBLOCK for first, _ in nodes]
+        self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
+        self._planes = [LocalPlane() for _ in nodes]
+        self._whole = Pool(self.size, options.dtype, 0)
+        self._slot_dtype = options.slot_dtype
+        for plane, span in zip(self._planes, self._spans, strict=True):
+            plane.allocate(replace(options, size=span.stop - span.start))
+
+    def _each(self, function: Callable[..., _Value], *vectors: Shards) -> list[_Value]:
+        """Call a function with each plane and its part of these vectors."""
+        return [function(*parts) for parts in zip(self._planes, *(each.parts for each in vectors), strict=True)]
+
+    def _scattered(self, values: Any) -> list[Any]:
+        """Return the part of a flat array for each plane."""
+        return [values[span] for span in self._spans]
+
+    def _root(self, values: Sequence[_Value], join: Callable[[_Value, _Value], _Value]) -> _Value:
+        """Return the value at the root of the tree, from those of the parts."""
+        known = dict(zip(self._nodes, values, strict=True))
+
+        def value(first: int, count: int) -> _Value:
+            if (first, count) in known:
+                return known[first, count]
+            left = left_part(count)
+            return join(value(first, left), value(first + left, count - left))
+
+        return value(0, self._total)
+
+    def reserve(self, *, counted: bool = True) -> Slot | None:
+        slots = self._each(lambda plane: plane.reserve(counted=counted))
+        return None if None in slots else Shards(slots)
+
+    def grow(self, limit: int) -> None:
+        self._each(lambda plane: plane.grow(limit))
+
+    @property
+    def slots_taken(self) -> int:
+        return self._planes[0].slots_taken
+
+    @property
+    def spare(self) -> bool:
+        return self._planes[0].spare
+
+    def ingest(
+        self,
+        parts: Parts,
+        vector: Shards,
+        num_threads: int,
+        conversion: ops.Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: Any = None,
+    ) -> ops.Ingested:
+        conversions: list[ops.Conversion | None] = [None] * len(self._planes)
+        if conversion is not None:
+            base = conversion.base
+            bases = base.parts if isinstance(base, Shards) else [None] * len(self._planes)
+            if base is not None and not isinstance(base, Shards):
+                bases = self._scattered(base)
+            conversions = [conversion._replace(base=each) for each in bases]
+        try:
+            arrays = [_flat(array) for array in as_list(parts)]
+            facts = [
+                plane.ingest(_cut(arrays, span), own, num_threads, each)
+                for plane, span, own, each in zip(self._planes, self._spans, vector.parts, conversions, strict=True)
+            ]
+        except Exception:  # arrays that only the engine can read, or an error that names the caller's own
+            if conversion is not None:
+                conversion = conversion._replace(base=self.shown(conversion.base))
+            whole = Buffer(Pool(self.size, self._slot_dtype, 0))
+            whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
+            self.fill(vector, np.asarray(whole))
+            return whole_facts
+        return self._root(
+            [
+                each._replace(first_nonfinite=None if each.first_nonfinite is None else each.first_nonfinite + begin)
+                for each, begin in zip(facts, self._begins, strict=True)
+            ],
+            _both,
+        )
+
+    def lend(self, vector: ops.Array) -> Slot:
+        raise AffluxError("cannot be read in place: " + self.copies)
+
+    def first_beyond(self, vector: Shards, most: float) -> int | None:
+        indices = self._each(lambda plane, part: plane.first_beyond(part, most), vector)
+        both = zip(indices, self._begins, strict=True)
+        return next((index + begin for index, begin in both if index is not None), None)
+
+    def total(self, values: Float64 | None = None) -> Shards:
+        if values is None:
+            return Shards(self._each(lambda plane: plane.total()))
+        return Shards(self._each(lambda plane, part: plane.total(part), Shards(self._scattered(values))))
+
+    def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
+        if not done:
+            done.extend([[] for _ in self._planes])  # a list for each part
+        for k, (plane, own) in enumerate(zip(self._planes, done, strict=True)):
+            if not own:
+                plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=own)
+
+    def gram(self, vectors: Sequence[Shards]) -> Float64:
+        return self._root(self._each(lambda plane, *parts: plane.gram(parts), *vectors), np.add)
+
+    def inner(
+        self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
+    ) -> ops.InnerProducts:
+        held = Shards([None] * len(self._planes)) if memory is None else memory
+        parts = self._each(lambda plane, own, *each: plane.inner(each, weights, own, shift, own_weight), held, *slots)
+        squares, products, square = zip(*parts, strict=True)
+        return ops.InnerProducts(
+            self._root(squares, np.add),
+            None if products[0] is None else self._root(products, np.add),
+            self._root(square, lambda left, right: left + right),
+        )
+
+    def prepare(
+        self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
+    ) -> ShardedRound:
+        parts = []
+        for k, (plane, begin) in enumerate(zip(self._planes, self._begins, strict=True)):
+            own = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
+            if plan.rows is not None and rows is not None:
+                own = replace(own, rows=plan_at(plan.rows, rows.codec, begin))
+            vectors = {name: vector.parts[k] for name, vector in rule_vectors.items()}
+            parts.append(plane.prepare(own, params.parts[k], vectors, None if rows is None else rows.parts[k], op))
+        return ShardedRound(plan, parts, [[] for _ in parts])
+
+    def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
+        try:
+            for plane, part, swept in zip(self._planes, prepared.parts, prepared.swept, strict=True):
+                if not swept:
+                    plane.make(part, swept)
+        finally:  # an interrupt may come after the last sweep
+            if all(prepared.swept):
+                done.append(all(sound for (sound,) in prepared.swept))
+
+    def problems(self, prepared: ShardedRound) -> dict[int, str]:
+        return {}  # no vector is lent
+
+    def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
+        params, vectors, rows = zip(
+            *(plane.publish(part, version) for plane, part in zip(self._planes, prepared.parts, strict=True)),
+            strict=True,
+        )
+        return Shards(params), {name: Shards([each[name] for each in vectors]) for name in vectors[0]}, rows
+
+    def release(self, prepared: ShardedRound) -> None:
+        for plane, part in zip(self._planes, prepared.parts, strict=True):
+            plane.release(part)
+        prepared.plan.slots.clear()
+
+    def draft(self, op: str) -> Shards:
+        return Shards(self._each(lambda plane: plane.draft(op)))
+
+    def finish(self, draft: Shards, version: int) -> Shards:
+        return Shards(self._each(lambda plane, part: plane.finish(part, version), draft))
+
+    @property
+    def versions_held(self) -> int:
+        return self._planes[0].versions_held
+
+    @property
+    def full(self) -> bool:
+        return self._planes[0].full
+
+    def vector(self, values: "Float64 | float | None" = None) -> Shards:
+        if isinstance(values, np.ndarray):
+            return Shards(self._each(lambda plane, part: plane.vector(part), Shards(self._scattered(values))))
+        return Shards(self._each(lambda plane: plane.vector(values)))
+
+    def rows(self) -> ShardedRows:
+        return ShardedRows(self._each(LocalPlane.rows), self._begins)
+
+    def fill(self, vector: Shards, values: Any) -> None:
+        self._each(lambda plane, part, own: plane.fill(part, own), vector, Shards(self._scattered(values)))
+
+    def shown(self, vector: "Shards | ops.Array") -> ops.Array:
+        if not isinstance(vector, Shards):
+            return vector
+        array = vector.shown()
+        if array is None:
+            buffer = Buffer(self._whole)  # NumPy cannot make it writable again
+            np.concatenate(vector.parts, out=np.asarray(buffer))
+            buffer.freeze()
+            array = np.asarray(buffer)
+            if not self.inplace:
+                vector.shown = ref(array)
+        return array
+
+    def copy(self, vector: Shards, *, read_only: bool = False) -> ops.Array:
+        return self.shown(vector) if read_only else np.concatenate(vector.parts)
+
+    def read(self, vector: Shards, *, copy: bool = True) -> Any:
+        return np.concatenate(self._each(lambda plane, part: plane.read(part, copy=False), vector))
+
+    def is_version(self, params: ops.Array) -> bool:
+        return isinstance(params, np.ndarray)
+
+    def refuse_damage(self, op: str) -> None:
+        pass  # callers have copies
+
+    def refuse_damaged_newest(self, op: str, version: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+def left_part(count: int) -> int:
+    """Return the number of leaves in the left subtree of a tree with `count` leaves, at least 2."""
+    return 1 << (count - 1).bit_length() - 1
+
+
+def subtrees(begin: int, end: int, total: int) -> list[tuple[int, int]]:
+    """Return the maximal subtrees within [begin, end) of the tree over `total` superblocks: (first, number of leaves).
+
+    >>> subtrees(0, 8, 8), subtrees(1, 7, 8)
+    ([(0, 8)], [(1, 1), (2, 2), (4, 2), (6, 1)])
+    """
+
+    def within(first: int, count: int) -> list[tuple[int, int]]:
+        if first >= end or first + count <= begin:
+            return []
+        if begin <= first and first + count <= end:
+            return [(first, count)]
+        left = left_part(count)
+        return within(first, left) + within(first + left, count - left)
+
+    return within(0, total)
+
+
+def _both(left: ops.Ingested, right: ops.Ingested) -> ops.Ingested:
+    """Return the facts of two parts that follow one another."""
+    first = right.first_nonfinite if left.first_nonfinite is None else left.first_nonfinite
+    low, high = right.min if right.min < left.min else left.min, left.max if right.max < left.max else right.max
+    return ops.Ingested(first, left.sum_of_squares + right.sum_of_squares, low, high)
+
+
+def _flat(array: Any) -> Any:
+    """Return a caller's array with one dimension."""
+    array = array.detach() if is_torch(array) else array if isinstance(array, np.ndarray) else np.asarray(array)
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def _cut(arrays: Sequence[Any], span: slice) -> Any:
+    """Return the pieces of these flat arrays in a range of their elements."""
+    if len(arrays) == 1:
+        return arrays[0][span]
+    pieces, begin = [], 0
+    for array in arrays:
+        size = len(array)
+        start, stop = max(span.start - begin, 0), min(span.stop - begin, size)
+        if start < stop:
+            pieces.append(array[start:stop])
+        begin += size
+    return pieces

@@ -1,0 +1,78 @@
+"""Cached rows of a `ShardedPlane`: each part has the rows of its elements, and a caller sees whole ones."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from afflux._engine import SUPERBLOCK
+from afflux.aggregation.cache.rows import MemoryRows, RowMemory
+from afflux.aggregation.cache.staging import NewRows, Row
+from afflux.aggregation.cache.table import RowPlan
+from afflux.ops.codecs import Codec
+
+#: The elements between two words of random bits, and the difference of keys between two words (engine/formula/random).
+_RUN, _ROTATED_RUN = 128, 2048
+_KEY_STEP = 0x9E3779B97F4A7C15
+#: The bytes of d and of the key in the head of a row (docs/codecs.md).
+_SIZE, _KEY = slice(8, 16), slice(16, 24)
+
+
+def key_at(codec: Codec, key: int, begin: int) -> int:
+    """Return the key with which a slice that begins at element `begin` has the random bits of the whole row."""
+    run = _ROTATED_RUN if codec.name.startswith("rotated") else _RUN
+    return (key + begin // run * _KEY_STEP) % 2**64
+
+
+def plan_at(plan: RowPlan, codec: Codec, begin: int) -> RowPlan:
+    """Return the plan of the rows of a part that begins at element `begin`."""
+    return plan._replace(facts=[each._replace(key=key_at(codec, each.key, begin)) for each in plan.facts])
+
+
+class ShardedRows(RowMemory):
+    """The rows of all parts, by slot."""
+
+    def __init__(self, parts: Sequence[MemoryRows], begins: Sequence[int]) -> None:
+        """`begins` are the first elements of the parts."""
+        super().__init__(sum(part.size for part in parts), parts[0].codec)
+        self.parts = parts
+        self._begins = begins
+        self._head = self.codec.row_bytes(0)
+
+    @property
+    def sum(self) -> Row:
+        """The sum of all rows, (d,), a copy."""
+        return np.concatenate([part.sum for part in self.parts])
+
+    def row(self, slot: int) -> Row:
+        """Return a copy of the row in a slot, encoded."""
+        pieces = [np.asarray(part.row(slot)).view(np.uint8) for part in self.parts]
+        whole = np.concatenate([pieces[0][: self._head], *(piece[self._head :] for piece in pieces)])
+        if self._head:
+            whole[_SIZE].view("<i8")[:] = self.size
+        return whole.view(self.codec.row_dtype)
+
+    def publish(self, new: Sequence[NewRows]) -> None:
+        """Make these rows the current ones. May be repeated."""
+        for part, rows in zip(self.parts, new, strict=True):
+            part.publish(rows)
+
+    def loaded(self, rows: Iterable[Row], total: Row) -> "ShardedRows":
+        """Return other rows, with copies of these."""
+        whole = [np.asarray(row).view(np.uint8) for row in rows]
+        parts = [
+            part.loaded([self._piece(row, part, begin) for row in whole], total[begin : begin + part.size])
+            for part, begin in zip(self.parts, self._begins, strict=True)
+        ]
+        return ShardedRows(parts, self._begins)
+
+    def _piece(self, row: Any, part: MemoryRows, begin: int) -> Row:
+        """Return the row of a part, from the bytes of a whole one."""
+        bytes_to = self.codec.row_bytes
+        assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous
+        piece = np.concatenate([row[: self._head], row[bytes_to(begin) : bytes_to(begin + part.size)]])
+        if self._head:
+            piece[_SIZE].view("<i8")[:] = part.size
+            key = int(piece[_KEY].view("<u8")[0])
+            piece[_KEY].view("<u8")[:] = key_at(self.codec, key, begin)
+        return piece.view(self.codec.row_dtype)

@@ -1,0 +1,250 @@
+"""A server whose vectors are in shards has the bits of one whose vectors are in one piece."""
+
+from contextlib import suppress
+from itertools import count, product
+
+import numpy as np
+import pytest
+
+import pairwise
+from afflux import AffluxError, Server, UnavailableError, ops, rules
+from afflux.aggregation.local_plane import LocalPlane
+from afflux.aggregation.plane import DataPlane
+from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
+from conftest import bits
+from digest import vectors
+
+SUPERBLOCK = 65536
+#: Eleven superblocks and a tail: no shard of two, three or five is a subtree.
+D = 11 * SUPERBLOCK + 12345
+M = 3
+SMALL = {"buffer_size": M}
+BUFFERED = ("fedavg", "fedbuff", "fedadam", "fedyogi", "fedadagrad", "fedams", "fadas", "afa_cd", "twafl", "sasgd")
+CASES = {
+    **{name: (getattr(rules, name)(**SMALL), {}) for name in BUFFERED},
+    "fedasync": (rules.fedasync(), {}),
+    "gsgm": (rules.gsgm(**SMALL), {"num_clients": 9}),
+    "wkafl": (rules.wkafl(**SMALL), {}),
+    "wkafl, two stages": (rules.wkafl(**SMALL, clip=5.0, sim_min=0.0, stage_two_version=2, stage_two_clip=0.5), {}),
+    "wkafl, aggregate": (rules.wkafl(**SMALL, memory="aggregate", sim_min=-1.0), {}),
+    "zenopp": (rules.zenopp(server_lr=0.5), {}),
+    "afa_cs": (rules.afa_cs(**SMALL), {"num_clients": 50}),
+    **{
+        f"ca2fl, {codec}": (rules.ca2fl(**SMALL, codec=codec), {"num_clients": 50})
+        for codec in ("float32", "float16", "bfloat16")
+    },
+    **{
+        f"mf_ca2fl, {kind}-{size}": (rules.mf_ca2fl(**SMALL, bits=size, codec=kind), {"num_clients": 50})
+        for kind, size in product(("affine", "affine-vector", "rotated"), (8, 4, 2, 1))
+        if (kind, size) != ("rotated", 8)
+    },
+    "quantized direction": (rules.mf_ca2fl(**SMALL, bits=4, quantize_direction=True), {"num_clients": 50}),
+    "accumulate": (rules.fedbuff(**SMALL), {"accumulate": True}),
+    "accumulate, fadas": (rules.fadas(**SMALL), {"accumulate": True}),
+    "inplace": (rules.fadas(**SMALL), {"inplace": True}),
+    "bfloat16 slots": (rules.fedbuff(**SMALL), {"slot_dtype": "bfloat16"}),
+    "float64": (rules.fadas(**SMALL), {"dtype": "float64"}),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return vectors(3, 6, D)
+
+
+def served(rule, options, data, plane=None):
+    """What a server has after three rounds and a part of one: its arrivals are of two kinds, and from old versions."""
+    server = Server(rule, data[0], log=True, plane=plane, **options)
+    if rule.needs.handed_in:
+        server.set_rule_vector(rule.needs.handed_in[0], data[1] * np.float32(0.5))
+    reports, pulled = [], server.pull()
+    for i in range(3 * rule.buffer_size + 2):
+        client = i % 4 if options.get("num_clients") != 9 else i % 9
+        vector = data[i % 6] * np.float32(2.0**-12)
+        facts = {"num_examples": 1 + i % 3, "loss": 1.0 / (i + 1)}
+        if i % 3 == 1:
+            base = pulled if i % 2 or options.get("inplace") else server.pull()
+            model = base.params + vector
+            rest = {"client_lr": 0.1, "local_steps": 2} if rule.kind == "gradient" else {}
+            receipt = server.push(client=client, version=base, model=model, **rest, **facts)
+        else:
+            receipt = server.push(client=client, version=max(0, server.version - i % 2), **{rule.kind: vector}, **facts)
+        reports.append(receipt.report)
+    state = server.state_dict()
+    return state, [facts_of(report) for report in reports if report], server.log
+
+
+def facts_of(report):
+    """All of a report but its time, with the bits of its numbers."""
+    facts = {name: getattr(report, name) for name in report.__struct_fields__ if name != "seconds"}
+    return {name: bits(fact) if isinstance(fact, np.ndarray) else fact for name, fact in facts.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(data):
+    """What a server in one piece has, by case."""
+    results = {}
+    return lambda case: results.setdefault(case, served(*CASES[case], data))
+
+
+NOW = [(case, (2, 3, 5)[i % 3]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(
+    ("case", "shards"), [*NOW, *pairwise.soak_all([*{*product(CASES, (1, 2, 3, 5))}.difference(NOW)])]
+)
+def test_shards_have_the_bits_of_one_piece(case, shards, data, whole):
+    state, reports, log = served(*CASES[case], data, ShardedPlane(shards))
+    expected, expected_reports, expected_log = whole(case)
+    assert state["meta"] == expected["meta"]
+    assert [*state["arrays"]] == [*expected["arrays"]]
+    for name, array in expected["arrays"].items():
+        assert bits(state["arrays"][name]) == bits(array), name
+    assert (reports, log) == (expected_reports, expected_log)
+    rule, options = CASES[case]
+    states = []
+    for plane in (None, ShardedPlane(cuts=(1, 6))):  # both load the state of the server in one piece, and go on
+        loaded = Server(rule, data[0], log=True, plane=plane, **options)
+        loaded.load_state_dict(expected)
+        if plane:
+            again = loaded.state_dict()
+            assert again["meta"] == expected["meta"]
+            assert all(bits(again["arrays"][name]) == bits(array) for name, array in expected["arrays"].items())
+        for i in range(M if rule.calibrate.cached else 0):
+            loaded.push(client=i, version=loaded.version, **{rule.kind: data[i]})
+        states.append(loaded.state_dict()["arrays"])
+    assert all(bits(states[0][name]) == bits(array) for name, array in states[1].items())
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 8, 11, 12])
+def test_each_shard_has_the_largest_subtrees_in_its_range(total):
+    """One sum for each shard would have other bits: params hide that, norms do not."""
+    for begin in range(total):
+        for end in range(begin + 1, total + 1):
+            nodes = subtrees(begin, end, total)
+            assert [leaf for first, count in nodes for leaf in range(first, first + count)] == [*range(begin, end)]
+            assert len(nodes) <= 2 * total.bit_length()
+    assert subtrees(0, total, total) == [(0, total)]
+
+
+def test_the_squares_of_parts_have_the_bits_of_the_whole(data):
+    """With weights that let no two orders of the sums agree."""
+    whole, rng = Server(rules.fedbuff(buffer_size=9), data[0]), np.random.default_rng(0)
+    vector = (rng.standard_normal(D) * np.exp(3 * rng.standard_normal(D))).astype(np.float32)
+    whole.push(client=1, version=0, update=vector)
+    expected, sums = whole.state_dict()["meta"]["waiting"], set()
+    for cuts in [(1,), (7,), (3, 9), (5, 6), (2, 4, 10, 11)]:
+        server = Server(rules.fedbuff(buffer_size=9), data[0], plane=ShardedPlane(cuts=cuts))
+        server.push(client=1, version=0, update=vector)
+        assert server.state_dict()["meta"]["waiting"] == expected
+        squares = [
+            ops.ingest(part, part.copy()).sum_of_squares for part in np.split(vector, np.array(cuts) * SUPERBLOCK)
+        ]
+        sums.add(sum(squares))
+    assert len(sums) > 1
+
+
+#: The calls of the interface, of the whole plane and of its parts.
+CALLS = sorted(DataPlane.__abstractmethods__ - {"allocate", "slots_taken", "spare", "versions_held", "full", "wait"})
+REPEATED = {
+    "ca2fl": (rules.ca2fl(buffer_size=2, codec="affine-4"), {"num_clients": 9}),
+    "fadas": (rules.fadas(buffer_size=2), {}),
+    "wkafl": (rules.wkafl(buffer_size=2), {}),
+    "accumulate": (rules.fedbuff(buffer_size=3), {"accumulate": True}),
+}
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt once: before call number `at` of the planes' methods, or after it."""
+
+    def __init__(self, patch, at, after):
+        self.calls, self.at, self.after = -(10**9), at, after
+        for plane, name in product((LocalPlane, ShardedPlane), CALLS):
+            patch.setattr(plane, name, self.around(getattr(plane, name)))
+
+    def around(self, method):
+        def call(*arguments, **options):
+            number, self.calls = self.calls, self.calls + 1
+            if number == self.at and not self.after:
+                raise KeyboardInterrupt
+            result = method(*arguments, **options)
+            if number == self.at and self.after:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+
+def disturbed(case, data, interrupts=None):
+    """The state of a server each of whose calls is repeated after an interrupt, if it has not joined."""
+    rule, options = REPEATED[case]
+    server = Server(rule, data[0][:SIZE], log=True, plane=ShardedPlane(cuts=(1,)), **options)
+    base = server.pull()
+    if interrupts is not None:
+        interrupts.calls = 0  # of the calls that are repeated: not those of the constructor are not repeated
+    for i in range(5):
+        vector = data[i][:SIZE] * np.float32(2.0**-12)
+        vectors = {"model": data[0][:SIZE] + vector} if i == 1 else {rule.kind: vector}
+        while server.joins == i:
+            with suppress(KeyboardInterrupt):
+                server.push(client=i, version=base, client_lr=0.1, local_steps=2, **vectors)
+    while True:
+        with suppress(KeyboardInterrupt):
+            return server.state_dict(), server.log
+
+
+#: Three superblocks, in two shards.
+SIZE = 2 * SUPERBLOCK + 77
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("case", REPEATED)
+def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monkeypatch):
+    expected, log = disturbed(case, data)
+    step = 1 if pairwise.soaking else 4
+    for number in count(0, step):
+        with monkeypatch.context() as patch:
+            interrupts = Interrupts(patch, number, after)
+            state, again = disturbed(case, data, interrupts)
+        assert (state["meta"], again) == (expected["meta"], log), number
+        for name, array in expected["arrays"].items():
+            assert bits(state["arrays"][name]) == bits(array), (number, name)
+        if interrupts.calls <= number:
+            break
+    assert number > 60
+
+
+def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
+    plane = ShardedPlane(2)
+    server = Server(rules.fedbuff(), np.zeros(3), plane=plane)
+    with pytest.raises(AffluxError, match=r"\[Server\] plane is that of another server"):
+        Server(rules.fedbuff(), np.zeros(3), plane=plane)
+    with pytest.raises(AffluxError, match=r"\[Server\] plane is 3, must be a DataPlane"):
+        Server(rules.fedbuff(), np.zeros(3), plane=3)
+    with pytest.raises(UnavailableError, match="check_versions"):
+        Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), check_versions=True)
+    with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
+        Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
+        server.push(client=1, version=0, update=np.zeros(3), copy=False)
+
+
+def test_errors_name_the_elements_and_arrays_of_the_whole(data):
+    bad = data[1].copy()
+    bad[5 * SUPERBLOCK + 3] = np.nan
+    server = Server(rules.fedbuff(), data[0], plane=ShardedPlane(3), max_abs=1e30)
+    with pytest.raises(AffluxError, match=f"non-finite value at index {5 * SUPERBLOCK + 3}"):
+        server.push(client=1, version=0, update=bad)
+    bad[5 * SUPERBLOCK + 3] = 2e30
+    with pytest.raises(AffluxError, match=f"at index {5 * SUPERBLOCK + 3}"):
+        server.push(client=1, version=0, update=bad)
+    tree = {"a": data[0][: 3 * SUPERBLOCK + 5].reshape(-1, 1), "b": data[1][: 2 * SUPERBLOCK]}
+    trees = Server(rules.fedbuff(buffer_size=1), tree, plane=ShardedPlane(3))
+    one = Server(rules.fedbuff(buffer_size=1), tree)
+    for each in (trees, one):
+        with pytest.raises(AffluxError, match=r"client 1's update: \[layout\] b is complex128"):
+            each.push(client=1, version=0, update={**tree, "b": np.zeros(2 * SUPERBLOCK, complex)})
+        each.push(client=1, version=0, update=tree)
+        each.push(client=1, version=each.pull(), model={**tree, "b": tree["b"].astype(np.float16)})
+    assert bits(trees.params) == bits(one.params)

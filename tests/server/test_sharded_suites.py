@@ -1,0 +1,36 @@
+"""The suites of servers and rules pass with the vectors of each server in three shards (sharded_servers.py)."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from builds import run
+from conftest import ROOT, found
+from pairwise import soak_all
+
+SUITES = ["server loading passes"]
+MORE_SUITES = [
+    "concurrency conversions edges ids layout limits log streaming streaming_threads task_versions tasks",
+    "by_hand composed rules rules_contract wkafl",
+]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    folders = {found(name).parent for name in ("sharded_servers.py", "digest.py", "conftest.py")}
+    return {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *sorted(folders)]))}
+
+
+def test_every_rule_has_the_bits_of_one_piece(environment):
+    digests = json.loads(run(sys.executable, found("sharded_servers.py"), **environment))
+    golden = json.loads(found("golden.json").read_text())
+    assert digests == {name: golden[name] for name in digests}
+
+
+@pytest.mark.parametrize("selection", [*SUITES, *soak_all([(each,) for each in MORE_SUITES])])
+def test_the_suites_pass_with_shards(environment, selection):
+    files = [str(found(f"test_{name}.py")) for name in selection.split()]
+    options = ["-q", f"--rootdir={ROOT}", "-p", "sharded_servers", "-p", "no:cacheprovider"]
+    assert "passed" in run(sys.executable, "-m", "pytest", *options, *files, **environment)
