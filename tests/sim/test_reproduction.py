@@ -77,7 +77,7 @@ def test_every_cell_is_a_run_and_has_a_name_of_its_own():
         assert table.count == len(runs_of_all) + waiting
         for run in runs:
             run.job.spec.build()
-    assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS"} == {table.paper for table in TABLES.values()}
+    assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS", "afflux"} == {table.paper for table in TABLES.values()}
     assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
     page = (ROOT / "docs" / "papers.md").read_text()
     assert [name for name in TABLES if f"`{name}`" not in page] == [], "each has a row on the page"
@@ -208,11 +208,10 @@ def test_a_page_holds_all_that_the_folder_holds(tmp_path):
 
 
 @pytest.fixture
-def tuned(monkeypatch):
+def tuned():
     """A table with two tuned cells of one search, and two trials."""
-    monkeypatch.setattr(reproduction, "TRIALS", 2)
     settings = SETTINGS | {"arrivals": 6, "eval_every": 3}
-    search = Search("ours", "fedasync", settings | {"part": "validation"}, ("alpha=0.1..1",))
+    search = Search("ours", "fedasync", settings | {"part": "validation"}, ("alpha=0.1..1",), 2)
     cells = [
         Cell(name, "fedasync", settings | more, 0.5, search) for name, more in (("a", {}), ("b", {"num_clients": 9}))
     ]

@@ -30,13 +30,6 @@ Examples:
   afflux reproduce list
   afflux reproduce list --out runs/tables
 """
-RULES_HELP = """Every preset under FADAS's mild and large delays: a table and a figure.
-
-\b
-Examples:
-  afflux reproduce rules
-  afflux reproduce rules --data mnist --seeds 0
-"""
 MF_CA2FL_HELP = """MF-CA2FL with every codec beside CA2FL: accuracy and bytes per client, a table and a figure.
 
 \b
@@ -153,28 +146,23 @@ for _table in TABLES.values():
         app.command(_table.name, help=_help)(_table_command(_table))
 
 
-def _own_table_command(name: str) -> Callable[..., None]:
-    def run(
-        data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
-        seeds: Seeds = "0,1,2",
-        data_dir: DataDir = None,
-        jobs: Processes = None,
-        at_most: AtMost = None,
-        out: ResumableFolder = None,
-    ) -> None:
-        with report_errors():
-            require(*EXTRA)
-            from afflux.sim.papers.tables import OWN_TABLES
+@app.command("mf-ca2fl", help=MF_CA2FL_HELP)
+def mf_ca2fl(
+    data: Annotated[str, typer.Option(help="digits or mnist.")] = "digits",
+    seeds: Seeds = "0,1,2",
+    data_dir: DataDir = None,
+    jobs: Processes = None,
+    at_most: AtMost = None,
+    out: ResumableFolder = None,
+) -> None:
+    """Make the table of all codecs (see MF_CA2FL_HELP)."""
+    with report_errors():
+        require(*EXTRA)
+        from afflux.sim.papers.tables import mf_ca2fl
 
-            table, numbers = OWN_TABLES[name](data, data_dir), parse_seeds(seeds)
-            command = {"command": name, "data": data, "seeds": numbers}
-            _publish(out, partial(table.reproduce, numbers), command, processes=jobs, at_most=at_most)
-
-    return run
-
-
-for _name, _help in (("rules", RULES_HELP), ("mf-ca2fl", MF_CA2FL_HELP)):
-    app.command(_name, help=_help)(_own_table_command(_name))
+        table, numbers = mf_ca2fl(data, data_dir), parse_seeds(seeds)
+        command = {"command": "mf-ca2fl", "data": data, "seeds": numbers}
+        _publish(out, partial(table.reproduce, numbers), command, processes=jobs, at_most=at_most)
 
 
 def codecs(

@@ -2,9 +2,10 @@
 
 from afflux.sim.papers.cifar_tables import ca2fl_tables, fadas_tables, schedule_tables
 from afflux.sim.papers.paper_tables import Table, afl_tables, wkafl_tables
+from afflux.sim.papers.referee import referee
 
 TABLES: dict[str, Table] = {
     table.name: table
-    for tables in (afl_tables, wkafl_tables, ca2fl_tables, fadas_tables, schedule_tables)
+    for tables in (afl_tables, wkafl_tables, ca2fl_tables, fadas_tables, schedule_tables, referee)
     for table in tables()
 }

@@ -68,11 +68,12 @@ class Search(NamedTuple):
     settings: Mapping[str, Any]
     """Of the trials."""
     ranges: tuple[str, ...]
-    """Of the options that are tuned, as `afflux compare --grid` reads them."""
+    """Of the options and settings that are tuned, as `afflux compare --grid` reads them."""
+    trials: int = 6
 
 
-#: Of each search; the seed is that of no table.
-TRIALS, TRIALS_SEED = 6, 9
+#: That of no table.
+TRIALS_SEED = 9
 
 
 class Cell(NamedTuple):
@@ -120,11 +121,18 @@ class Table:
     """GB that one run needs."""
     computed: bool = False
     """Whether it needs no training, and so has no cells."""
+    clock: str = ""
+    """A rule: its runs, which are always made, end the virtual time in which all runs of their setting are read."""
+    page: Callable[..., Any] | None = None
+    """Makes the page, as `referee.referee_page`; None: `comparison.table_page`."""
+    facts: Callable[..., Mapping[str, float]] | None = None
+    """Further facts of a line, from the job and its result."""
 
     @property
     def count(self) -> int:
         """Number of runs."""
-        trials = TRIALS * len({cell.search.name for cell in self.cells if cell.search})
+        searches = {cell.search.name: cell.search for cell in self.cells if cell.search}
+        trials = sum(search.trials for search in searches.values())
         return trials + sum(min(cell.seeds or self.seeds, self.seeds) for cell in self.cells)
 
 
@@ -445,7 +453,7 @@ def wkafl_tables() -> Iterator[Table]:
         yield run(f"figure{figures[0]}", curves[0], needs, 0.0, _curves(_wkafl_table_2(short), 1), memory)
         yield run(f"figure{figures[1]}", curves[1], needs, 0.0, _curves(_wkafl_table_3(short, 0), 2), memory)
         also = " and ".join(f"{name}={values}" for name, values in WKAFL_RANGES.items())
-        trials = f"{TRIALS} trials of a method on validation data, half the length, seed {TRIALS_SEED}"
+        trials = f"six trials of a method on validation data, half the length, seed {TRIALS_SEED}"
         tuned = f"{needs}; {trials}: {own.rates}, WKAFL also {also}"
         rows = f"Table 2, {short}, first and last row, with tuned rates; the plain mean (afa_cd) is our addition"
         yield run(f"tuned-{short}", rows, tuned, hours[2], _wkafl_tuned(short), memory)

@@ -1,8 +1,9 @@
 """`afflux reproduce`: the runs of the papers' tables, kept as one JSON line each, and a check of such lines."""
 
+import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -26,8 +27,8 @@ from afflux.sim.papers.finished_runs import (
     lines_of_jobs,
     load_outcomes,
 )
-from afflux.sim.papers.grid import parse_grid, points
-from afflux.sim.papers.paper_tables import TRIALS, TRIALS_SEED, Cell, Search, Table
+from afflux.sim.papers.grid import SETTINGS, parse_grid, points
+from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page
 from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.run_result import Evaluation, RunResult
@@ -49,6 +50,9 @@ class Limits(NamedTuple):
 
 NO_LIMITS = Limits()
 
+#: Returns the evaluations of a line.
+Rows = Callable[[Mapping[str, Any]], Sequence[Evaluation]]
+
 
 def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None, rounds: int = 0) -> list[Job]:
     """Return the runs, seed by seed; with `rounds` shortened to so many server steps."""
@@ -68,14 +72,31 @@ class Run(NamedTuple):
     job: Job
 
 
-def trials_of(search: Search) -> dict[str, Cell]:
-    """Return the trials by the options that they have beyond the search's rule."""
-    grid = points([parse_rule(search.rule)], parse_grid(search.ranges), SimConfig(), TRIALS, TRIALS_SEED)
-    texts = [":".join(f"{name}={value}" for name, value in point.chosen.items()) for point in grid]
-    return {
-        text: Cell(f"{search.name}, trial {number}, {text}", f"{search.rule}:{text}", search.settings)
-        for number, text in enumerate(texts)
-    }
+class Choice(NamedTuple):
+    """The options and settings of a trial."""
+
+    text: str  #: all of them
+    options: str  #: those of the rule, with a colon before each
+    settings: tuple[tuple[str, Any], ...]
+
+    def of(self, cell: Cell, name: str) -> Cell:
+        """Return the cell with them, and the name."""
+        return cell._replace(
+            name=name, rule=cell.rule + self.options, settings={**cell.settings, **dict(self.settings)}
+        )
+
+
+def trials_of(search: Search) -> dict[Choice, Cell]:
+    """Return the trials by what they have beyond the search's rule and settings."""
+    grid = points([parse_rule(search.rule)], parse_grid(search.ranges), SimConfig(), search.trials, TRIALS_SEED)
+    choices = []
+    for point in grid:
+        texts = {name: f"{name}={value}" for name, value in point.chosen.items()}
+        options = "".join(f":{text}" for name, text in texts.items() if name not in SETTINGS)
+        settings = tuple((name, getattr(point.config, name)) for name in texts if name in SETTINGS)
+        choices.append(Choice(":".join(texts.values()), options, settings))
+    own = Cell("", search.rule, search.settings)
+    return {one: one.of(own, f"{search.name}, trial {number}, {one.text}") for number, one in enumerate(choices)}
 
 
 def runs_of(
@@ -95,22 +116,23 @@ def runs_of(
         pairs = [(seed, cell) for seed in seeds for cell in cells if not cell.seeds or seed < cell.seeds]
         return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], data_dir, rounds)]
 
-    trials, best = list[Run](), dict[str, str]()
+    trials, best, timed = list[Run](), dict[str, Choice](), rows_of(table, lines)
     for search in {cell.search.name: cell.search for cell in cells if cell.search is not None}.values():
-        by_options = trials_of(search)
-        tried = runs(list(by_options.values()), [TRIALS_SEED])
+        choices = trials_of(search)
+        tried = runs(list(choices.values()), [TRIALS_SEED])
         ended = lines_of_jobs(lines, [run.job for run in tried])
         trials += tried
         if len(ended) == len(tried):
-            evaluations = {text: _evaluations(ended[place]) for place, text in enumerate(by_options)}
-            values = {text: table.reading.of(rows) for text, rows in evaluations.items() if rows}
-            best[search.name] = max(values, key=lambda text: values[text], default="")
+            evaluations = {choice: timed(ended[place]) for place, choice in enumerate(choices)}
+            values = {choice: table.reading.of(rows) for choice, rows in evaluations.items() if rows}
+            if values:
+                best[search.name] = max(values, key=lambda choice: values[choice])
     ready = []
     for cell in cells:
         if cell.search is None:
             ready.append(cell)
-        elif options := best.get(cell.search.name):
-            ready.append(cell._replace(name=f"{cell.name}, {options}", rule=f"{cell.rule}:{options}"))
+        elif choice := best.get(cell.search.name):
+            ready.append(choice.of(cell, f"{cell.name}, {choice.text}"))
     return trials + runs(ready, seeds), (len(cells) - len(ready)) * len(seeds)
 
 
@@ -149,6 +171,11 @@ def reproduce(
     if not table.cells:
         raise ConfigError(f"{table.name} is not run: {table.open}")
     cells = [cell for cell in table.cells if fnmatchcase(cell.name, pattern)]
+    if table.clock:  # with the clock's cells of the same settings
+        settings = [{**cell.settings, "eval_every": 0} for cell in cells]
+        clocks = [cell for cell in table.cells if parse_rule(cell.rule).name == table.clock]
+        clocks = [cell for cell in clocks if {**cell.settings, "eval_every": 0} in settings]
+        cells = [cell for cell in table.cells if cell in cells or cell in clocks]
     if not cells:
         raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
     for _ in range(2):  # the trials, and then the cells that waited for them
@@ -159,7 +186,7 @@ def reproduce(
     else:
         raise ConfigError(f"{table.name}: the clients diverged in every trial of a method")
     lines = lines_of_jobs(_lines_in(folder), [run.job for run in runs])
-    return page_of(table, runs, lines), left + waiting
+    return page_of(table, runs, lines, rows_of(table, _lines_in(folder))), left + waiting
 
 
 def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tuple[Limits, int]:
@@ -184,7 +211,8 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
         if result is None:
             return place
         spent += result.seconds
-        return place | record(result, digests[index])
+        more = {} if table.facts is None else table.facts(wanted[index], result)
+        return place | record(result, digests[index]) | dict(more)
 
     def enough() -> bool:
         return limits.hours is not None and spent >= 3600 * limits.hours
@@ -214,11 +242,35 @@ def folder_page(table: Table, folder: Path) -> Page | None:
     seeds = {line["seed"] for line in own if line["config"].get("part") != "validation"}
     runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records)
     lines = lines_of_jobs(records, [run.job for run in runs])
-    return page_of(table, runs, lines) if lines else None
+    return page_of(table, runs, lines, rows_of(table, records)) if lines else None
 
 
-def page_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]]) -> Page:
-    """Return the page of the cells with finished runs, from the lines of the runs by index."""
+def rows_of(table: Table, lines: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a function that returns the evaluations of a line, those up to the end of the table's equal time."""
+
+    def setting(line: Mapping[str, Any]) -> str:
+        own = {name: value for name, value in line["config"].items() if name not in ("client_lr", "eval_every")}
+        return json.dumps([line["seed"], own], sort_keys=True)
+
+    own = [line for line in lines if table.clock and line["evaluations"]]
+    ends = {setting(line): line["evaluations"][-1][2] for line in own if line["rule"].partition(":")[0] == table.clock}
+
+    def rows(line: Mapping[str, Any]) -> Sequence[Evaluation]:
+        evaluations = _evaluations(line)
+        end = ends.get(setting(line)) if table.clock else None
+        if end is None or not evaluations:
+            return evaluations
+        before = [row for row in evaluations if row.virtual_time <= end]
+        return [*before, before[-1]._replace(virtual_time=end)]  # the model of that moment
+
+    return rows
+
+
+def page_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]], timed: Rows) -> Page:
+    """Return the page of the cells with finished runs, from the lines of the runs by index; `timed`: see `rows_of`."""
+    if table.page is not None:
+        page: Page = table.page(table, runs, lines, timed)
+        return page
     drawn = {cell.name: [run for run in outcomes if run.evaluations] for cell, outcomes, _ in _finished(runs, lines)}
     curves = {name: outcomes for name, outcomes in drawn.items() if outcomes}
     seeds = sorted({runs[index].job.seed for index in lines})

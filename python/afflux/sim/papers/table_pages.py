@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Page, draw_rows, final_accuracy, markdown_table
+from afflux.sim.papers.publishing import Page, final_accuracy, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.setup import num_parameters
@@ -21,8 +21,8 @@ CODEC_CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"),
 CODEC_SOURCE = """\
 MF-CA2FL (Wang et al., FL-ICML 2023 and ICLR 2024, section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec.
 
-All runs have CA2FL's learning rate of `rules_under_delays.TUNED`; nothing was tuned for few bits. One seed gives all of
-them the same clients, delays and batches: the table compares the difference from CA2FL, or from 8 bits, seed by seed.
+All runs have the learning rate that was picked for CA2FL; nothing was tuned for few bits. One seed gives all of them
+the same clients, delays and batches: the table compares the difference from CA2FL, or from 8 bits, seed by seed.
 Accuracy is the mean of the evaluations in the last quarter of a run: a single evaluation is noisier.
 """
 
@@ -37,70 +37,6 @@ class Cell(NamedTuple):
 
 
 Runs = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
-
-
-def rules_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
-    """Make the page of the rules under delays: one row per rule, best mean accuracy under the last delays first."""
-    delays = list(dict.fromkeys(cell.column for cell in cells))
-    config, buffer_size = cells[0].config, dict(cells[0].spec.options)["buffer_size"]
-    table: dict[str, dict[str, Any]] = {}
-    for cell, outcomes in zip(cells, runs, strict=True):
-        name, _, options = cell.row.partition(":")
-        empty = {"rule": name, "options": options.replace(":", ", "), "accuracy": {}, "time": {}, "max_staleness": {}}
-        line, law = table.setdefault(cell.row, empty), cell.column
-        line["accuracy"][law] = final_accuracy(outcomes)._asdict()
-        line["time"][law] = seed_statistics([run.evaluations[-1].virtual_time for run in outcomes])._asdict()
-        line["max_staleness"][law] = max(run.max_staleness for run in outcomes)
-    rules = sorted(table.values(), key=lambda line: -line["accuracy"][delays[-1]]["mean"])
-    laws = [law.removeprefix("fadas-") for law in delays]
-    header = ["rule", "options", *(f"{what}, {law}" for what in ("accuracy, %", "time", "staleness") for law in laws)]
-    lines = [
-        [
-            line["rule"],
-            line["options"],
-            *(percent(line["accuracy"][law]) for law in delays),
-            *(f"{line['time'][law]['mean']:.0f}" for law in delays),
-            *(f"{line['max_staleness'][law]}" for law in delays),
-        ]
-        for line in rules
-    ]
-    title = (
-        f"{config.data}, {config.model}, {config.num_clients} clients (Dirichlet({config.alpha:g})), "
-        f"{config.concurrency} at once, buffers of {buffer_size}, {config.arrivals} arrivals"
-    )
-    markdown = (
-        f"{title}, {config.local_steps} local steps of {config.client_lr:g}; FADAS's mild and large delays.\n"
-        f"Accuracy and virtual time (in units of 10 s) after the last arrival, mean and standard deviation over seeds "
-        f"{', '.join(map(str, seeds))}; largest staleness of an arrival.\n\n" + markdown_table(header, lines)
-    )
-    content = {"setting": title, "afflux": __version__, "seeds": list(seeds), "rules": rules}
-    return Page("rules", markdown, content, partial(_draw_rules, content))
-
-
-def _draw_rules(content: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG: a row per rule, a dot and one standard deviation per delay law."""
-    rules = content["rules"]
-
-    def marks(axes: Any) -> None:
-        for index, law in enumerate(rules[0]["accuracy"]):
-            axes.errorbar(
-                [100 * line["accuracy"][law]["mean"] for line in rules],
-                [row + 0.12 * (2 * index - 1) for row in range(len(rules))],
-                xerr=[100 * line["accuracy"][law]["std"] for line in rules],
-                fmt="os"[index],
-                color=COLOURS[index].picture,
-                capsize=2,
-                label=law,
-            )
-        axes.set_xlim(0, 100)
-
-    # Options that are words distinguish two lines of one rule.
-    names = []
-    for line in rules:
-        words = [part.partition("=")[2] for part in line["options"].split(", ") if not part[-1:].isdigit()]
-        names.append(line["rule"] + (f" ({', '.join(words)})" if any(words) else ""))
-    what = "test accuracy after the last arrival, % (bars: one standard deviation over seeds)"
-    draw_rows(names, marks, what, content["setting"], path)
 
 
 def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:

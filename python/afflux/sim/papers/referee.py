@@ -1,0 +1,337 @@
+"""The referee: all rules under four conditions, each tuned by the same number of trials, and compared with FedBuff.
+
+The main number, fixed before the runs: mean test accuracy over the last quarter of equal virtual time. It is compared
+with FedBuff's, pair by pair of condition and seed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.paper_tables import Cell, Reading, Search, Table
+from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
+from afflux.sim.results.run_result import Evaluation, RunResult, seed_statistics
+from afflux.sim.results.statistics import LEVEL, t_quantile
+from afflux.sim.runs.compare import Job
+from afflux.sim.workload.config import SimConfig
+
+#: The rule with which all others are compared.
+REFERENCE = "fedbuff"
+CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "Dir(0.1), large delays by chance": {"alpha": 0.1, "delays": "fadas-large"},
+    "Dir(0.1), large delays of classes 8 and 9": {"alpha": 0.1, "delays": "fadas-large:tied=8+9"},
+    "Dir(0.5), mild delays": {"alpha": 0.5, "delays": "fadas-mild"},
+    "Dir(0.5), large delays": {"alpha": 0.5, "delays": "fadas-large"},
+}
+#: By the rule's label: its text without the tuned options, and their ranges. Beside them client_lr is tuned. A
+#: gradient's server_lr of s is an update's of s / (3 client_lr), as clients make three steps.
+LAWS = "staleness=constant,polynomial(0.5)"
+RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "fedbuff": ("fedbuff:buffer_size=10", ("server_lr=0.1..3", LAWS)),
+    "fedasync": ("fedasync", ("alpha=0.05..1", LAWS)),
+    # A large threshold is FADAS without adaptation to delay.
+    "fadas": ("fadas:buffer_size=10:delay_adaptive=inverse", ("server_lr=0.0003..0.03", "threshold=1,4,8,1000")),
+    "afa_cd": ("afa_cd:buffer_size=10", ("server_lr=0.03..1",)),
+    "afa_cs": ("afa_cs:buffer_size=10", ("server_lr=0.03..1", "divide_by=all,seen")),
+    "ca2fl": ("ca2fl:buffer_size=10", ("server_lr=0.1..3",)),
+    "mf_ca2fl, 4 bits": ("mf_ca2fl:buffer_size=10:bits=4", ("server_lr=0.1..3", "codec=affine-vector,rotated")),
+    "wkafl": ("wkafl:buffer_size=10", ("server_lr=0.03..1", "beta=1..50", "sim_min=0..0.5")),
+    "twafl": ("twafl:buffer_size=10", ("server_lr=0.03..1", "normalise=count,weights")),
+    "sasgd": ("sasgd:buffer_size=10", ("server_lr=0.03..1",)),
+    "gsgm": ("gsgm:buffer_size=10", ("server_lr=0.03..1", "alpha=0.05..1")),
+    "zenopp": ("zenopp", ("server_lr=0.03..1", "rho=0.001..0.1")),
+    "fedavg": ("fedavg:buffer_size=10", ("server_lr=0.1..3",)),
+    "fedams": ("fedams:buffer_size=10", ("server_lr=0.0003..0.03",)),
+}
+#: These wait for all ten clients of a round. They make few steps in the time of the others, and each is evaluated.
+SYNCHRONOUS = ("fedavg", "fedams")
+CLIENT_LR = "client_lr=0.01..1"
+TRIALS, SEEDS, ARRIVALS = 8, 5, 2400
+#: A mean difference of at most so much is called level.
+BAND = 0.005
+#: The accuracy of a run in which a client has diverged: a guess.
+GUESS = 0.1
+TARGET = 0.9
+NOTE = (
+    "A rule is *better* or *worse* than FedBuff if its mean difference exceeds the band of .5 points and Holm's p is "
+    "below .05, *level* if it is in the band, else not decided. The table does not show: other models, data and "
+    "numbers of clients; longer runs; what more trials would find; codecs of messages; faulty or hostile clients."
+)
+
+
+def late_in_time(rows: Sequence[Evaluation], share: float = 0.25) -> float:
+    """Return the mean accuracy over the last `share` of the virtual time; a model holds until the next evaluation."""
+    begin = (1 - share) * rows[-1].virtual_time
+    times = np.maximum([row.virtual_time for row in rows], begin)
+    lengths = np.diff(times)
+    if not lengths.sum():
+        return rows[-1].accuracy
+    return float(np.average([row.accuracy for row in rows[:-1]], weights=lengths))
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """Return the exact two-sided p of the mean, over all signs of the differences.
+
+    Under the hypothesis that a pair's two numbers may be exchanged, all 2^n sums are equally likely.
+    """
+    sums = np.zeros(1)
+    for difference in differences:
+        sums = np.concatenate([sums - difference, sums + difference])
+    least = abs(sum(differences)) - 1e-9 * sum(map(abs, differences))  # equal sums differ in rounding
+    return float((np.abs(sums) >= least).mean())
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
+    adjusted, largest = {}, 0.0
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+        adjusted[name] = largest
+    return adjusted
+
+
+class Difference(NamedTuple):
+    """Accuracy of a rule minus FedBuff's, over pairs."""
+
+    mean: float
+    half: float  #: half of the 95 % interval of Student's law; nan for one pair
+    pairs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Difference":
+        """Return the difference over these pairs."""
+        mean, std, count = seed_statistics(values)
+        half = t_quantile(count - 1, (1 + LEVEL) / 2) * std / math.sqrt(count) if count > 1 else math.nan
+        return cls(mean, half, count)
+
+    def __str__(self) -> str:
+        half = "" if math.isnan(self.half) else f" ± {100 * self.half:.1f}"
+        return f"{100 * self.mean:+.1f}{half}" if self.pairs else ""
+
+
+def verdict(mean: float, p: float) -> str:
+    """Return what a mean difference and Holm's p say."""
+    if abs(mean) <= BAND:
+        return "level"
+    return ("better" if mean > 0 else "worse") if p < 1 - LEVEL else "not decided"
+
+
+def lowest_tenth(job: Job, result: RunResult) -> dict[str, float]:
+    """Return the mean accuracy of the tenth of the clients with the lowest one, with the final model.
+
+    A client's accuracy is that of the test part's classes, weighted by the classes of its own examples.
+    """
+    import torch
+
+    from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
+    from afflux.sim.workload.task_registry import build_task
+
+    config = job.config or SimConfig()
+    facts = {"state_bytes": result.state_bytes, "server_ms": round(result.server_ms, 3)}
+    if config.part == "validation":
+        return facts
+    task = build_task(config)
+    test: Any = task.evaluate
+    with reproducible_torch():
+        model = FlatModel(make_module(task.model, job.seed), task.roles)
+        model.load(result.params)
+        with model.evaluated() as module:
+            hits = torch.cat([module(part).argmax(1) for part in test.x.split(1000)]) == test.y
+    right = {label: hits[test.y == label].double().mean().item() for label in test.y.unique().tolist()}
+    shares = [np.mean([right[label] for label in y.tolist()]) for _, y in task.data_for_seed(job.seed) if len(y)]
+    return facts | {"lowest_tenth": float(np.mean(sorted(shares)[: math.ceil(len(shares) / 10)]))}
+
+
+def cells() -> Iterator[Cell]:
+    """Yield the cells, condition by condition, FedBuff's first."""
+    common = {"data": "mnist", "model": "lenet5", "num_clients": 100, "concurrency": 20, "arrivals": ARRIVALS}
+    for condition, own in CONDITIONS.items():
+        for label, (rule, ranges) in RULES.items():
+            settings = {**common, "examples": "batch", "eval_every": 20 if label in SYNCHRONOUS else 100, **own}
+            trials = settings | {"part": "validation", "arrivals": ARRIVALS // 2}
+            name = f"{condition}: {label}"
+            yield Cell(name, rule, settings, search=Search(name, rule, trials, (CLIENT_LR, *ranges), TRIALS))
+
+
+def referee() -> Iterator[Table]:
+    """Yield the table."""
+    reading = Reading("mean test accuracy over the last quarter of equal virtual time", late_in_time)
+    needs = f"MNIST, LeNet-5, 100 clients, 20 at once, buffers of 10, {ARRIVALS:,} arrivals; {TRIALS} trials"
+    shows = "every rule under four conditions, tuned alike, compared with FedBuff"
+    own: dict[str, Any] = {"clock": REFERENCE, "page": referee_page, "facts": lowest_tenth}
+    yield Table("rules", "afflux", shows, needs, 5.0, tuple(cells()), SEEDS, reading, note=NOTE, **own)
+
+
+class _Run(NamedTuple):
+    """The numbers of a run at full length."""
+
+    late: float
+    by_arrivals: float
+    to_target: float
+    facts: Mapping[str, float]
+
+
+#: By condition, rule and seed.
+_Runs = Mapping[str, Mapping[str, Mapping[int, _Run]]]
+Rows = Callable[[Mapping[str, Any]], Sequence[Evaluation]]
+
+
+def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[str, Any]], timed: Rows) -> Page:
+    """Return the page of the runs that have ended.
+
+    Args:
+        table: that of `referee`.
+        runs: a `reproduction.Run` each.
+        lines: those of the finished runs, by index into `runs`.
+        timed: returns the evaluations of a line until the end of the equal time.
+    """
+    content: dict[str, dict[str, dict[int, _Run]]] = {}
+    trials: dict[str, list[float]] = {}
+    chosen: dict[str, str] = {}
+    for index, line in sorted(lines.items()):
+        cell = runs[index].cell
+        late = table.reading.of(timed(line)) if line["evaluations"] else GUESS
+        if cell.search is None:
+            trials.setdefault(cell.name.partition(", trial ")[0], []).append(late)
+            continue
+        condition, _, label = cell.search.name.partition(": ")
+        outcome = Outcome.of_line(line)
+        reached = [row.virtual_time for row in outcome.evaluations if row.accuracy >= TARGET]
+        by_arrivals = outcome.late_accuracy() if outcome.evaluations else GUESS
+        own = _Run(late, by_arrivals, reached[0] if reached else math.nan, line)
+        content.setdefault(condition, {}).setdefault(label, {})[outcome.seed] = own
+        chosen[cell.search.name] = cell.name.removeprefix(f"{cell.search.name}, ")
+    differences = {label: _differences(content, label) for label in RULES if label != REFERENCE}
+    compared = {label: values for label, values in differences.items() if values}
+    p = holm({label: sign_flip(values) for label, values in compared.items()})
+    overall = {label: (Difference.of(values), p[label]) for label, values in compared.items()}
+    markdown = "\n".join(
+        [
+            f"{table.shows[0].upper()}{table.shows[1:]}. {table.needs} of a rule under a condition on validation data, "
+            f"half the length; {len(lines)} of {table.count} runs. The main number is the {table.reading.name}, in "
+            f"per cent, with its standard deviation over seeds. {table.note}\n",
+            *_answer(content),
+            "### Over all conditions\n",
+            _overall(overall),
+            *(_of_condition(condition, content[condition], chosen) for condition in CONDITIONS if condition in content),
+            "### The best trial after 1, 2, 4 and 8, mean over conditions\n",
+            _of_trials(trials),
+        ]
+    )
+    numbers = {
+        "runs": len(lines),
+        "overall": {
+            label: {"mean": one.mean, "half": _number(one.half), "pairs": one.pairs, "p": p, "is": verdict(one.mean, p)}
+            for label, (one, p) in overall.items()
+        },
+        "late": {c: {r: {s: run.late for s, run in own.items()} for r, own in of.items()} for c, of in content.items()},
+        "trials": trials,
+        "chosen": chosen,
+    }
+    return Page(table.name, markdown, numbers, partial(_draw, overall))
+
+
+def _differences(content: _Runs, label: str) -> list[float]:
+    """Return the differences from FedBuff, over the pairs of condition and seed that both rules have."""
+    return [
+        run.late - own[REFERENCE][seed].late
+        for own in content.values()
+        for seed, run in own.get(label, {}).items()
+        if seed in own.get(REFERENCE, {})
+    ]
+
+
+def _answer(content: _Runs) -> list[str]:
+    """Return which rule to use, a line for each condition whose runs have all ended, and one for memory."""
+    whole = {c: own for c, own in content.items() if all(len(own.get(label, {})) == SEEDS for label in RULES)}
+    means = {c: {label: _mean(own[label], "late") for label in RULES} for c, own in whole.items()}
+    lines = []
+    for condition, values in means.items():
+        best = max(values, key=lambda label: values[label])
+        near = [label for label in RULES if label != best and values[best] - values[label] <= BAND]
+        with_it = f", level with it {', '.join(near)}" if near else ""
+        lines.append(
+            f"- **{condition}**: {best} ({100 * values[best]:.1f} %){with_it}; FedBuff {100 * values[REFERENCE]:.1f} %."
+        )
+    if len(whole) == len(CONDITIONS):
+        first = next(iter(whole.values()))
+        sizes = {label: max(run.facts["state_bytes"] for run in first[label].values()) for label in RULES}
+        small = [label for label in RULES if sizes[label] <= sizes[REFERENCE] and label not in SYNCHRONOUS]
+        total = {label: np.mean([values[label] for values in means.values()]) for label in small}
+        best = max(total, key=lambda label: total[label])
+        lines.append(f"- **As little memory as FedBuff**: {best} ({100 * total[best]:.1f} % over all conditions).")
+    return ["### Which rule should I use?\n", *lines, ""] if lines else []
+
+
+def _mean(runs: Mapping[int, _Run], name: str) -> float:
+    values = [value for run in runs.values() if not math.isnan(value := getattr(run, name))]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _overall(overall: Mapping[str, tuple[Difference, float]]) -> str:
+    ranked = sorted(overall.items(), key=lambda item: -item[1][0].mean)
+    rows = [(label, str(one), f"{one.pairs}", f"{p:.2g}", verdict(one.mean, p)) for label, (one, p) in ranked]
+    return markdown_table(("rule", "minus FedBuff, points, 95 %", "pairs", "p (sign flips, Holm)", ""), rows)
+
+
+def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen: Mapping[str, str]) -> str:
+    rows = []
+    for label in sorted(runs, key=lambda label: -_mean(runs[label], "late")):
+        own, reference = runs[label], runs.get(REFERENCE, {})
+        late = seed_statistics([run.late for run in own.values()])
+        pairs = [run.late - reference[seed].late for seed, run in own.items() if seed in reference]
+        facts = {name: np.mean([run.facts.get(name, math.nan) for run in own.values()]) for name in FACTS}
+        reached = sum(not math.isnan(run.to_target) for run in own.values())
+        to_target = f"{_mean(own, 'to_target'):.0f}" + f" ({reached} of {len(own)})" * (reached < len(own))
+        rows.append(
+            (
+                label,
+                f"{100 * late.mean:.1f} ± {100 * late.std:.1f}",
+                "" if label == REFERENCE else str(Difference.of(pairs)),
+                f"{100 * _mean(own, 'by_arrivals'):.1f}",
+                to_target if reached else "–",
+                f"{100 * facts['lowest_tenth']:.1f}",
+                f"{facts['state_bytes'] / 1e6:.1f}",
+                f"{facts['server_ms']:.2f}",
+                chosen[f"{condition}: {label}"].replace(":", ", "),
+            )
+        )
+    header = ("rule", "accuracy", "minus FedBuff, 95 %", "by arrivals", f"time to {TARGET:.0%}", "lowest tenth")
+    return f"### {condition}\n\n" + markdown_table((*header, "server, MB", "ms a round", "tuned"), rows)
+
+
+FACTS = ("lowest_tenth", "state_bytes", "server_ms")
+
+
+def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:
+    rows = []
+    for label in RULES:
+        own = [values for name, values in trials.items() if name.partition(": ")[2] == label]
+        best = [np.mean([max(values[:count]) for values in own]) if own else math.nan for count in (1, 2, 4, 8)]
+        rows.append((label, *("" if math.isnan(value) else f"{100 * value:.1f}" for value in best)))
+    return markdown_table(("rule", "1", "2", "4", "8"), rows)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
+    """Write a PNG: a row for each rule, its mean difference from FedBuff with the interval, and the band."""
+    from afflux.sim.results.curves import COLOURS
+
+    ranked = sorted(overall, key=lambda label: -overall[label][0].mean)
+
+    def marks(axes: Any) -> None:
+        axes.axvspan(-100 * BAND, 100 * BAND, color="#888888", alpha=0.15, linewidth=0, label="level")
+        for place, label in enumerate(ranked):
+            one = overall[label][0]
+            style = {"fmt": "o", "color": COLOURS[0].picture, "capsize": 2}
+            axes.errorbar([100 * one.mean], [place], xerr=[0 if math.isnan(one.half) else 100 * one.half], **style)
+
+    draw_rows(ranked, marks, "accuracy minus FedBuff's, points (95 % interval)", "Every rule beside FedBuff", path)
