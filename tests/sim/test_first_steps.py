@@ -11,7 +11,7 @@ import own_tasks
 from afflux import rules
 from afflux.rules.presets import RULES
 from afflux.sim import ConfigError, DivergedError, Simulation, partitioned, read_audit_log, read_results, replay
-from afflux.sim.results.summary_table import results_table
+from afflux.sim.results.terminal import results_table
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")

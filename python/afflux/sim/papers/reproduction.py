@@ -165,7 +165,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
     from rich.console import Console
 
-    from afflux.sim.results.progress import show_progress
+    from afflux.sim.results.terminal import show_progress
 
     jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs)

@@ -122,7 +122,8 @@ def compare(
                     done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                     if watch is not None:
                         for index in range(len(jobs)):
-                            watch(index, _progress(shared, index))
+                            arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
+                            watch(index, RunProgress(int(arrivals), int(version), *facts))
                     done = {future for future in done if not future.cancelled()}
                     for future in sorted(done, key=lambda future: future.exception() is not None):
                         finished[futures[future]] = future.result()
@@ -142,11 +143,6 @@ def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
         if job.may_diverge:
             return []
         raise
-
-
-def _progress(shared: Any, index: int) -> RunProgress:
-    arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
-    return RunProgress(int(arrivals), int(version), *facts)
 
 
 _shared: Any = None
