@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from afflux.ops.validation import brief
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import SAMPLING, SimConfig
@@ -51,6 +52,8 @@ class Draws(NamedTuple):
         """Return those of a run with this law."""
         with note_on_errors("while the law of delays was called"):
             delay = law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+        if not callable(delay):
+            raise ConfigError(f"delays: the law is {brief(delay)}, must be a function (client, rng) -> running time")
         return cls(delay, *(random_stream(seed, of) for of in (StreamPurpose.SELECTION, StreamPurpose.DELAY_TIMES)))
 
     def running_time(self, client: int) -> float:

@@ -70,6 +70,15 @@ class Classification:
         return correct / len(self.y), loss
 
 
+def as_arrays(what: str, *columns: Any) -> list[Any]:
+    """Return tensors as they are, and others as arrays; raise ConfigError if an array does not hold numbers."""
+    arrays = [own if isinstance(own, torch.Tensor) else np.asarray(own) for own in columns]
+    for name, array in zip("xy", arrays, strict=True):
+        if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+            raise ConfigError(f"{what}: {name} holds {array.dtype}, must hold numbers")
+    return arrays
+
+
 def refuse_nonfinite(what: str, x: Any) -> None:
     """Raise ConfigError if a row of an array or tensor has a value that is not finite; it names the row."""
     if isinstance(x, torch.Tensor):
@@ -99,6 +108,9 @@ def classification(x: Any, y: Any) -> Classification:
         ConfigError: an example has a value that is not finite.
     """
     refuse_nonfinite("classification", x)
-    examples, labels = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in (x, y))
+    examples, labels = (
+        own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own))
+        for own in as_arrays("classification", x, y)
+    )
     # float64, which NumPy and scikit-learn give, in the precision of the params.
     return Classification(examples.float() if examples.dtype == torch.float64 else examples, class_labels(labels))
