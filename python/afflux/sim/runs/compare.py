@@ -1,6 +1,5 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
-import os
 import pickle
 import signal
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from afflux.ops import default_threads
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
@@ -55,14 +55,9 @@ def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool =
     return [Job(spec, seed) for seed in seeds for spec in specs]
 
 
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_processes(workers: int) -> int:
     """Return the number of simultaneous runs; all workers of these runs have a CPU."""
-    return max(1, available_cpus() // workers)
+    return max(1, default_threads() // workers)
 
 
 def compare(

@@ -205,8 +205,7 @@ def _module(path: Path, what: str) -> ModuleType:
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise ConfigError(f"there is no {what} file {path}")
     spec = spec_from_file_location(key, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file")
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - the name of the file ends with .py
     module = module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look up their module there
     try:
