@@ -13,7 +13,7 @@ from bench.measure.timing import CHECKED
 from bench.rows.passes import applied
 from bench.rows.references import weighted_sum
 from bench.spec.arrays import Conversion, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, best, ends, extra, ours, plain
+from bench.spec.contender import Arrays, Contender, Round, best, compiled, ends, extra, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -158,14 +158,14 @@ def with_rows(formula: Formula | None = None) -> Prepare:
     return prepare
 
 
-def cached(prepare: Prepare, *, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
+def cached(prepare: Prepare, *, compiles: bool = False, convert: Conversion = as_tensor) -> Any:
     """Return a contender with its own rows and h, which `prepare` makes from the updates of the input sets."""
 
     def make(inputs: Inputs) -> Round:
         params = [convert(inputs.place, p) for p in inputs.params]
         updates = [convert(inputs.place, u) for u in inputs.updates]
         formula, rows, h, state = prepare(inputs, updates, partial(convert, inputs.place))
-        call = torch.compile(formula, dynamic=False) if compiled else formula
+        call = torch.compile(formula, dynamic=False) if compiles else formula
         return Round(
             lambda k: call(params[k], updates[k], rows, h, inputs.num_clients),
             reads(inputs, state),
@@ -202,15 +202,7 @@ def in_torch() -> list[Contender]:
             lambda m: m + 2,
             caveat="needs contiguous matrices; float32 sums",
         ),
-        best(
-            "torch.compile",
-            "the formula, compiled; float32 h",
-            cached(with_rows(difference_sum), compiled=True),
-            memory,
-            2,
-            caveat="float32 sums; compiles for each M",
-            compiles=True,
-        ),
+        compiled("the formula, compiled; float32 h", cached(with_rows(difference_sum), compiles=True), memory, 2),
     ]
 
 

@@ -13,7 +13,7 @@ from bench.rows.passes import applied
 from bench.rows.references import oracle
 from bench.spec.arrays import Conversion, as_tensor
 from bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, Column, Line, number
-from bench.spec.contender import Arrays, Round, best, extra, ours, plain
+from bench.spec.contender import Arrays, Round, best, compiled, extra, ours, plain
 from bench.spec.inputs import LR, Case, Float32, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import QUICK_D, Asked, D, Exact, Row, one_case
@@ -67,12 +67,12 @@ def one_expression(params: Tensor, updates: list[Tensor], weights: Tensor) -> Te
     return params + LR * sum(w * u for w, u in zip(weights, updates, strict=True))
 
 
-def functional(formula: Formula, *, weighted: bool, compiled: bool = False, convert: Conversion = as_tensor) -> Any:
+def functional(formula: Formula, *, weighted: bool, compiles: bool = False, convert: Conversion = as_tensor) -> Any:
     """Return a contender that returns new params and keeps no state."""
 
     def make(inputs: Inputs) -> Round:
         weights, place = inputs.weights if weighted else inputs.equal_weights, inputs.place
-        call = torch.compile(formula, dynamic=False) if compiled else formula
+        call = torch.compile(formula, dynamic=False) if compiles else formula
         params = [convert(place, p) for p in inputs.params]
         updates = [[convert(place, v) for v in vectors] for vectors in inputs.vectors]
         own_weights = convert(place, weights.astype(np.float32))
@@ -145,14 +145,7 @@ IN_TORCH = [
     ),
     extra("torch add_ loop", "params.add_(u, alpha=lr * w) for each u", in_place(add_loop), 1),
     ADDMV,
-    best(
-        "torch.compile",
-        "the weighted sum, compiled",
-        functional(one_expression, weighted=True, compiled=True),
-        temporary=1,
-        caveat="float32 sums; compiles for each M",
-        compiles=True,
-    ),
+    compiled("the weighted sum, compiled", functional(one_expression, weighted=True, compiles=True), temporary=1),
 ]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import on_host
+from bench.rows.fedbuff import as_rows
 from bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
 from bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
 from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, best, extra, ours, plain
@@ -39,12 +40,8 @@ def named(gram: Any) -> Arrays:
     return {"gram": gram}
 
 
-def updates(inputs: Inputs) -> list[list[Vector]]:
-    return [list(block) for block in inputs.updates]
-
-
 def afflux_round(inputs: Inputs) -> Round:
-    rows = updates(inputs)
+    rows = as_rows(inputs)
     return Round(lambda k: ops.gram(rows[k], num_threads=inputs.num_threads), lambda k: exact(rows[k]), named)
 
 
@@ -53,7 +50,7 @@ def product(formula: Callable[[Any], Any], convert: Conversion = as_tensor) -> C
 
     def make(inputs: Inputs) -> Round:
         blocks = [convert(inputs.place, block) for block in inputs.updates]
-        return Round(lambda k: formula(blocks[k]), lambda k: exact(updates(inputs)[k]), named)
+        return Round(lambda k: formula(blocks[k]), lambda k: exact(as_rows(inputs)[k]), named)
 
     return make
 

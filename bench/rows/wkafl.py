@@ -19,7 +19,7 @@ from afflux.rules.rule import Arrivals, InnerSweep, Weights
 from bench.rows import gram
 from bench.rows.references import weighted_sum
 from bench.spec.arrays import Conversion, Vector, as_tensor
-from bench.spec.contender import Arrays, Round, best, ours, plain
+from bench.spec.contender import Arrays, Round, best, compiled, ours, plain
 from bench.spec.inputs import LR, Float64, Inputs, Int64
 from bench.spec.optional_torch import Formula, Tensor, torch
 from bench.spec.row import Exact, Row, one_case
@@ -217,7 +217,7 @@ def inner_sweep(products: Float64) -> InnerSweep:
 
 
 def two_products(
-    inner: Formula, step: Formula, convert: Conversion = as_tensor, *, compiled: bool = False
+    inner: Formula, step: Formula, convert: Conversion = as_tensor, *, compiles: bool = False
 ) -> Callable[[Inputs], Round]:
     """Return a contender on contiguous blocks [estimate, g_1 .. g_M], with its own params and afflux's weights.
 
@@ -226,12 +226,12 @@ def two_products(
         step: takes the coefficients of the block's rows in the new estimate and in the step, the block, params and
             memory for both sums.
         convert: converts the vectors.
-        compiled: whether both are compiled.
+        compiles: whether both are compiled.
     """
 
     def make(inputs: Inputs) -> Round:
         place = inputs.place
-        calls: list[Formula] = [torch.compile(f, dynamic=False) if compiled else f for f in (inner, step)]
+        calls: list[Formula] = [torch.compile(f, dynamic=False) if compiles else f for f in (inner, step)]
         inputs.blocks[0][0] = inputs.last_mean()
         blocks = [convert(place, block) for block in inputs.blocks]
         own = place.copied(inputs.params[0])
@@ -278,13 +278,11 @@ CONTENDERS = [
         3,
         caveat=IN_FLOAT32,
     ),
-    best(
-        "torch.compile",
+    compiled(
         "each product and both sums elementwise, compiled; our weights",
-        two_products(elementwise_products, elementwise_step, compiled=True),
+        two_products(elementwise_products, elementwise_step, compiles=True),
         3,
-        caveat=f"{IN_FLOAT32}; compiles for each M",
-        compiles=True,
+        caveat=IN_FLOAT32,
     ),
 ]
 

@@ -78,6 +78,18 @@ peer = partial(Contender, role="peer")
 extra = partial(Contender, modules=TORCH)
 
 
+def compiled(
+    what: str,
+    make: Callable[[Inputs], Round],
+    kept: Vectors = 0,
+    temporary: Vectors = 0,
+    caveat: str = "float32 sums",
+    name: str = "torch.compile",
+) -> Contender:
+    """Return the contender of torch's compiler."""
+    return best(name, what, make, kept, temporary, f"{caveat}; compiles for each M", compiles=True)
+
+
 def ends(array: Vector, size: int) -> npt.NDArray[Any]:
     """Return a NumPy copy of the first and last `size` elements of the last axis, enough to compute errors."""
     if array.ndim == 0 or array.shape[-1] <= 2 * size:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.spec.columns import TIMED, Column, Line
 from bench.spec.contender import Arrays, Contender
 from bench.spec.inputs import Case, Float64
-from bench.spec.streams import Traffic, moved
+from bench.spec.streams import Traffic
 
 #: name of an output -> (exact value, sum of the magnitudes of its terms)
 Exact = dict[str, tuple[Float64, Float64]]
@@ -48,10 +48,6 @@ class Row:
     compare: Callable[[list[Line]], None] = lambda lines: (
         None
     )  #: adds the row's own figures to the lines of all its cases
-
-    def bytes(self, d: int, m: int) -> int:
-        """Return the bytes of a round: each input is read once, each output is written once."""
-        return moved(self.traffic(m), d)
 
 
 def planned(rows: Iterable[Row], cases: Callable[[Row], list[Case]]) -> dict[Case, list[Row]]:

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 from bench.output import tables  # noqa: E402
 from bench.output.report import to_json, without_samples  # noqa: E402
 from bench.rows import ROWS  # noqa: E402
+from bench.spec.streams import moved  # noqa: E402
 
 REPEATS = 3
 
@@ -117,7 +118,7 @@ def test_bytes_are_the_definitions(case):
 )
 def test_bytes_follow_from_the_streams(row, an_element):
     m = 1 if row == "ingest" else M
-    assert next(r for r in ROWS if r.name == row).bytes(D, m) == ceil(D * an_element)
+    assert moved(next(r for r in ROWS if r.name == row).traffic(m), D) == ceil(D * an_element)
 
 
 def test_figures_follow_from_the_samples(quick, result, case):

@@ -4,14 +4,24 @@ import json
 import re
 
 import numpy as np
+import pandas
 import pytest
 from torch import nn
 
 import own_tasks
 from afflux import rules
 from afflux.rules.presets import RULES
-from afflux.sim import ConfigError, DivergedError, Simulation, partitioned, read_audit_log, read_results, replay
-from afflux.sim.results.summary_table import results_table
+from afflux.sim import (
+    ConfigError,
+    DivergedError,
+    Simulation,
+    classification,
+    partitioned,
+    read_audit_log,
+    read_results,
+    replay,
+)
+from afflux.sim.results.terminal import results_table
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -127,3 +137,26 @@ def test_a_run_folder_is_read_again(tmp_path):
         read_results(out)
     with pytest.raises(ConfigError, match="holds no results of a run"):
         read_results(tmp_path)
+
+
+def test_data_frames_are_divided_like_arrays():
+    x, y = pandas.DataFrame(own_tasks.X.numpy()), pandas.Series(own_tasks.Y.numpy())
+    one, two = partitioned(own_tasks.X.numpy(), own_tasks.Y.numpy(), 4).for_seed(2), partitioned(x, y, 4).for_seed(2)
+    for (a, b), (c, d) in zip(one, two, strict=True):
+        assert (np.array_equal(a, c), np.array_equal(b, d)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: partitioned(np.zeros((2, 3)), ["a", "b"], 2), "partitioned: y holds <U1, must hold numbers"),
+        (lambda: classification([["a"]], [0]), "classification: x holds <U1, must hold numbers"),
+        (lambda: simulation(seeds=3), r"seeds is 3, must be a sequence of whole numbers, such as \[0, 1, 2\]"),
+        (lambda: simulation(rules=rules.fedbuff), "a rule is of type function, must be a text such as"),
+        (lambda: simulation(delays=np.ones(12)), r"delays is array\(.*, must be a function"),
+        (lambda: simulation(delays=lambda client, rng: 1.0).run(), "delays: the law is 1.0, must be a function "),
+    ],
+)
+def test_other_things_than_arrays_functions_and_sequences(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,6 +1,7 @@
 """The clients' optimizers against float64 NumPy on a linear model, and SCAFFOLD's c against its formulas."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.sim.clients.batches import batch_indices, take
+from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
-from afflux.sim.clients.model_broadcast import ControlVariates, ModelBroadcast
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError
 from afflux.sim.models import build_model
+from afflux.sim.runs.event_loop import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
@@ -270,16 +272,17 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
     server = Server()
     rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 2}
     config = replace(CONFIG, client_optimizer="scaffold", **rounds)
-    broadcast = ModelBroadcast(server, config, 2, 0)
-    controls = broadcast._controls
+    setup = SimpleNamespace(config=config, seed=0, initial_params=server.params, clients=range(2))
+    stream = TrainingStream(setup, SimpleNamespace(server=server, workers=None))
+    controls = stream._controls
     for version in range(4):
         server.version = version
-        fresh, stale = broadcast.pull(0), broadcast.pull(0, age=1)
+        fresh, stale = stream.pull(0), stream.pull(0, age=1)
         assert (fresh.model.version, stale.model.version) == (version, max(version - 1, 0))
         assert fresh.shift[0] == version
         assert stale.shift[0] == max(version - 1, 0)
         controls.server = np.full(2, version + 1.0, np.float32)
-    assert broadcast.pull(0, age=4).model.version == 2, "two models are kept"
+    assert stream.pull(0, age=4).model.version == 2, "two models are kept"
 
 
 def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
@@ -359,7 +362,7 @@ def test_runs_with_other_client_optimizers_repeat_bit_for_bit_and_differ(optimiz
         ({"mu": -1.0}, "mu is -1"),
         (
             {"control_codec": "int8", "client_optimizer": "scaffold"},
-            "unknown codec 'int8'; known: affine-1, ",
+            "unknown control codec 'int8'; known: affine-1, ",
         ),
         ({"control_codec": "affine-8"}, "control_codec is affine-8, which is read only with client_optimizer scaffold"),
         (

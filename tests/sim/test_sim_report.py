@@ -12,7 +12,7 @@ from rich.console import Console
 from afflux.ops.units import in_bytes
 from afflux.rules import from_config
 from afflux.sim.errors import ConfigError
-from afflux.sim.results import run_folder, summary_table
+from afflux.sim.results import run_folder, terminal
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -127,7 +127,7 @@ def test_the_summaries_agree_and_unreached_targets_are_no_numbers(folder, result
 
 def test_the_table_names_what_it_shows(results):
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(summary_table.results_table(results, CONFIG))
+    console.print(terminal.results_table(results, CONFIG))
     text = console.export_text()
     for word in (
         "fedasync",

@@ -22,7 +22,6 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import workers as pool
 from afflux.sim.runs.compare import Job, compare
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -247,5 +246,3 @@ def test_impossible_workers():
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)
     with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
         simulation.run(workers=2)
-    setup = SimulationSetup.of(SMALL, 0)
-    assert setup.most_at_once == 5

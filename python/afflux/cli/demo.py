@@ -133,11 +133,11 @@ def demo(
 def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, summary_table
+    from afflux.sim.results import run_folder, terminal
 
     screen = Console()
     screen.print(run_folder.describe_setting(config, results), highlight=False)
-    screen.print(summary_table.table_by_rule(results, config))
+    screen.print(terminal.table_by_rule(results, config))
     for name in ("curves.png", "report.html"):
         screen.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 

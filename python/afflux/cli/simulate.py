@@ -1,7 +1,6 @@
 """`afflux compare`, `run` and `replay`: they make runs, show their progress and print results."""
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,16 +124,12 @@ def make_runs(
 ) -> "tuple[Path, SimulationResults]":
     """Make all runs into `out`, with `options` of `Simulation.run`; return the run folder and the results."""
     require(*EXTRA)
+    from afflux.sim.results.run_folder import dated_folder
     from afflux.sim.runs.library import Simulation
 
-    simulation, folder = Simulation.of(config, specs, seeds, paired=paired), _new_folder(out)
+    simulation, folder = Simulation.of(config, specs, seeds, paired=paired), out or dated_folder()
     titles = [job.title for job in simulation.jobs]
     return folder, _watched(titles, config, lambda watch: simulation.run(out=folder, watch=watch, **options))
-
-
-def _new_folder(out: Path | None) -> Path:
-    """Return the run folder: `out`, or runs/<date and time>."""
-    return out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _watched(
@@ -143,7 +138,7 @@ def _watched(
     """Return the result of `work`, while its progress is shown."""
     from rich.console import Console
 
-    from afflux.sim.results.progress import show_progress
+    from afflux.sim.results.terminal import show_progress
 
     with show_progress(titles, config.arrivals, Console(stderr=True)) as watch:
         return work(watch)
@@ -153,13 +148,13 @@ def _print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
     from rich.console import Console
 
-    from afflux.sim.results import run_folder, summary_table
+    from afflux.sim.results import run_folder, terminal
 
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=200)
     screen.print(run_folder.describe_setting(results.config, results), highlight=False)
-    screen.print(summary_table.results_table(results, results.config))
+    screen.print(terminal.results_table(results, results.config))
     screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -277,12 +272,13 @@ def replay(
     with report_errors():
         require(*EXTRA)
         from afflux.sim.results.audit_log import read_audit_log
+        from afflux.sim.results.run_folder import dated_folder
         from afflux.sim.runs import library
         from afflux.sim.runs.compare import Job
 
         if not rule and (buffer_size, server_lr) != (None, None):
             raise ConfigError("--buffer-size and --server-lr are options of the rules that --rule names; give --rule")
-        content, folder = read_audit_log(log), _new_folder(out)
+        content, folder = read_audit_log(log), out or dated_folder()
         specs = parse_rules(rule, buffer_size=buffer_size, server_lr=server_lr) if rule else [content.spec()]
         title = Job(specs[0], content.header.seed, tuple(specs[1:])).title
         config = content.header.settings(log)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from afflux.ops.validation import brief
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.workload.config import SAMPLING, SimConfig
@@ -51,6 +52,8 @@ class Draws(NamedTuple):
         """Return those of a run with this law."""
         with note_on_errors("while the law of delays was called"):
             delay = law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
+        if not callable(delay):
+            raise ConfigError(f"delays: the law is {brief(delay)}, must be a function (client, rng) -> running time")
         return cls(delay, *(random_stream(seed, of) for of in (StreamPurpose.SELECTION, StreamPurpose.DELAY_TIMES)))
 
     def running_time(self, client: int) -> float:
@@ -67,7 +70,7 @@ class Draws(NamedTuple):
 
 
 def schedule_events(
-    clients: Sequence[int], draws: Draws, *, concurrency: int, arrivals: int, refill: int = 1, blocked: bool = False
+    clients: Sequence[int], draws: Draws, concurrency: int, arrivals: int, refill: int = 1, blocked: bool = False
 ) -> Iterator[Dispatch | Arrival]:
     """Yield dispatches and arrivals in the order of virtual time, until `arrivals` arrivals.
 
@@ -126,7 +129,6 @@ def schedule_rounds(
     clients: Sequence[int],
     draws: Draws,
     ages: np.random.Generator,
-    *,
     cohort: int,
     arrivals: int,
     stale_models: int,
@@ -198,10 +200,9 @@ def make_schedule(
         if probabilities is not None and len(probabilities) != len(clients):
             raise ConfigError(f"sampling '{config.sampling}' is for {len(probabilities)} clients, not {len(clients)}")
         models, ages = 1 if synchronous else config.stale_models, random_stream(seed, StreamPurpose.STALE_MODELS)
-        limits: dict[str, Any] = {"cohort": concurrency, "arrivals": config.arrivals, "stale_models": models}
-        return schedule_rounds(clients, draws, ages, probabilities=probabilities, **limits)
-    blocked, arrivals = config.selection == "blocked-until-pass-ends", config.arrivals
-    return schedule_events(clients, draws, concurrency=concurrency, arrivals=arrivals, refill=refill, blocked=blocked)
+        return schedule_rounds(clients, draws, ages, concurrency, config.arrivals, models, probabilities)
+    blocked = config.selection == "blocked-until-pass-ends"
+    return schedule_events(clients, draws, concurrency, config.arrivals, refill, blocked)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, brief, raise_if_from_signal, shortened
 from afflux.server.server import Server
@@ -21,8 +22,8 @@ from afflux.sim.clients.batches import batch_indices, call, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
-from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 from afflux.sim.workload.config import PROXIMAL, SimConfig
+from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
@@ -33,6 +34,17 @@ BATCHES_AT_ONCE = 32
 
 GradientTerm = Callable[[torch.Tensor, torch.Tensor], object]
 """Called with the gradient (d,), to which it adds in place, and the local model y (d,)."""
+
+
+class SentModel(NamedTuple):
+    """The model that was sent to one client."""
+
+    client: int
+    model: Pulled
+    shift: np.ndarray | None
+    """SCAFFOLD's c - c_i (d,), with the c of that version; None for other client optimizers."""
+    after: int
+    """Number of arrivals that the server had handled when that model was the newest."""
 
 
 class TrainingResult(NamedTuple):
@@ -135,31 +147,29 @@ class Trainer:
         steps = self._steps(size, rng)
         batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
         own_shift = None if shift is None else torch.from_numpy(shift)
-        losses = seen = 0.0
-        make_steps = self._steps_by_autograd if self._compiled is None else self._compiled_steps
-        for loss, length in make_steps(data, batches, pulled, own_shift):
+        losses, seen, terms = 0.0, 0, self._gradient_terms(pulled, own_shift)
+        made: Iterator[tuple[float, int]]
+        made = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
+        if self._compiled is not None:
+            made = self._compiled_steps(self._compiled, data, batches, terms, torch.tensor(pulled), own_shift)
+        for loss, length in made:
             losses += loss * length
             seen += length
         return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
 
-    def _steps_by_autograd(
-        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
-    ) -> Iterator[tuple[float, int]]:
-        """Make the steps; yield the mean loss before each step, and the size of its batch."""
-        terms = self._gradient_terms(pulled, shift)
-        for batch in indices:
-            yield self._step(*take(data, batch), terms), len(batch)
-
     def _compiled_steps(
-        self, data: Any, indices: Iterator[np.ndarray], pulled: np.ndarray, shift: torch.Tensor | None
+        self,
+        compiled: CompiledStep,
+        data: Any,
+        indices: Iterator[np.ndarray],
+        terms: Sequence[GradientTerm],
+        *starts: Any,
     ) -> Iterator[tuple[float, int]]:
-        """Make the steps, by compiled code if a batch is full."""
-        assert self._compiled is not None
-        terms, start = self._gradient_terms(pulled, shift), torch.tensor(pulled)
+        """Make the steps, by compiled code if a batch is full; yield the loss before each and the size of its batch."""
         while batches := list(islice(indices, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
-            step = self._compiled.steps_on(x, y, sizes, start, shift)
+            step = compiled.steps_on(x, y, sizes, *starts)
             for number, size in enumerate(sizes):
                 if size == self._config.batch_size:
                     yield step(number), size

@@ -13,6 +13,7 @@ from afflux.sim.papers.paper_tables import Cell, Reading, Table
 from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.statistics import t_quantile
 
 #: A difference below this is not looked into.
 SMALL = 0.005
@@ -50,12 +51,10 @@ class Line:
 
         If the paper's number is one run of the same experiment, it lies in 95 of 100 such intervals.
         """
-        from scipy.special import stdtrit  # type: ignore[import-untyped]
-
         count = len(self._numbers)
         if count < 2:
             return nan, nan
-        half = float(stdtrit(count - 1, 0.975)) * float(np.std(self._numbers, ddof=1)) * sqrt(1 + 1 / count)
+        half = t_quantile(count - 1, 0.975) * float(np.std(self._numbers, ddof=1)) * sqrt(1 + 1 / count)
         return self.mean - half, self.mean + half
 
     @property

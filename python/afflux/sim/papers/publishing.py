@@ -67,7 +67,7 @@ def measure(
     require("torch", "matplotlib", "rich")
     from rich.console import Console
 
-    from afflux.sim.results.progress import show_progress
+    from afflux.sim.results.terminal import show_progress
 
     inputs = inputs_of_jobs(jobs, task)
     ended = load_outcomes(folder / FILE, jobs, inputs)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from afflux.ops import default_threads
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
@@ -32,7 +33,7 @@ from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page
 from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.run_result import Evaluation, RunResult
-from afflux.sim.runs.compare import Job, available_cpus, compare
+from afflux.sim.runs.compare import Job, compare
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import needs_validation_gradient, parse_rule
 
@@ -193,7 +194,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
     from rich.console import Console
 
-    from afflux.sim.results.progress import show_progress
+    from afflux.sim.results.terminal import show_progress
 
     jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs)
@@ -219,7 +220,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
 
     finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, digests, facts)
     most = max(1, int(available_memory() / table.memory))
-    processes = min(limits.processes or available_cpus(), most)
+    processes = min(limits.processes or default_threads(), most)
     with ExitStack() as screen:
         titles = [f"{name}, seed {job.seed}" for name, job in zip(names, wanted, strict=True)]
         watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))

@@ -82,5 +82,4 @@ def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.n
     """Return the share of the arrivals of all runs in each bin."""
     arrivals = np.concatenate(staleness)
     counts, _ = np.histogram(arrivals, bins=edges)
-    shares: np.ndarray = counts / max(len(arrivals), 1)
-    return shares
+    return np.asarray(counts / max(len(arrivals), 1))

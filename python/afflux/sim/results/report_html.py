@@ -16,8 +16,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from afflux.sim.results import svg
 from afflux.sim.results.curves import COLOURS, MANY_TIMES, curve, staleness_bins, staleness_shares
 from afflux.sim.results.run_result import RunResult, arrivals_per_client, group_by_rule, seed_statistics
-from afflux.sim.results.statistics import LEVEL, PairedDifference, paired_differences, reach_targets, usual_targets
-from afflux.sim.results.summary_table import summary_rows
+from afflux.sim.results.statistics import (
+    LEVEL,
+    PairedDifference,
+    paired_differences,
+    reach_targets,
+    summary_rows,
+    usual_targets,
+)
 
 MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules

@@ -114,11 +114,16 @@ def _lock(file: TextIO) -> None:
         return
 
 
+def dated_folder() -> Path:
+    """Return the default run folder, runs/<date and time>."""
+    return Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+
+
 def create_run_folder(out: Path | None) -> Path:
     """Create the run folder.
 
     Args:
-        out: the folder; default runs/<date and time>.
+        out: the folder; None: `dated_folder`.
 
     Returns:
         The folder.
@@ -126,7 +131,7 @@ def create_run_folder(out: Path | None) -> Path:
     Raises:
         ConfigError: `out` exists and is not an empty folder, or cannot be made.
     """
-    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = out or dated_folder()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         killed = "; if a run with --store was killed before its first checkpoint, remove it"
         then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= {FOLDER, TENSORBOARD} else ""

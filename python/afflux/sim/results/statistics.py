@@ -1,14 +1,16 @@
-"""Statistics over seeds, and results as data frames, which are also the CSV files of a run folder."""
+"""Statistics over seeds, the rows of tables, and results as data frames: the CSV files of a run folder."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results.run_result import (
+    NUMBERS,
     Evaluation,
     RunResult,
     SeedStatistics,
@@ -112,7 +114,32 @@ def t_quantile(degrees: int, probability: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-Rows = Iterator[Any]  #: tuples, or dicts by column
+def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) -> list[tuple[str, list[str]]]:
+    """Return (title, one cell for each rule): mean +- standard deviation over seeds.
+
+    Args:
+        results: one for each rule and seed.
+        target: accuracy of the rows that have one.
+        brief: only the rows that the terminal shows.
+    """
+    groups, summary = group_by_rule(results), summarise(results, target)
+    shown = []
+    for number in NUMBERS:
+        if number.brief or not brief:
+            values = ((summary[label][number.name], len(runs)) for label, runs in groups.items())
+            cells = [value.text(count, number.digits, number.scale) for value, count in values]
+            shown.append((number.title.format(f"{100 * target:g}%"), cells))
+    for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
+        counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
+        cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
+        shown.append((f"{decision} arrivals", cells))
+    seconds = (summary[label]["server_ms"].mean for label in groups)
+    shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
+    shown.append(("server state", [in_bytes(summary[label]["state_bytes"].mean) for label in groups]))
+    return shown
+
+
+Rows = Iterable[Any]  #: tuples, or dicts by column
 
 
 def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: type | None = None) -> Any:
@@ -182,10 +209,6 @@ def _targets(results: Sequence[RunResult], target: float) -> Rows:
             yield run.spec.label, run.seed, goal, *((None, None, None) if hit is None else hit[:3])
 
 
-def _differences(results: Sequence[RunResult], target: float) -> Rows:
-    return iter(paired_differences(results, target=target))
-
-
 #: Columns and rows by table; None: the columns are those of the rows.
 TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]] = {
     "evaluations": (("rule", "seed", *Evaluation._fields), _evaluations),
@@ -195,5 +218,5 @@ TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], f
     "staleness": (("rule", "seed", "staleness", "arrivals"), _counts("staleness")),
     "participation": (("rule", "seed", "client", "arrivals"), _counts("clients")),
     "targets": (("rule", "seed", "target", *Evaluation._fields[:3]), _targets),
-    "differences": (PairedDifference._fields, _differences),
+    "differences": (PairedDifference._fields, lambda results, target: paired_differences(results, target=target)),
 }

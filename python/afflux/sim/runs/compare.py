@@ -1,6 +1,5 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
-import os
 import pickle
 import signal
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from afflux.ops import default_threads
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
@@ -55,14 +55,9 @@ def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool =
     return [Job(spec, seed) for seed in seeds for spec in specs]
 
 
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_processes(workers: int) -> int:
     """Return the number of simultaneous runs; all workers of these runs have a CPU."""
-    return max(1, available_cpus() // workers)
+    return max(1, default_threads() // workers)
 
 
 def compare(
@@ -122,7 +117,8 @@ def compare(
                     done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                     if watch is not None:
                         for index in range(len(jobs)):
-                            watch(index, _progress(shared, index))
+                            arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
+                            watch(index, RunProgress(int(arrivals), int(version), *facts))
                     done = {future for future in done if not future.cancelled()}
                     for future in sorted(done, key=lambda future: future.exception() is not None):
                         finished[futures[future]] = future.result()
@@ -142,11 +138,6 @@ def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
         if job.may_diverge:
             return []
         raise
-
-
-def _progress(shared: Any, index: int) -> RunProgress:
-    arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
-    return RunProgress(int(arrivals), int(version), *facts)
 
 
 _shared: Any = None

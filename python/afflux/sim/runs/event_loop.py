@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from afflux.aggregation.reports import Pulled
+from afflux.ops.codecs import Codec
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim import interrupts
-from afflux.sim.clients.model_broadcast import ModelBroadcast, SentModel
+from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.schedule import Arrival, Dispatch
-from afflux.sim.clients.training import TrainingResult, ValidationGradient
+from afflux.sim.clients.training import SentModel, TrainingResult, ValidationGradient
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
@@ -58,15 +59,22 @@ class TrainingStream:
 
     def __init__(self, setup: SimulationSetup, leader: "SimulatedServer") -> None:
         """Make the stream; the leader's worker processes train, if there are any, else this process, one by one."""
-        self._setup = setup
-        self._workers = leader.workers
+        config, seed = setup.config, setup.seed
+        self._setup, self._leader, self._workers = setup, leader, leader.workers
         self._finish: dict[int, float] = {}
-        self._leader = leader
-        self._broadcast = ModelBroadcast(leader.server, setup.config, len(setup.clients), setup.seed)
         self._training: dict[int, SentModel] = {}
-        self._streams = StreamSeries(setup.seed, StreamPurpose.BATCHES)
-        self._events = 0
-        self._arrivals = 0
+        #: The models that clients may still start from, with SCAFFOLD's c and the number of arrivals when each was the
+        #: newest; older ones than the newest only for the protocol of rounds.
+        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(
+            maxlen=config.stale_models if config.protocol == "rounds" else 1
+        )
+        self._controls = None
+        if config.client_optimizer == "scaffold":
+            size, codec = len(setup.initial_params), Codec(config.control_codec)
+            self._controls = ControlVariates(size, len(setup.clients), codec, seed)
+        self._version = leader.server.version
+        self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
+        self._events = self._arrivals = 0
 
     def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
         """Yield the remaining events; `after_each` is called when an event has been handled."""
@@ -77,22 +85,33 @@ class TrainingStream:
         for event in events:
             if self._leader.ended or self._too_late(event):
                 return
-            client, sequence, number = event.client, event.sequence, self._arrivals
+            client, sequence = event.client, event.sequence
             if isinstance(event, Dispatch):
-                sent = self._training[sequence] = self._broadcast.pull(client, event.age, number)
+                sent = self._training[sequence] = self.pull(client, event.age)
                 if self._workers is not None:
                     self._workers.submit(sequence, event.finish, sent)
-                yield PullEvent(sequence, sent.after, self._broadcast.oldest)
+                yield PullEvent(sequence, sent.after, self._models[0][2])
             else:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
-                yield UpdateEvent(number, sequence, sent.after, client, event.time, trained)
-                self._broadcast.record_result(sent, trained)
+                yield UpdateEvent(self._arrivals, sequence, sent.after, client, event.time, trained)
+                self._record_result(sent, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)
                 self._arrivals += 1
             self._events += 1
             after_each()
+
+    def pull(self, client: int, age: int = 0) -> SentModel:
+        """Return what a client pulls: with age 0 the newest model, with 1 the one sent before it, ..."""
+        newest = self._leader.server.pull()
+        if self._models and self._models[-1][0].version == newest.version:
+            self._models.pop()
+        self._models.append((newest, None if self._controls is None else self._controls.server, self._arrivals))
+        model, control, after = self._models[-1 - min(age, len(self._models) - 1)]
+        if self._controls is None or control is None:
+            return SentModel(client, model, None, after)
+        return SentModel(client, model, self._controls.shift(client, control), after)
 
     def _trained(self, sequence: int, sent: SentModel) -> TrainingResult:
         trained = None if self._workers is None else self._workers.take(sequence)
@@ -100,6 +119,16 @@ class TrainingStream:
             return trained
         batches, model = self._streams.stream(sequence), sent.model
         return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
+
+    def _record_result(self, sent: SentModel, trained: TrainingResult) -> None:
+        """Update SCAFFOLD's c_i after a push, and c if the server has stepped; a faulty result changes none."""
+        if self._controls is None or sent.shift is None or not np.isfinite(trained.update).all():
+            return
+        gradient = trained.update / np.float32(-self._setup.config.client_lr * trained.steps)
+        self._controls.record_gradient(sent.client, gradient, sent.shift)
+        if (version := self._leader.server.version) != self._version:
+            self._version = version
+            self._controls.step()
 
     def _too_late(self, event: Dispatch | Arrival) -> bool:
         limit = self._setup.config.virtual_time
@@ -127,19 +156,20 @@ class TrainingStream:
         training = [
             (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
         ]
-        models = [(model.version, after) for model, _, after in self._broadcast.models]
+        models = [(model.version, after) for model, _, after in self._models]
         return StreamState(self._events, self._arrivals, training, models)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Return SCAFFOLD's part of the state; empty for other client optimizers."""
-        shifts = [sent.shift for sent in self._training.values() if sent.shift is not None]
-        arrays = self._broadcast.state_arrays()
-        return arrays | {"shifts": np.stack(shifts)} if shifts else arrays
+        if self._controls is None:
+            return {}
+        held = {"sent": [c for _, c, _ in self._models], "shifts": [sent.shift for sent in self._training.values()]}
+        return self._controls.state_arrays() | {name: np.array(rows) for name, rows in held.items() if rows}
 
     def older_versions(self) -> list[Pulled]:
         """Return the versions of params that the state names, except the newest one."""
         models = [sent.model for sent in self._training.values()]
-        models += [model for model, _, _ in self._broadcast.models]
+        models += [model for model, _, _ in self._models]
         held = {model.version: model for model in models if model.version != self._leader.server.version}
         return list(held.values())
 
@@ -158,11 +188,13 @@ class TrainingStream:
         if lost := sorted(named - versions.keys()):
             raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
         self._events, self._arrivals = state.events, state.arrivals
-        shifts = iter(arrays.get("shifts", ()))
+        sent, shifts = (iter(arrays.get(name, ())) for name in ("sent", "shifts"))
+        self._models.extend((versions[version], next(sent, None), after) for version, after in state.models)
         for sequence, client, version, after in state.training:
             self._training[sequence] = SentModel(client, versions[version], next(shifts, None), after)
-        self._broadcast.restore([(versions[version], after) for version, after in state.models], arrays)
-        self._leader.models = {after: model for model, _, after in self._broadcast.models}
+        if self._controls is not None:
+            self._controls.restore(arrays)
+        self._leader.models = {after: model for model, _, after in self._models}
         self._leader.pulled = {sequence: sent.model for sequence, sent in self._training.items()}
 
 

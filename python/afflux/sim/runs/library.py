@@ -1,7 +1,7 @@
 """A simulation of the user's own model, data and clients."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
-from afflux.ops.validation import printable
+from afflux.ops.validation import brief, printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.clients.training import with_settings
@@ -175,6 +175,8 @@ class Simulation:
 
     def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int) -> None:
         specs = read_rules(rules, {"buffer_size": buffer_size})
+        if not isinstance(seeds, Iterable):
+            raise ConfigError(f"seeds is {brief(seeds)}, must be a sequence of whole numbers, such as [0, 1, 2]")
         if not specs or not seeds:
             raise ConfigError("give at least one rule and one seed")
         if len(set(seeds)) != len(seeds):

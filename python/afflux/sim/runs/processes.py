@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from afflux.sim.errors import ConfigError, ProcessKilledError
-from afflux.sim.workload.rule_files import expect_digests, loaded_digests
+from afflux.sim.workload.rule_files import loaded_digests, parents_digests
 from afflux.sim.workload.task import Task
 
 POLL_SECONDS = 0.1
@@ -106,7 +106,7 @@ def _start(
     # A run's own process answers both signals. An executor sends SIGTERM to the other processes if one was killed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1) if stopped.value else None)
-    expect_digests(digests)
+    parents_digests.update(digests)
     begin(*arguments)
     _outside_jobs.acquire()
     threading.Thread(target=_exit_when_stopped, args=(stopped,), daemon=True).start()

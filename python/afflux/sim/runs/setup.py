@@ -15,7 +15,7 @@ from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
 from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, note_on_errors
-from afflux.sim.results.audit_log import AuditOutput, Header
+from afflux.sim.results.audit_log import Header
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
@@ -119,14 +119,11 @@ class SimulationSetup:
         Raises:
             ConfigError: an input is another one; the error names it.
         """
-        then: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
-        now: dict[str, Any] = {
-            "number of clients": len(self.clients),
-            "first params": params_sha256(self.initial_params),
-        }
+        facts: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
+        then, facts_now = facts | (header.inputs or {}), (len(self.clients), params_sha256(self.initial_params))
+        now = dict(zip(facts, facts_now, strict=True)) | dict(self.inputs)
         versions = {"afflux": header.afflux, **(header.versions or {})}
-        recorded = header.inputs is not UNSET
-        refuse_other_inputs(str(path), {**then, **(header.inputs or {})}, {**now, **self.inputs}, versions, recorded)
+        refuse_other_inputs(str(path), then, now, versions, header.inputs is not UNSET)
 
     @property
     def initial_params(self) -> np.ndarray:
@@ -150,14 +147,6 @@ class SimulationSetup:
             **options,
         )
 
-    @property
-    def most_at_once(self) -> int:
-        """The largest number of clients that train at the same time.
-
-        A rule that waits for a cohort may have more.
-        """
-        return min(self.config.concurrency, len(self.clients))
-
     def check_rule(self, rule: Rule) -> None:
         """Raise ConfigError if the rule needs facts, or validation data that the task lacks, or excludes clip_norms."""
         if rule.needs.facts:
@@ -167,11 +156,6 @@ class SimulationSetup:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
-
-    def check_output(self, output: AuditOutput | None) -> None:
-        """Raise ConfigError if updates are to be kept that cannot be replayed."""
-        if output is not None and output.updates and self.model.initial_buffers is not None:
-            raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
 
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""

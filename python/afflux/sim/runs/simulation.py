@@ -70,7 +70,8 @@ def simulate(
     killed = "a worker process was killed, or could not be started; the run can be resumed"
     with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
         setup = SimulationSetup.of(config, seed, task, digests=output is not None)
-        setup.check_output(output)
+        if output is not None and output.updates and setup.model.initial_buffers is not None:
+            raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
         interrupted = None if store is None else store.interrupted
         if store is not None:
             setup.schedule(specs[0])  # raises for an impossible one before anything is written

@@ -19,8 +19,7 @@ import torch
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
-from afflux.sim.clients.model_broadcast import SentModel
-from afflux.sim.clients.training import Trainer, TrainingResult
+from afflux.sim.clients.training import SentModel, Trainer, TrainingResult
 from afflux.sim.errors import ConfigError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
@@ -46,13 +45,16 @@ Shapes = dict[str, tuple[str, int, int]]
 
 
 def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
-    """Return the arrays of a run with `count` workers: by version, params and buffers; by result, those and shifts."""
+    """Return the arrays of a run with `count` workers.
+
+    A place holds the model for a training or evaluation, and then the update and the buffers of a training.
+    """
     d, buffers = len(setup.initial_params), setup.model.initial_buffers
-    waiting = max(WAITING_LEAST * count, min(setup.most_at_once, WAITING_BYTES // (4 * max(d, 1))))
-    versions, results = count * (QUEUE + EVALUATIONS), count * QUEUE + waiting
-    b, shift = 0 if buffers is None else len(buffers), d if setup.config.client_optimizer == "scaffold" else 0
-    shapes = {"params": ("f4", versions, d), "pulled": ("f8", versions, b), "updates": ("f4", results, d)}
-    return shapes | {"trained": ("f8", results, b), "shifts": ("f4", results, shift)}
+    at_once = min(setup.config.concurrency, len(setup.clients))  # a rule that waits for a cohort may have more
+    waiting = max(WAITING_LEAST * count, min(at_once, WAITING_BYTES // (4 * max(d, 1))))
+    places, b = count * (EVALUATIONS + QUEUE) + waiting, 0 if buffers is None else len(buffers)
+    shift = d if setup.config.client_optimizer == "scaffold" else 0
+    return {"params": ("f4", places, d), "buffers": ("f8", places, b), "shifts": ("f4", places, shift)}
 
 
 def _arrays(shapes: Shapes, raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -77,7 +79,7 @@ class WorkerPool:
         self._pool: ProcessPool | None = None
         self._task: Task | None = None
         self._shapes: Shapes = {}
-        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the version, the sequence or -1
+        self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the place, the sequence or -1
         self._done: dict[int, Future[Any]] = {}
 
     def for_run(self, setup: SimulationSetup, task: Task | None) -> "WorkerPool | None":
@@ -106,11 +108,11 @@ class WorkerPool:
             self._task, self._shapes, self._memory = task, shapes, _arrays(shapes, raw)
             self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
         self._run = setup.config, setup.seed
-        self._free_versions, self._free_results = (list(range(shapes[name][1])) for name in ("params", "updates"))
-        self._held: dict[int, list[int]] = {}  # [place, jobs that need it], by version
+        free, evaluations = list(range(shapes["params"][1])), EVALUATIONS * self._count
+        self._free, self._free_for_evaluations = free[evaluations:], free[:evaluations]
         self._waiting: dict[int, SentModel] = {}  # not given to a worker, by the sequence of the training
         self._order: list[tuple[float, int]] = []  # a heap of finish and sequence of these trainings
-        self._places: dict[int, int] = {}  # of results, until `release`
+        self._places: dict[int, int] = {}  # of trainings, until `release`
         self._jobs, self._done = {}, {}
         return self
 
@@ -131,19 +133,18 @@ class WorkerPool:
             ConfigError: as `Trainer.train`.
         """
         while sequence not in self._done:
-            if sequence in self._waiting and not self._free_results:
+            if sequence in self._waiting and not self._free:
                 del self._waiting[sequence]
                 return None
             self._collect(None)
-        examples, loss, steps, fault = self._done.pop(sequence).result()
-        place, memory = self._places[sequence], self._memory
-        buffers = memory["trained"][place] if memory["trained"].size else None
-        return TrainingResult(memory["updates"][place], examples, loss, steps, buffers, fault)
+        trained: TrainingResult = self._done.pop(sequence).result()
+        update, buffers = _model(self._memory, self._places[sequence])
+        return trained._replace(update=update, buffers=buffers)
 
     def release(self, sequence: int) -> None:
         """Free the arrays of a result, which are no longer needed."""
         if (place := self._places.pop(sequence, None)) is not None:
-            self._free_results.append(place)
+            self._free.append(place)
             self._collect(0)
 
     def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
@@ -152,51 +153,41 @@ class WorkerPool:
         The call waits if `EVALUATIONS` models for each worker have not been evaluated yet. The object's `result` raises
         ConfigError as `Trainer.evaluate`, and WorkerError if a worker has failed.
         """
-        while sum(sequence < 0 for _, sequence in self._jobs.values()) >= EVALUATIONS * self._count:
+        while not self._free_for_evaluations:
             self._collect(None)
-        return self._give(-1, model, _evaluate, self._hold(model))
+        return self._give(_evaluate, self._free_for_evaluations.pop(), model)
 
     def _collect(self, timeout: float | None) -> None:
         """Note the jobs that have ended, at most after some seconds; give waiting trainings to the workers."""
         for job in wait(self._jobs, timeout, FIRST_COMPLETED).done if self._jobs else ():
-            version, sequence = self._jobs.pop(job)
-            held = self._held[version]
-            held[1] -= 1
-            if not held[1]:
-                self._free_versions.append(held[0])
-                del self._held[version]
+            place, sequence = self._jobs.pop(job)
             if sequence >= 0:
                 self._done[sequence] = job
+            else:
+                self._free_for_evaluations.append(place)
         trainings = sum(sequence >= 0 for _, sequence in self._jobs.values())
         for _ in range(QUEUE * self._count - trainings):
             while self._order and self._order[0][1] not in self._waiting:  # it was trained elsewhere
                 heappop(self._order)
-            if not self._order or not self._free_results:
+            if not self._order or not self._free:
                 return
             _, sequence = heappop(self._order)
             sent = self._waiting.pop(sequence)
-            place = self._places[sequence] = self._free_results.pop()
+            place = self._places[sequence] = self._free.pop()
             if sent.shift is not None:
                 self._memory["shifts"][place] = sent.shift
-            facts = (sequence, sent.client, self._hold(sent.model), place, sent.shift is not None)
-            self._give(sequence, sent.model, _train, *facts)
+            self._give(_train, place, sent.model, sequence, sent.client)
 
-    def _give(self, sequence: int, model: Pulled, function: Callable[..., Any], *facts: int) -> "Future[Any]":
+    def _give(
+        self, function: Callable[..., Any], place: int, model: Pulled, sequence: int = -1, *client: int
+    ) -> "Future[Any]":
         assert self._pool is not None
-        job = self._pool.job(_reported, function, *self._run, *facts)
-        self._jobs[job] = model.version, sequence
+        self._memory["params"][place] = model.params
+        if model.buffers is not None:
+            self._memory["buffers"][place] = model.buffers
+        job = self._pool.job(_reported, function, *self._run, place, sequence, *client)
+        self._jobs[job] = place, sequence
         return job
-
-    def _hold(self, model: Pulled) -> int:
-        """Return the place of the model in shared memory; it is copied there for the first of several jobs."""
-        held = self._held.get(model.version)
-        if held is None:
-            held = self._held[model.version] = [self._free_versions.pop(), 0]
-            self._memory["params"][held[0]] = model.params
-            if model.buffers is not None:
-                self._memory["pulled"][held[0]] = model.buffers
-        held[1] += 1
-        return held[0]
 
     def close(self) -> None:
         """End the processes; only their trainings in progress are lost."""
@@ -215,6 +206,11 @@ def _begin(shapes: Shapes, raw: Mapping[str, Any], content: bytes) -> None:
     _memory, _content = _arrays(shapes, raw), content
 
 
+def _model(memory: Mapping[str, np.ndarray], place: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the params, or the update, and the buffers of a place."""
+    return memory["params"][place], memory["buffers"][place] if memory["buffers"].size else None
+
+
 @cache
 def _task() -> Task | None:
     return cast("Task | None", pickle.loads(_content))
@@ -230,11 +226,6 @@ def _streams(seed: int) -> StreamSeries:
     return StreamSeries(seed, StreamPurpose.BATCHES)
 
 
-def _pulled(version: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the params and buffers of a place."""
-    return _memory["params"][version], _memory["pulled"][version] if _memory["pulled"].size else None
-
-
 def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function, or raise its error as one that can be sent."""
     try:
@@ -245,18 +236,16 @@ def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
         raise WorkerError("a worker failed:\n" + "".join(format_exception(error))) from None
 
 
-def _train(
-    config: SimConfig, seed: int, sequence: int, client: int, version: int, place: int, shifted: bool
-) -> tuple[int, float | None, int, str]:
-    """Write the result of a training into its place; return the examples, loss, steps and fault."""
-    batches, (params, buffers) = _streams(seed).stream(sequence), _pulled(version)
-    shift = _memory["shifts"][place] if shifted else None
+def _train(config: SimConfig, seed: int, place: int, sequence: int, client: int) -> TrainingResult:
+    """Write the update and the buffers of a training into its place; return the other facts."""
+    (params, buffers), batches = _model(_memory, place), _streams(seed).stream(sequence)
+    shift = _memory["shifts"][place] if _memory["shifts"].size else None
     trained = _trainer(config, seed).train(client, params, batches, shift, buffers)
-    _memory["updates"][place] = trained.update
-    if trained.buffers is not None:
-        _memory["trained"][place] = trained.buffers
-    return trained.num_examples, trained.loss, trained.steps, trained.fault
+    params[:] = trained.update
+    if buffers is not None and trained.buffers is not None:
+        buffers[:] = trained.buffers
+    return trained._replace(update=params[:0], buffers=None)
 
 
-def _evaluate(config: SimConfig, seed: int, version: int) -> tuple[float, float]:
-    return _trainer(config, seed).evaluate(*_pulled(version))
+def _evaluate(config: SimConfig, seed: int, place: int, sequence: int) -> tuple[float, float]:
+    return _trainer(config, seed).evaluate(*_model(_memory, place))

@@ -1,7 +1,7 @@
 """The settings of a simulation, without the rule and the seed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any, get_args
 
@@ -13,7 +13,6 @@ from afflux.sim.models import MODELS
 from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 
-PROTOCOLS = ("events", "rounds")
 #: The task of the settings data, model and partition.
 IMAGES = "images"
 #: The task of the papers' data sets and models.
@@ -24,28 +23,21 @@ LORA = "lora"
 MADE_IN_PYTHON = "python"
 #: Settings that may end a run before its last arrival.
 ENDS = ("rounds", "virtual_time", "stop_at_target")
-PARTS = ("test", "validation")
 #: The number of arrivals of a run that another setting ends: more than a run can have.
 UNLIMITED = 2**62
 #: Settings that only the task of images has.
 OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
 #: Settings that no function of the user reads, but only the simulator.
 OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", "stale_models", "sampling")
-#: Laws by which the next client is drawn from the idle ones.
-SELECTIONS = ("uniform", "blocked-until-pass-ends")
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
 }
 """Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers."""
 
-CLIENT_OPTIMIZERS = ("sgd", "fedprox", "fedasync", "scaffold")
-#: Those with a proximal term, which read mu.
+#: The client optimizers with a proximal term, which read mu.
 PROXIMAL = ("fedprox", "fedasync")
-STEPS_LAWS = ("constant", "uniform")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
-EXAMPLES = ("data", "batch")
-FAULTS = ("record", "raise")
 #: Settings that logs of format 1 first did not have.
 SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last", "selection")
 
@@ -61,9 +53,11 @@ FROM_1 = (
 FROM_0 = ("local_epochs", "rounds", "virtual_time")
 
 
-def _setting(default: Any, description: str) -> Any:
-    # The command line shows `description` as help: each setting is described in one place.
-    return field(default=default, metadata={"help": description})
+def _setting(default: Any, description: str, *names: str) -> Any:
+    # The command line shows `description` as help: each setting is described in one place. Behind a colon, the names
+    # follow that the setting may have.
+    text = f"{description} {', '.join(names)}." if description.endswith(":") else description
+    return field(default=default, metadata={"help": text, "names": names})
 
 
 def unlimit_arrivals(settings: dict[str, Any], is_given: bool) -> None:
@@ -103,9 +97,9 @@ class SimConfig:
         f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
         "is executed and returns an afflux.sim.Task.",
     )
-    data: str = _setting("digits", f"Data set: {', '.join(DATA_SETS)}.")
+    data: str = _setting("digits", "Data set:", *DATA_SETS)
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
-    model: str = _setting("cnn", f"Model: {', '.join(MODELS)}.")
+    model: str = _setting("cnn", "Model:", *MODELS)
     num_clients: int = _setting(100, "All clients, N.")
     concurrency: int = _setting(20, "Clients that train at once.")
     refill: int = _setting(
@@ -115,14 +109,16 @@ class SimConfig:
         "uniform",
         "Protocol events, clients that may be drawn: uniform, all that are idle; blocked-until-pass-ends, those that "
         "have not finished yet in this pass over all clients (GSGM).",
+        *("uniform", "blocked-until-pass-ends"),
     )
     protocol: str = _setting(
         "events",
         "events: clients finish after their running times; rounds: Anarchic FL's protocol, with as many clients in a "
         "round as the rule's buffer holds, each on one of the last models.",
+        *("events", "rounds"),
     )
     stale_models: int = _setting(5, "Protocol rounds: a client starts from one of so many last models; 1: synchronous.")
-    sampling: str = _setting("uniform", f"Protocol rounds, draw of clients: {', '.join(SAMPLING)} (for ten clients).")
+    sampling: str = _setting("uniform", "Protocol rounds, draw of clients; biased is for ten:", *SAMPLING)
     arrivals: int = _setting(
         1600, "Client results that the server receives before it stops; without limit if another end is given alone."
     )
@@ -137,17 +133,19 @@ class SimConfig:
         f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
         "(docs/data.md); task: that of a task of your own, which is the default if it has one.",
     )
-    partition: str = _setting("dirichlet", f"Partition of the data: {', '.join(PARTITIONS)}.")
+    partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
     classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
-    client_optimizer: str = _setting("sgd", f"The clients' optimizer: {', '.join(CLIENT_OPTIMIZERS)}.")
+    client_optimizer: str = _setting("sgd", "The clients' optimizer:", "sgd", *PROXIMAL, "scaffold")
     mu: float = _setting(0.1, "Proximal term of the client optimizers fedprox (its mu) and fedasync (its rho).")
     control_codec: str = _setting(
-        "float32", f"How the server stores SCAFFOLD's control variates of clients: {', '.join(CONTROL_CODECS)}."
+        "float32", "How the server stores SCAFFOLD's control variates of clients:", *CONTROL_CODECS
     )
     client_lr: float = _setting(0.1, "The clients' learning rate.")
     local_steps: int = _setting(3, "Mini-batch steps of a client.")
-    steps_law: str = _setting("constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.")
+    steps_law: str = _setting(
+        "constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.", "constant", "uniform"
+    )
     local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
     batch_size: int = _setting(16, "Mini-batch size of a client.")
     drop_last: bool = _setting(
@@ -164,8 +162,11 @@ class SimConfig:
         "record",
         "A client's training that raises an exception, or whose loss or update is not finite: record it as a faulty "
         "arrival, which the audit log holds with its reason; or raise, which ends the run.",
+        *("record", "raise"),
     )
-    examples: str = _setting("data", "Number of examples that a client reports: of its data, or of a batch.")
+    examples: str = _setting(
+        "data", "Number of examples that a client reports, of its data or a batch:", "data", "batch"
+    )
     clip_norms: float = _setting(
         0.0, "If not 0: the server reduces the weight of an update whose norm exceeds so many medians."
     )
@@ -175,6 +176,7 @@ class SimConfig:
     part: str = _setting(
         "test",
         "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
+        *("test", "validation"),
     )
     target: float = _setting(
         0.9, "Test accuracy for the rounds and the time to target; any number for a task of your own."
@@ -182,20 +184,11 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a name or a value is invalid."""
-        known("data", self.data, DATA_SETS)
-        known("model", self.model, MODELS)
+        for setting in fields(self):
+            if names := setting.metadata["names"]:
+                known(setting.name.replace("_", " "), getattr(self, setting.name), names)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
             delay_law(self.delays)
-        known("partition", self.partition, PARTITIONS)
-        known("protocol", self.protocol, PROTOCOLS)
-        known("selection", self.selection, SELECTIONS)
-        known("sampling", self.sampling, SAMPLING)
-        known("client optimizer", self.client_optimizer, CLIENT_OPTIMIZERS)
-        known("codec", self.control_codec, CONTROL_CODECS)
-        known("steps law", self.steps_law, STEPS_LAWS)
-        known("examples", self.examples, EXAMPLES)
-        known("faults", self.faults, FAULTS)
-        known("part", self.part, PARTS)
         for least, names in enumerate((FROM_0, FROM_1)):
             for name in names:
                 if (value := getattr(self, name)) < least:

@@ -19,12 +19,6 @@ OF_TRAINING = tuple(name for name in {**scaffold(drop_last=True).settings, **fed
 SETTINGS = tuple(field.name for field in fields(SimConfig))
 
 
-def settings_of_function(function: Callable[..., Any]) -> list[str]:
-    """Return the settings that the function of a task takes: all of them if it has a parameter `settings`."""
-    taken = inspect.signature(function).parameters
-    return [name for name in SETTINGS if name in taken or "settings" in taken]
-
-
 def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
     """Return the settings that a training function takes as keyword-only parameters; [] if there is no function."""
     try:
@@ -45,7 +39,11 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
     """
     if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
         return []  # the training may read settings that it does not take, by a function inside the unknown one
-    taken = {*keyword_settings(task.training), *(OF_FUNCTION if function is None else settings_of_function(function))}
+    taken = {
+        *keyword_settings(task.training),
+        *(OF_FUNCTION if function is None else inspect.signature(function).parameters),
+    }
+    taken |= {*SETTINGS} if "settings" in taken else set()  # a parameter of this name is given all of them
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
 

@@ -111,5 +111,4 @@ def _states(pool: np.ndarray, block: int) -> np.ndarray:
 
 
 def _fold(values: np.ndarray) -> np.ndarray:
-    folded: np.ndarray = values ^ (values >> np.uint32(16))
-    return folded
+    return np.asarray(values ^ (values >> np.uint32(16)))

@@ -4,7 +4,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -20,8 +20,8 @@ from afflux.sim.errors import ConfigError, known
 
 #: The attribute of a loaded file's module that holds the SHA-256 of the text.
 DIGEST = "__afflux_sha256__"
-#: Name of a loaded file's module -> SHA-256 that the file must have, if the parent process has loaded it.
-_parents_digests: dict[str, str] = {}
+#: `loaded_digests` of the parent process: files that have changed since it executed them are refused.
+parents_digests: dict[str, str] = {}
 
 
 def split_rule_name(label: str) -> tuple[str, list[str]]:
@@ -107,18 +107,9 @@ def code_digests(rule: str, task: str) -> dict[str, str]:
 
 
 def loaded_digests() -> dict[str, str]:
-    """Return the digests of the files that this process has executed, for `expect_digests` in its child processes."""
+    """Return the digests of the files that this process has executed, for `parents_digests` in its child processes."""
     modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("afflux ")]
     return {name: vars(module)[DIGEST] for name, module in modules if DIGEST in vars(module)}
-
-
-def expect_digests(digests: Mapping[str, str]) -> None:
-    """Refuse files that have changed since the parent process has executed them.
-
-    Args:
-        digests: `loaded_digests` of the parent.
-    """
-    _parents_digests.update(digests)
 
 
 def _digest(name: str, what: str) -> str | None:
@@ -214,13 +205,12 @@ def _module(path: Path, what: str) -> ModuleType:
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise ConfigError(f"there is no {what} file {path}")
     spec = spec_from_file_location(key, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file")
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - the name of the file ends with .py
     module = module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look up their module there
     try:
         digest = _text_digest(path)  # before the file is executed: a change meanwhile is then noticed
-        if _parents_digests.get(key, digest) != digest:
+        if parents_digests.get(key, digest) != digest:
             raise ConfigError(f"{path}, or a module beside it, has changed since this program began: start it again")
         vars(module)[DIGEST] = digest
         with imports_beside(str(path)):

@@ -112,7 +112,7 @@ def read_rules(rules: Rules, common: Mapping[str, Any] | None = None) -> list[Ru
         ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
     """
     specs: list[RuleSpec] = []
-    for rule in [rules] if isinstance(rules, str | Rule | RuleSpec) else rules:
+    for rule in [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules:
         if isinstance(rule, str):
             rule = parse_rule(rule, common)
         elif isinstance(rule, Rule):

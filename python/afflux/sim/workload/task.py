@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from afflux.ops.validation import brief
 from afflux.sim.data.image_set import stratified_split
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.evaluation import Classification, classification, refuse_nonfinite
+from afflux.sim.workload.evaluation import Classification, as_arrays, classification, refuse_nonfinite
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
@@ -99,9 +100,9 @@ class Task:
             raise ConfigError("num_clients is given, but clients is no function: their number is its length")
         if lazy and (self.num_clients or 0) < 1:
             raise ConfigError(f"num_clients is {self.num_clients}, must be at least 1")
-        for name in ("evaluate", *(["training"] if self.training is not None else [])):
-            if not callable(getattr(self, name)):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, must be a function")
+        for name in ("evaluate", "training", "delays"):
+            if not callable(part := getattr(self, name)) and (part is not None or name == "evaluate"):
+                raise ConfigError(f"{name} is {brief(part)}, must be a function")
 
     @property
     def count(self) -> int | None:
@@ -210,7 +211,7 @@ def partitioned(
     """Divide a data set among clients.
 
     Args:
-        x: the examples, an array or a torch tensor.
+        x: the examples: an array, a torch tensor, or what NumPy makes an array of.
         y: their labels, one for each example: whole numbers.
         num_clients: number of clients.
         partition: dirichlet, iid, classes or wkafl; see `afflux compare --help`.
@@ -221,9 +222,11 @@ def partitioned(
         The clients, for `Simulation` and `Task`.
 
     Raises:
-        ConfigError: an unknown partition, another number of labels than examples, or a value that is not finite.
+        ConfigError: an unknown partition, another number of labels than examples, or a value that is no number or not
+            finite.
     """
     known("partition", partition, PARTITIONS)
+    x, y = as_arrays("partitioned", x, y)
     if len(x) != len(y):
         raise ConfigError(f"there are {len(x)} examples, but {len(y)} labels")
     if num_clients < 1:

@@ -1,15 +1,19 @@
-"""Live progress of runs: bars by rich on a terminal, otherwise lines at growing intervals."""
+"""What a terminal shows, by rich: the live progress of runs, and the table of results."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from afflux.sim.results.run_history import JobProgress, RunProgress
-from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.results.run_result import RunResult, group_by_rule
+from afflux.sim.results.statistics import summary_rows
+from afflux.sim.workload.config import UNLIMITED, SimConfig
 
 #: Up to this number of runs, each finished run keeps its bar; of more runs, only the active ones have a bar.
 MOST_BARS = 12
@@ -91,3 +95,28 @@ def describe(run: RunProgress, arrivals: int) -> str:
 
 def _ended(shares: Sequence[float]) -> int:
     return sum(share >= 1 for share in shares)
+
+
+def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
+    """Return the summary, one column per rule; mean ± standard deviation if there are several seeds."""
+    shown = Table(Column("", style="bold"), *(Column(label, justify="right") for label in group_by_rule(results)))
+    for title, cells in summary_rows(results, config.target, brief=True):
+        shown.add_row(title, *cells)
+    return shown
+
+
+def table_by_rule(results: Sequence[RunResult], config: SimConfig) -> Table:
+    """Return the main numbers of the summary, one row per rule: many rules fit a terminal of 80 columns."""
+    rows = dict(summary_rows(results, config.target, brief=True))
+    goal = f"{100 * config.target:g}%"
+    columns = {
+        "final accuracy, %": "final\naccuracy, %",
+        f"rounds to {goal}": f"rounds\nto {goal}",
+        f"virtual time to {goal}": f"virtual time\nto {goal}",
+        "server state": "server\nstate",
+    }
+    headers = [Column(header, justify="right", no_wrap=True) for header in columns.values()]
+    shown = Table(Column("\nrule", no_wrap=True), *headers, box=SIMPLE_HEAD)
+    for index, label in enumerate(group_by_rule(results)):
+        shown.add_row(label, *(rows[title][index] for title in columns))
+    return shown

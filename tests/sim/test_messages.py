@@ -1,0 +1,176 @@
+"""Errors that no other test raises: each says what is wrong, of which file or setting."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import own_tasks
+from afflux.cli import common
+from afflux.ops.errors import StoreError
+from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, register_task
+from afflux.sim.clients.compiled_training import require_compiler
+from afflux.sim.data import image_set, text_set
+from afflux.sim.models import build_model
+from afflux.sim.papers import codec_errors
+from afflux.sim.results.updates_file import read_updates
+from afflux.sim.runs.event_loop import SimulatedServer
+from afflux.sim.runs.run_checkpoint import StoredRun
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.simulation import replay_updates
+from afflux.sim.workload import lora_task, rule_files, task_registry
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.delays import HalfNormalDelays
+from afflux.sim.workload.rule_specs import parse_rule
+
+X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36)
+
+
+def saved(folder, array, **options):
+    np.save(folder / "array.npy", array, **options)
+    return str(folder / "array.npy")
+
+
+def of_version_2(folder):
+    with (folder / "array.npy").open("wb") as file:
+        np.lib.format.write_array(file, np.zeros((1, 2), np.float32), (2, 0))
+    return folder / "array.npy"
+
+
+def own_training(**settings):
+    return Simulation(own_tasks.linear, partitioned(X, Y, 2), own_tasks.counted, own_tasks.TEST, **settings)
+
+
+#: What raises, in a folder; the kind of error, and its message.
+CASES = {
+    "a flag beside an option of the rule": (
+        lambda folder: common.parse_rules(["fedbuff:buffer_size=7"], buffer_size=5),
+        "--buffer-size is 5, but fedbuff:buffer_size=7 says buffer_size=7 itself",
+    ),
+    "updates without a name": (
+        lambda folder: codec_errors.read_named_updates("file.npy"),
+        "updates are given as NAME=FILE, not 'file.npy'",
+    ),
+    "no file of updates": (
+        lambda folder: codec_errors.read_named_updates(f"a={folder / 'no.npy'}"),
+        "cannot read .*no.npy",
+    ),
+    "updates of float64": (
+        lambda folder: codec_errors.read_named_updates(f"a={saved(folder, np.zeros((1, 2)))}"),
+        r"array.npy holds float64 of shape \(1, 2\), not float32 updates of shape \(n, d\)",
+    ),
+    "updates of 0": (
+        lambda folder: codec_errors.read_named_updates(f"a={saved(folder, np.zeros((1, 2), np.float32))}"),
+        "array.npy holds updates that are 0 or not finite",
+    ),
+    "two kinds of updates": (
+        lambda folder: codec_errors.make_page([f"normal={saved(folder, np.ones((1, 2), np.float32))}"]),
+        "there are two kinds of vectors named normal",
+    ),
+    "kept updates of version 2": (
+        lambda folder: read_updates(of_version_2(folder), 2),
+        r"holds no kept updates: is a .npy file of version \(2, 0\)",
+    ),
+    "a rate above float32": (
+        lambda folder: SimConfig(client_lr=1e39),
+        r"client_lr is 1e\+39, must be at most 3.4028234e\+38, the largest float32",
+    ),
+    "half-normal of another reading": (
+        lambda folder: HalfNormalDelays(reading="mean"),
+        "reading is 'mean', must be location or scale",
+    ),
+    "images that are too small": (
+        lambda folder: build_model("cnn", (1, 3, 8), 2, 0),
+        "model 'cnn' needs images of 4x4 pixels or more, not 3x8",
+    ),
+    "more examples than labels": (lambda folder: partitioned(X, Y[1:], 2), "there are 4 examples, but 3 labels"),
+    "no clients": (lambda folder: partitioned(X, Y, 0), "num_clients is 0, must be at least 1"),
+    "no clients of a function": (
+        lambda folder: Task(own_tasks.linear, lambda client: None, own_tasks.TEST, num_clients=0),
+        "num_clients is 0, must be at least 1",
+    ),
+    "an evaluation that is no function": (
+        lambda folder: Task(own_tasks.linear, [], 3),
+        "evaluate is 3, must be a function",
+    ),
+    "a task with a colon": (
+        lambda folder: register_task("a:b", own_tasks.linear),
+        "'a:b' cannot be the name of a task",
+    ),
+    "scaffold with a training function": (
+        lambda folder: SimulationSetup.of(
+            SimConfig(task="own", client_optimizer="scaffold"), 0, own_training(concurrency=1).task
+        ),
+        "client_optimizer is scaffold, but the task has a training function of its own",
+    ),
+    "fewer arrivals than a round": (
+        lambda folder: SimulatedServer(
+            parse_rule("fedbuff:buffer_size=40"), SimpleNamespace(config=SMALL, check_rule=lambda rule: None)
+        ),
+        "arrivals is 36, but fedbuff:buffer_size=40 steps after 40",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_named(case, tmp_path):
+    make, message = CASES[case]
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path)
+
+
+def test_packages_that_are_missing_or_too_old(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace())  # its import takes seconds
+    monkeypatch.setattr(torch, "_inductor", SimpleNamespace(), raising=False)
+    with pytest.raises(ConfigError, match=r"compile needs torch 2\.6 or newer, and this is [0-9]"):
+        require_compiler()
+    monkeypatch.setattr(lora_task, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'"):
+        lora_task.lora_task(SMALL)
+
+
+def test_data_that_cannot_be_read_or_tested(monkeypatch):
+    monkeypatch.setattr(image_set.np, "loadtxt", lambda *given, **options: int("x"))
+    with pytest.raises(ConfigError, match=r"cannot read the digits of scikit-learn, .*digits.csv.gz: invalid literal"):
+        image_set.digits_of_scikit_learn()
+    text = text_set._text_set([("a role", 0, " " * text_set.WINDOW + "x\n")])
+    with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
+        task_registry._task(text, "char-lstm", SMALL)
+    monkeypatch.delenv("AFFLUX_DATA", raising=False)
+    with pytest.raises(
+        ConfigError, match="data 'rte' is read from files: give their folder with --data-dir or AFFLUX_DA"
+    ):
+        lora_task.data_folder("rte", None)
+
+
+def test_a_file_that_has_changed_since_its_parent_executed_it(tmp_path, monkeypatch):
+    file = tmp_path / "rules.py"
+    file.write_text("def mine():\n    pass\n")
+    monkeypatch.setitem(rule_files.parents_digests, f"afflux rule file {file}", "0" * 64)
+    with pytest.raises(ConfigError, match=r"rules.py, or a module beside it, has changed since this program began"):
+        rule_files.rule_function(f"{file}:mine")
+
+
+def test_kept_updates_and_buffers(monkeypatch):
+    setup = SimpleNamespace(model=SimpleNamespace(initial_buffers=np.zeros(1)))
+    monkeypatch.setattr(SimulationSetup, "of", lambda *given, **options: setup)
+    log = SimpleNamespace(header=SimpleNamespace(seed=0), path=Path("a.jsonl"))
+    with pytest.raises(ConfigError, match=r"a\.jsonl: the model has buffers, which kept updates do not hold"):
+        replay_updates(log, [], SMALL)
+
+
+def test_a_store_whose_files_cannot_be_written(tmp_path, monkeypatch):
+    stored, leader = StoredRun(tmp_path / "store"), SimpleNamespace(add_evaluations=lambda: None)
+    leader.record = SimpleNamespace(log=object())
+    stream = SimpleNamespace(state=lambda: SimpleNamespace(events=1), state_arrays=lambda: {"sum": np.zeros(1)})
+    with pytest.raises(ConfigError, match=r"cannot write .*run_id.txt: No such file or directory"):
+        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "none"))
+    (tmp_path / "audit").mkdir()
+    with pytest.raises(StoreError, match=r"\[store\] cannot write .*clients-1.npz.new: No such file or directory"):
+        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "audit"))
+    assert os.listdir(tmp_path / "audit") == ["run_id.txt"]
