@@ -131,7 +131,7 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], p
     """
     start = perf_counter()
     decided = strict_float_mode(lambda call: decide_round(*call), (rule, before, waiting, plane))
-    decided.prepared = strict_float_mode(lambda plan: plane.prepare(plan, op), decided.plan)
+    decided.prepared = strict_float_mode(lambda call: LocalPlane.prepare(*call), (plane, decided.plan, op))
     force_setattr(decided.report, "seconds", perf_counter() - start)
     return decided
 
