@@ -175,6 +175,7 @@ def test_all_slots_or_versions_in_use():
     assert {str(error)[:9] for error in errors} == {"[push] al", "[flush] a"}
     del first
     assert pushed(server, 1).version == 2
+    assert held(server) == (0, 1)  # also the rounds that could not be prepared hold nothing
 
 
 @pytest.mark.parametrize("call", [lambda server: pushed(server, 1), Server.flush], ids=["push", "flush"])

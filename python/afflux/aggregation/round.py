@@ -135,8 +135,8 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], p
     start = perf_counter()
     decided = strict_float_mode(lambda call: decide_round(*call), (rule, before, waiting, plane))
     rows = None if before.rows is None else before.rows.memory
-    inputs = (decided.plan, before.current.params, before.rule_vectors, rows, op)
-    decided.prepared = strict_float_mode(lambda call: plane.prepare(*call), inputs)
+    inputs = (plane, decided.plan, before.current.params, before.rule_vectors, rows, op)
+    decided.prepared = strict_float_mode(lambda call: call[0].prepare(*call[1:]), inputs)
     force_setattr(decided.report, "seconds", perf_counter() - start)
     return decided
 
