@@ -359,7 +359,7 @@ def test_an_accuracy_that_is_no_number(made, tmp_path):
     content = json.loads((tmp_path / "out" / "grid.json").read_text())
     assert (content["best"][0]["test"], content["best"][0]["accuracies"]) == (None, [None, None])
     task = replace(task, evaluate=own_tasks.TEST, tuning=evaluate)
-    with pytest.raises(ConfigError, match="fedasync: no setting of the grid has an accuracy"):
+    with pytest.raises(ConfigError, match="fedasync: accuracy is nan with every setting of the grid"):
         tune(Simulation.of(config, ["fedasync"], task=task), {"client_lr": [0.1]})
 
 
@@ -406,10 +406,10 @@ def test_the_function_gives_the_results_of_the_command(straight, made, tmp_path,
     found = tune(simulation, grid, out=tmp_path / "out")
     assert made == straight.runs
     content = json.loads((straight.folder / "grid.json").read_text())
-    assert [None if trial.accuracy != trial.accuracy else trial.accuracy for trial in found.trials] == [
+    assert [None if trial.score != trial.score else trial.score for trial in found.trials] == [
         entry["accuracy"] for entry in content["grid"]
     ]
-    assert [one.accuracies for one in found.best] == [entry["accuracies"] for entry in content["best"]]
+    assert [one.scores for one in found.best] == [entry["accuracies"] for entry in content["best"]]
     assert [one.test.mean for one in found.best] == [entry["test"]["mean"] for entry in content["best"]]
     assert [len(trial.evaluations) for trial in found.trials[:2]] == [5, 5]
     assert str(found) == (tmp_path / "out" / "grid.md").read_text()
@@ -434,7 +434,7 @@ def test_a_grid_of_a_simulation_in_python(made, tmp_path, monkeypatch):
     again = Simulation(
         own_tasks.linear, clients, sgd(0.3), own_tasks.TEST, seeds=[1, 2], **settings | {"rules": best.trial.label}
     )
-    assert [run.final_accuracy for run in again.run()] == best.accuracies
+    assert [run.final_accuracy for run in again.run()] == best.scores
     assert not list(tmp_path.iterdir())
     paired = Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=["fedasync", "fedbuff"], paired=True)
     with pytest.raises(ConfigError, match="must not have paired=True"):

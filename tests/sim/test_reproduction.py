@@ -137,15 +137,14 @@ def test_the_settings_of_table_2_are_the_papers():
 
 def test_readings():
     rows = [Evaluation(number, number, float(number), 0.5 + 0.01 * number, 1.0) for number in range(34)]
-    rows[23] = rows[23]._replace(accuracy=0.99)
+    rows[23] = Evaluation(23, 23, 23.0, 0.99, 1.0)
     assert BEST_OF_EVERY_FIFTH.of(rows) == pytest.approx(0.5 + 0.30)
     assert MEAN_OF_SIX.of(rows) == pytest.approx(0.5 + 0.01 * 17.5)
     assert LAST.of(rows) == pytest.approx(0.83)
     assert MEAN_OF_TEN.of(rows) == pytest.approx(0.5 + 0.01 * 28.5)
     assert STABILITY.of(rows[24:]) == pytest.approx(0.01 * sqrt(110 / 12))
-    assert LOG_STABILITY.of([row._replace(accuracy=2.0 ** (row.version % 2)) for row in rows[:10]]) == pytest.approx(
-        sqrt(10 / 9) * 0.34657359
-    )
+    turns = [Evaluation(row.arrivals, row.version, 0.0, 2.0 ** (row.version % 2), 1.0) for row in rows[:10]]
+    assert LOG_STABILITY.of(turns) == pytest.approx(sqrt(10 / 9) * 0.34657359)
     assert rounds_to(0.6).of(rows) == 10
     assert isnan(rounds_to(1.0).of(rows)), "nan: it was not reached"
 
@@ -257,7 +256,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
 def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
     """And shares the runs of its table."""
     drawn = []
-    monkeypatch.setattr("afflux.sim.results.figures.draw_accuracies", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr("afflux.sim.results.figures.draw_scores", lambda panels, path: drawn.extend(panels))
     cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
     page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Limits(processes=1))

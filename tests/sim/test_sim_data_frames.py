@@ -121,7 +121,7 @@ def test_the_csv_files_have_the_bytes_of_the_csv_module(tmp_path):
 
     started = Evaluation(0, 0, 0.0, 0.1, float("nan"))
     rows = (started, Evaluation(10, 3, 2.5e-8, 0.1 + 0.2, float("inf")))
-    runs = [result('x,"y" z', 0, rows, [0, 7, 0], [4, 4, 4]), result("é", 1, (started._replace(loss=2.0),), [], [])]
+    runs = [result('x,"y" z', 0, rows, [0, 7, 0], [4, 4, 4]), result("é", 1, (Evaluation(*started[:4], 2.0),), [], [])]
     run_folder.write_results(tmp_path, runs, SimConfig(target=0.3))
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in FILES} == FILES
     header, *lines = (tmp_path / "summary.csv").read_text(encoding="utf-8").splitlines()

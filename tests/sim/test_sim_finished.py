@@ -11,6 +11,7 @@ from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import table_pages, tables
 from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
+from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -129,7 +130,7 @@ def test_the_page_of_mf_ca2fl(small, monkeypatch):
     outcomes = []
     for number, job in enumerate(jobs):
         result = Outcome.of(run(CA2FL, 0, CONFIG))
-        rows = tuple(row._replace(accuracy=late[job.seed][number % 4]) for row in result.evaluations)
+        rows = tuple(Evaluation(*row[:3], late[job.seed][number % 4], row.loss) for row in result.evaluations)
         outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
     monkeypatch.setattr(table_pages, "num_parameters", lambda config: 4096)
     page = table.page(outcomes, [0, 1])

@@ -131,7 +131,7 @@ def test_a_run_tells_how_far_it_is():
     by_arrivals = {row.arrivals: row for row in result.evaluations}
     for one in seen:
         last = by_arrivals[max(arrivals for arrivals in by_arrivals if arrivals <= one.arrivals)]
-        assert one.accuracy == last.accuracy
+        assert one.score == last.accuracy
     assert [one.version for one in seen] == [count // 3 for count in range(1, 31)]
 
 

@@ -14,7 +14,7 @@ from afflux.rules import from_config
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal
 from afflux.sim.runs.compare import compare, make_jobs
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import OF_CLIENTS, SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
@@ -60,7 +60,8 @@ def test_the_configuration_can_be_run_again(folder):
     written = json.loads((folder / "config.json").read_text())
     assert SimConfig(**written["simulation"]) == CONFIG
     assert asdict(CONFIG).keys() - written["simulation"].keys() == {
-        *("data_dir", "classes", "mu", "control_codec", "stale_models", "sampling", "validation", "refresh_every")
+        *("data_dir", "classes", "mu", "control_codec", "stale_models", "sampling", "validation", "refresh_every"),
+        *OF_CLIENTS,
     }
     assert written["seeds"] == [0, 1]
     assert [parse_rule(rule["label"]) for rule in written["rules"]] == SPECS

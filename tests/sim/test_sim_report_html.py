@@ -21,6 +21,7 @@ from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, gr
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 from conftest import ROOT
 
@@ -264,7 +265,7 @@ def test_both_pictures_repeat_the_colours_with_other_dashes():
     assert {value for _, name, value in lines if name == "stroke-dasharray"} == {"6 3"}
     axes = Figure().subplots()
     for index in range(9):
-        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index)
+        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index, CLASSIFICATION[0])
     assert axes.lines[1].get_color() == axes.lines[8].get_color() == curves.COLOURS[1].picture
     assert [line.is_dashed() for line in axes.lines] == [False] * 7 + [True] * 2
 
@@ -285,6 +286,6 @@ def test_long_runs_are_thinned_and_hopeless_ones_drawn():
     longest = max(len(line) for line in points_of(page))
     assert longest == MOST_POINTS
     lost = result_of("a", 0, [0.1, 0.2])
-    rows = tuple(row._replace(loss=float("nan")) for row in lost.evaluations)
+    rows = tuple(Evaluation(*row[:4], float("nan")) for row in lost.evaluations)
     Page(page_of([replace(lost, evaluations=rows, clients=np.zeros(0, np.int64), totals=RoundTotals())]))
     Page(page_of([result_of(f"rule {i}", 0, [0.1, 0.2]) for i in range(30)]))

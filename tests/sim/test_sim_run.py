@@ -96,7 +96,7 @@ def compared(jobs, processes):
     assert [(result.spec, result.seed) for result in leaders] == [(job.spec, job.seed) for job in jobs]
     for index, result in enumerate(leaders):
         last = result.evaluations[-1]
-        expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0)
+        expected = (40, last.version, last.virtual_time, last.accuracy, result.mean_staleness, 1.0, "accuracy", "%")
         assert progress[index] == expected
         assert [type(value) for value in progress[index]] == [int, int, float, float, float, float]
     return [reproducible(result) for result in results]

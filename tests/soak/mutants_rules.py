@@ -132,8 +132,8 @@ RULES = {
         "test_sim_finished.py",
     ),
     "reproduce: differences are not paired": (
-        "a.late_accuracy() - b.late_accuracy() for",
-        "a.late_accuracy() - others[0].late_accuracy() for",
+        "a.late_score() - b.late_score() for",
+        "a.late_score() - others[0].late_score() for",
         "test_sim_finished.py",
     ),
 }

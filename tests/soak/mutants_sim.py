@@ -117,8 +117,8 @@ SIM = {
         "test_sim_progress.py",
     ),
     "ends: a target is not reached with equal accuracy": (
-        "if evaluation.accuracy >= target",
-        "if evaluation.accuracy > target",
+        "if reaches(evaluation.score, target)",
+        "if evaluation.score > target",
         "test_sim_statistics.py",
     ),
     "faults: any arrival after a faulty one is in its row": (

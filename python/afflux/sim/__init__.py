@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from afflux.sim.runs.library import replay as replay
     from afflux.sim.runs.library import resume as resume
     from afflux.sim.workload.evaluation import classification as classification
+    from afflux.sim.workload.metrics import Metric as Metric
     from afflux.sim.workload.task import Task as Task
     from afflux.sim.workload.task import fedprox as fedprox
     from afflux.sim.workload.task import partitioned as partitioned
@@ -32,6 +33,7 @@ _MODULES = {
     "results.simulation_results": ("read_results",),
     "runs.library": ("Simulation", "replay", "resume"),
     "workload.evaluation": ("classification",),
+    "workload.metrics": ("Metric",),
     "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),
     "workload.task_registry": ("register_task",),
 }

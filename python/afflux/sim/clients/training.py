@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_note
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
+from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
@@ -244,21 +245,53 @@ class Trainer:
         loss.backward()
         return float(loss.item())
 
-    def evaluate(self, params: np.ndarray, buffers: np.ndarray | None = None) -> tuple[float, float]:
-        """Return accuracy and mean loss of `params` (d,) on the test part.
+    def evaluate(self, params: np.ndarray, buffers: np.ndarray | None = None) -> tuple[float, ...]:
+        """Return the values of the task's metrics of `params` (d,) on the test part.
 
         Raises:
             ConfigError: the evaluation function returns something else.
         """
         self._model.load(params, buffers)
+        return self._values("evaluate", self._task.evaluate)
+
+    def evaluate_client(
+        self, client: int, params: np.ndarray, buffers: np.ndarray | None, rng: np.random.Generator
+    ) -> Iterator[tuple[str, tuple[float, ...]]]:
+        """Yield "server" and the values of the metrics on a client's data; the same of the "personal" model, if any.
+
+        Raises:
+            ConfigError: the evaluation function returns something else.
+        """
+        task, data = self._task, self._data[client]
+        assert task.evaluate_client is not None
+        with note_on_errors(f"while client {client} was evaluated"):
+            self._model.load(params, buffers)
+            yield "server", self._values("evaluate_client", task.evaluate_client, data)
+            if task.personalise is not None:
+                self._model.load(params, buffers)
+                if task.seeds_torch:
+                    torch.default_generator.manual_seed(int(rng.integers(2**63)))
+                task.personalise(self._model.module, data, rng)
+                yield "personal", self._values("evaluate_client", task.evaluate_client, data)
+
+    def _values(self, name: str, function: Callable[..., Any], *data: Any) -> tuple[float, ...]:
+        """Call an evaluation function on the model as it is, and return the values of the metrics."""
         with note_on_errors("while the model was evaluated, without gradients"), self._model.evaluated() as module:
-            found = self._task.evaluate(module)
+            values = function(module, *data)
             self._model.check_frozen()
+        metrics = [metric.name for metric in self._task.metrics]
         try:
-            accuracy, loss = found
-            return float(accuracy), float(loss)
+            if isinstance(values, Mapping):
+                if {*values} == {*metrics}:
+                    return tuple(float(values[metric]) for metric in metrics)
+            elif self._task.metrics == CLASSIFICATION:
+                accuracy, loss = values
+                return float(accuracy), float(loss)
         except (TypeError, ValueError):
-            raise ConfigError(f"evaluate returns {brief(found)}, must return accuracy, loss") from None
+            pass
+        wanted = f"a dict with a number for {', '.join(metrics)}, the names of metrics="
+        wanted = "accuracy, loss" if self._task.metrics == CLASSIFICATION else wanted
+        raise ConfigError(f"{name} returns {brief(values)}, must return {wanted}") from None
 
 
 class ValidationGradient:

@@ -142,13 +142,13 @@ def _number(value: float) -> float | None:
 def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: a row per cell, with the paper's number, our mean and our seeds; without such numbers the curves."""
     if all(line.cell.paper is None for line in lines):
-        from afflux.sim.results.figures import draw_accuracies
+        from afflux.sim.results.figures import draw_scores
 
         panels: dict[str, list[tuple[str, Any]]] = {}
         for name, runs in curves.items():
             panel, _, label = name.partition(", ")
             panels.setdefault(panel, []).append((label, runs))
-        draw_accuracies(list(panels.items()), path)
+        draw_scores(list(panels.items()), path)
         return
     ours, theirs = COLOURS[0].picture, COLOURS[1].picture
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import msgspec
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError
-from afflux.sim.results.run_result import Evaluated, Evaluation, RunResult
+from afflux.sim.results.run_result import Evaluated, Evaluation, RunResult, evaluation_reader
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.ignored_settings import OF_FUNCTION
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.task import Task
 
@@ -34,22 +35,30 @@ class Outcome(Evaluated):
     seed: int
     evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
     max_staleness: int
+    metrics: tuple[Metric, ...] = CLASSIFICATION
 
     @classmethod
     def of(cls, result: RunResult) -> "Outcome":
         """Return the outcome of a finished run."""
-        return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness)
+        return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness, result.metrics)
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Outcome":
         """Return the outcome that a line of the file holds."""
-        rows = msgspec.convert(line["evaluations"], tuple[Evaluation, ...])
-        return cls(line["rule"], line["seed"], rows, line["max_staleness"])
+        metrics = msgspec.convert(line["metrics"], tuple[Metric, ...]) if "metrics" in line else CLASSIFICATION
+        hook = evaluation_reader(metrics)
+        rows = msgspec.convert(line["evaluations"], tuple[Evaluation, ...], dec_hook=hook)
+        return cls(line["rule"], line["seed"], rows, line["max_staleness"], metrics)
 
-    def late_accuracy(self, share: float = 0.25) -> float:
-        """Return the mean accuracy of the evaluations in the last `share` of the arrivals, which is less noisy."""
+    def line(self) -> dict[str, Any]:
+        """Return what `of_line` reads."""
+        facts = {name: getattr(self, name) for name in ("rule", "seed", "evaluations", "max_staleness")}
+        return facts | ({} if self.metrics == CLASSIFICATION else {"metrics": msgspec.to_builtins(self.metrics)})
+
+    def late_score(self, share: float = 0.25) -> float:
+        """Return the mean score of the evaluations in the last `share` of the arrivals, which is less noisy."""
         last = self.evaluations[-1].arrivals
-        late = [one.accuracy for one in self.evaluations if one.arrivals > (1 - share) * last or not last]
+        late = [one.score for one in self.evaluations if one.arrivals > (1 - share) * last or not last]
         return sum(late) / len(late)
 
 
@@ -100,7 +109,7 @@ class FinishedRuns(dict[int, list[RunResult]]):
             runs: Sequence[RunResult | None] = results or [None]
             for result in runs:
                 outcome = Outcome(job.spec.label, job.seed, (), 0) if result is None else Outcome.of(result)
-                file.write(json.dumps(facts | asdict(outcome) | dict(self._more(index, result))) + "\n")
+                file.write(json.dumps(facts | outcome.line() | dict(self._more(index, result))) + "\n")
         super().__setitem__(index, results)
 
 

@@ -17,17 +17,18 @@ from zlib import crc32
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, final_accuracy, markdown_table, measure, publish
+from afflux.sim.papers.publishing import Measure, Page, final_score, markdown_table, measure, publish
 from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.sim.runs.compare import Job
 from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
-#: The last part of a run, whose mean accuracy is compared; it is less noisy than the last evaluation.
+#: The last part of a run, whose mean score is compared; it is less noisy than the last evaluation.
 LATE_SHARE = 0.25
 
 
@@ -186,8 +187,9 @@ class Trial(Evaluated):
     rule: str  #: the rule's label, without the grid
     chosen: Mapping[str, str]  #: the values of the grid, as text
     label: str  #: the rule with the options of the grid
-    accuracy: float  #: mean over the last quarter of the run; nan: a client diverged
+    score: float  #: mean over the last quarter of the run; nan: a client diverged
     evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
+    metrics: tuple[Metric, ...] = CLASSIFICATION
 
 
 class BestTrial(NamedTuple):
@@ -198,14 +200,14 @@ class BestTrial(NamedTuple):
     runs: tuple[Outcome, ...]  #: one for each seed; a run in which a client diverged has no evaluations
 
     @property
-    def accuracies(self) -> list[float | None]:
-        """Accuracy after the last arrival, for each seed; None: a client diverged."""
-        return [run.final_accuracy if run.evaluations else None for run in self.runs]
+    def scores(self) -> list[float | None]:
+        """Score after the last arrival, for each seed; None: a client diverged."""
+        return [run.final_score if run.evaluations else None for run in self.runs]
 
     @property
     def test(self) -> SeedStatistics | None:
-        """Accuracy after the last arrival over seeds; None: a client diverged."""
-        return final_accuracy(self.runs) if None not in self.accuracies else None
+        """Score after the last arrival over seeds; None: a client diverged."""
+        return final_score(self.runs) if None not in self.scores else None
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,13 @@ class TuningResults:
     seeds: tuple[int, ...]  #: of the runs on the test part; the first is that of the grid
     trials: tuple[Trial, ...]
     best: tuple[BestTrial, ...]  #: one for each rule
+
+    @property
+    def metric(self) -> Metric:
+        """The score of all runs, as the page shows it."""
+        runs = [*self.trials, *(run for one in self.best for run in one.runs)]
+        metrics = next((run.metrics for run in self.trials if run.evaluations), CLASSIFICATION)
+        return metrics[0].shown(row.score for run in runs for row in run.evaluations)
 
     def __str__(self) -> str:
         return _markdown(self)
@@ -233,7 +242,7 @@ def tune(
     """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
 
     Each rule is run with all combinations of the grid, or with `trials` of them, and the first seed. The best setting
-    has the largest mean accuracy over the last quarter of the run; a setting with which clients diverge is never the
+    has the best mean score over the last quarter of the run; a setting with which clients diverge is never the
     best.
 
     Args:
@@ -309,8 +318,9 @@ def run_grid(
     tuning = measure([Job(point.spec, seeds[0], (), part, True) for point, part in zip(grid, parts, strict=True)])
     tried = []
     for point, outcome in zip(grid, tuning, strict=True):
-        accuracy = outcome.late_accuracy(LATE_SHARE) if outcome.evaluations else nan
-        tried.append(Trial(point.rule, point.chosen, point.spec.label, accuracy, outcome.evaluations))
+        score = outcome.late_score(LATE_SHARE) if outcome.evaluations else nan
+        label, metrics = point.spec.label, outcome.metrics
+        tried.append(Trial(point.rule, point.chosen, label, score, outcome.evaluations, metrics))
     best = [_best(spec.label, tried) for spec in specs]
     tests = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
     runs = [tuple(tests[place * len(seeds) :][: len(seeds)]) for place in range(len(best))]
@@ -319,31 +329,36 @@ def run_grid(
 
 
 def _best(rule: str, trials: Sequence[Trial]) -> int:
-    """Return the index of the rule's trial with the largest accuracy; of equal ones, the first."""
+    """Return the index of the rule's trial with the best score; of equal ones, the first."""
     own = [at for at, trial in enumerate(trials) if trial.rule == rule]
-    ended = [at for at in own if not isnan(trials[at].accuracy)]
+    ended = [at for at in own if not isnan(trials[at].score)]
     if not ended:
         diverged = not any(trials[at].evaluations for at in own)
         what = "the clients diverged with every setting of the grid"
-        raise ConfigError(f"{rule}: {what if diverged else 'no setting of the grid has an accuracy'}")
-    return max(ended, key=lambda at: trials[at].accuracy)
+        metric = trials[own[0]].metrics[0].words
+        raise ConfigError(f"{rule}: {what if diverged else f'{metric} is nan with every setting of the grid'}")
+    scores = {at: trials[at].score for at in ended}
+    return next(at for at in ended if scores[at] == trials[at].metrics[0].best(scores.values()))
 
 
 def grid_page(results: TuningResults) -> Page:
     """Return the page: the table of the grid, that of the best settings, and a figure with the curves of both."""
+    metric = results.metric
     content = {
         "part": "validation",
         "tuning_seed": results.seeds[0],
         "seeds": list(results.seeds),
-        "grid": [{"rule": trial.rule, **trial.chosen, "accuracy": _number(trial.accuracy)} for trial in results.trials],
+        "grid": [{"rule": trial.rule, **trial.chosen, metric.name: _number(trial.score)} for trial in results.trials],
         "best": [
             {
                 "rule": one.trial.rule,
                 **one.trial.chosen,
                 "label": one.trial.label,
-                "validation": one.trial.accuracy,
+                "validation": one.trial.score,
                 "test": None if one.test is None or isnan(one.test.mean) else one.test._asdict(),
-                "accuracies": [None if accuracy is None else _number(accuracy) for accuracy in one.accuracies],
+                "accuracies" if metric.name == "accuracy" else metric.name: [
+                    None if score is None else _number(score) for score in one.scores
+                ],
             }
             for one in results.best
         ],
@@ -357,19 +372,20 @@ def _number(value: float) -> float | None:
 
 def draw_grid(results: TuningResults, path: Path) -> None:
     """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part."""
-    from afflux.sim.results.figures import draw_accuracies
+    from afflux.sim.results.figures import draw_scores
 
+    metric = results.metric
     panels: list[tuple[str, list[tuple[str, Sequence[Evaluated]]]]] = []
     for one in results.best:
         own = [trial for trial in results.trials if trial.rule == one.trial.rule and trial.evaluations]
-        own.sort(key=lambda trial: -trial.accuracy)
+        own.sort(key=lambda trial: trial.score, reverse=not metric.lower_is_better)
         labels = (", ".join(f"{name}={value}" for name, value in trial.chosen.items()) for trial in own)
         panels.append(
             (f"{one.trial.rule}: validation", [(text, [trial]) for text, trial in zip(labels, own, strict=True)])
         )
     tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
     panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
-    draw_accuracies(panels, path)
+    draw_scores(panels, path, metric)
 
 
 def command(
@@ -400,25 +416,26 @@ def command(
 
 
 def _markdown(results: TuningResults) -> str:
-    names = results.names
-    best = markdown_table(
-        ["rule", *names, "validation, %", "test, %"], [_best_line(names, one) for one in results.best]
-    )
-    grid = markdown_table(["rule", *names, "validation, %"], [_line(names, trial) for trial in results.trials])
+    names, metric = results.names, results.metric
+    columns = ["validation, %", "test, %"] if metric.is_share else ["validation", "test"]
+    best = markdown_table(["rule", *names, *columns], [_best_line(names, one, metric) for one in results.best])
+    grid = markdown_table(["rule", *names, columns[0]], [_line(names, trial, metric) for trial in results.trials])
     return (
         f"Best setting of each rule on the validation part (seed {results.seeds[0]}, mean over the last quarter of a "
-        f"run), and its last accuracy on the test part over the seeds {', '.join(map(str, results.seeds))}.\n\n{best}\n"
+        f"run), and its last {metric.words if metric.is_share else metric.title()} on the test part over the seeds "
+        f"{', '.join(map(str, results.seeds))}.\n\n{best}\n"
         f"The grid:\n\n{grid}"
     )
 
 
-def _line(names: Sequence[str], trial: Trial) -> list[str]:
-    shown = "diverged" if isnan(trial.accuracy) else f"{100 * trial.accuracy:.1f}"
+def _line(names: Sequence[str], trial: Trial, metric: Metric) -> list[str]:
+    shown = "diverged" if isnan(trial.score) else _text(SeedStatistics(trial.score, nan, 1), metric)
     return [f"`{trial.rule}`", *(trial.chosen.get(name, "") for name in names), shown]
 
 
-def _best_line(names: Sequence[str], one: BestTrial) -> list[str]:
-    shown, test = "diverged", one.test
-    if test is not None:
-        shown = f"{100 * test.mean:.1f}" + (f" ± {100 * test.std:.1f}" if test.seeds > 1 else "")
-    return [*_line(names, one.trial), shown]
+def _best_line(names: Sequence[str], one: BestTrial, metric: Metric) -> list[str]:
+    return [*_line(names, one.trial, metric), "diverged" if one.test is None else _text(one.test, metric)]
+
+
+def _text(score: SeedStatistics, metric: Metric) -> str:
+    return score.text(None, 1, 100) if metric.is_share else score.text(None)

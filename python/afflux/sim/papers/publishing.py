@@ -169,9 +169,9 @@ def _extends(new: Any, old: Any) -> bool:
     return bool(new == old)
 
 
-def final_accuracy(runs: Sequence[Outcome]) -> SeedStatistics:
-    """Return the accuracy after the last arrival over seeds."""
-    return seed_statistics([run.final_accuracy for run in runs])
+def final_score(runs: Sequence[Outcome]) -> SeedStatistics:
+    """Return the score after the last arrival over seeds."""
+    return seed_statistics([run.final_score for run in runs])
 
 
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -202,7 +202,7 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         condition, _, label = cell.search.name.partition(": ")
         outcome = Outcome.of_line(line)
         reached = [row.virtual_time for row in outcome.evaluations if row.accuracy >= TARGET]
-        by_arrivals = outcome.late_accuracy() if outcome.evaluations else GUESS
+        by_arrivals = outcome.late_score() if outcome.evaluations else GUESS
         own = _Run(late, by_arrivals, reached[0] if reached else math.nan, line)
         content.setdefault(condition, {}).setdefault(label, {})[outcome.seed] = own
         chosen[cell.search.name] = cell.name.removeprefix(f"{cell.search.name}, ")

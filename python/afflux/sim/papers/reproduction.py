@@ -262,7 +262,8 @@ def rows_of(table: Table, lines: Sequence[Mapping[str, Any]]) -> Rows:
         if end is None or not evaluations:
             return evaluations
         before = [row for row in evaluations if row.virtual_time <= end]
-        return [*before, before[-1]._replace(virtual_time=end)]  # the model of that moment
+        last = before[-1]
+        return [*before, Evaluation(last.arrivals, last.version, end, *last[3:])]  # the model of that moment
 
     return rows
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Page, final_accuracy, markdown_table
+from afflux.sim.papers.publishing import Page, final_score, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.setup import num_parameters
@@ -60,9 +60,9 @@ def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page
             {
                 "codec": names[rule],
                 "row_bytes": codec.row_bytes(size) if codec else 4 * size,
-                "accuracy": seed_statistics([run.late_accuracy() for run in by_rule[rule]])._asdict(),
+                "accuracy": seed_statistics([run.late_score() for run in by_rule[rule]])._asdict(),
                 "difference": _paired(by_rule[rule], runs[0])._asdict(),
-                "final": final_accuracy(by_rule[rule])._asdict(),
+                "final": final_score(by_rule[rule])._asdict(),
             }
             for rule, codec in codecs.items()
         ],
@@ -73,7 +73,7 @@ def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page
 
 def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> SeedStatistics:
     """Return the difference of the accuracies of two rules, seed by seed."""
-    return seed_statistics([a.late_accuracy() - b.late_accuracy() for a, b in zip(runs, others, strict=True)])
+    return seed_statistics([a.late_score() - b.late_score() for a, b in zip(runs, others, strict=True)])
 
 
 def codecs_markdown(content: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from afflux.rules import RULES
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, parse_rule
 from afflux.store.files import opened
 
@@ -72,6 +73,12 @@ class Header(_Line, frozen=True, tag="header"):
     code: dict[str, Digest] | msgspec.UnsetType = msgspec.UNSET
     inputs: dict[ShortText, Digest] | msgspec.UnsetType = msgspec.UNSET  #: SHA-256 of the data, the model, ... by name
     versions: dict[ShortText, ShortText] | msgspec.UnsetType = msgspec.UNSET  #: of NumPy and torch
+    metrics: Annotated[tuple[Metric, ...], Meta(min_length=1)] | msgspec.UnsetType = msgspec.UNSET  #: of the task
+
+    @property
+    def task_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the evaluations."""
+        return self.metrics or CLASSIFICATION
 
     def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
         """Return the settings, to run with them.

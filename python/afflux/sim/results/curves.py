@@ -58,7 +58,7 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
     Args:
         runs: of one rule, one for each seed.
         across: a field of `Evaluation`: arrivals, version or virtual_time.
-        up: a field of `Evaluation`: accuracy or loss.
+        up: the name of a metric.
     """
     x = [np.array([getattr(row, across) for row in run.evaluations], float) for run in runs]
     y = [np.array([getattr(row, up) for row in run.evaluations], float) for run in runs]

@@ -21,9 +21,12 @@ from afflux.sim.results.statistics import (
     PairedDifference,
     paired_differences,
     reach_targets,
+    score_of,
+    shown_target,
     summary_rows,
     usual_targets,
 )
+from afflux.sim.workload.metrics import Metric
 
 MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
@@ -40,11 +43,11 @@ def render_report(
     Args:
         results: one for each rule and seed; at least one.
         setting: the settings in one line.
-        target: accuracy that the settings name.
+        target: score that the settings name.
         configuration: a `Configuration`, the content of config.json.
         logs: SHA-256 of each audit log, by file name.
     """
-    groups = group_by_rule(results)
+    groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)
     differences = [row for row in paired_differences(results) if row.seeds > 1]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -59,11 +62,12 @@ def render_report(
         labels=list(groups),
         runs=results,
         setting=setting,
-        target=f"{100 * target:g}%",
+        metric=metric,
+        target=None if goal is None else metric.text(goal),
         level=f"{LEVEL:.0%}",
         summary=[[title, *cells] for title, cells in summary_rows(results, target, brief=False)],
-        curves=list(_curves(groups, target)),
-        differences=_differences(differences[:MOST_PAIRS]),
+        curves=list(_curves(groups, [metric, *results[0].metrics[1:]], goal)),
+        differences=_differences(differences[:MOST_PAIRS], metric),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
         targets=_targets(results, target),
         staleness=_staleness(groups),
@@ -75,28 +79,27 @@ def render_report(
     )
 
 
-def _curves(groups: Groups, target: float) -> Iterator[svg.Chart]:
-    for across, up, title in (
-        ("version", "accuracy", "Accuracy over rounds"),
-        ("virtual_time", "accuracy", "Accuracy over virtual time"),
-        ("virtual_time", "loss", "Loss over virtual time"),
-    ):
-        series = [_series(label, index, runs, across, up) for index, (label, runs) in enumerate(groups.items())]
-        yield svg.line_chart(title, *_axes(groups, across, up), series, target if up == "accuracy" else None)
+def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[svg.Chart]:
+    for across, up in (("version", metrics[0]), *(("virtual_time", metric) for metric in metrics)):
+        series = [_series(label, index, runs, across, up.name) for index, (label, runs) in enumerate(groups.items())]
+        title = f"{up.words[0].upper()}{up.words[1:]} over {'rounds' if across == 'version' else 'virtual time'}"
+        level = target if up is metrics[0] else None
+        yield svg.line_chart(title, *_axes(groups, across, up, level), series, level)
 
 
-def _axes(groups: Groups, across: str, up: str) -> tuple[svg.Axis, svg.Axis]:
+def _axes(groups: Groups, across: str, up: Metric, level: float | None) -> tuple[svg.Axis, svg.Axis]:
     ends = [max(float(getattr(run.evaluations[-1], across)) for run in runs) for runs in groups.values()]
     if across == "version" and max(ends) > MANY_TIMES * max(min(ends), 1):
         horizontal = svg.logarithmic_axis("rounds (logarithmic: buffer sizes differ)", max(ends))
     else:
         title = "rounds" if across == "version" else "virtual time"
         horizontal = svg.linear_axis(title, 0, max(*ends, 1))
-    if up == "accuracy":
-        return horizontal, svg.percent_axis("test accuracy")
-    losses = [row.loss for runs in groups.values() for run in runs for row in run.evaluations]
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return horizontal, svg.linear_axis("test loss", min(0, *finite, 0), max(finite, default=1.0) or 1.0)
+    if up.is_share:
+        return horizontal, svg.percent_axis(f"test {up.words}")
+    values = [getattr(row, up.name) for runs in groups.values() for run in runs for row in run.evaluations]
+    ends = [value for value in (*values, *up.bounds, *(() if level is None else (level,))) if math.isfinite(value)]
+    low, high = min(ends, default=0.0), max(ends, default=1.0)
+    return horizontal, svg.linear_axis(f"test {up.title()}", low, high if high > low else low + 1)
 
 
 def _series(label: str, index: int, runs: Sequence[RunResult], across: str, up: str) -> svg.Series:
@@ -114,13 +117,16 @@ def _points(*columns: np.ndarray) -> list[Any]:
     return [tuple(row) for row in table.tolist()]
 
 
-def _differences(differences: Sequence[PairedDifference]) -> list[list[Any]]:
+def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
+    def text(value: float) -> str:
+        return f"{100 * value:+.2f}" if metric.is_share else f"{value:+.4g}"
+
     largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
     return [
         [
             f"{row.first} − {row.second}",
-            f"{100 * row.mean:+.2f}",
-            f"{100 * row.low:+.2f} to {100 * row.high:+.2f}" if row.low < row.high else "none: equal in all seeds",
+            text(row.mean),
+            f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
             svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
         ]
@@ -130,13 +136,13 @@ def _differences(differences: Sequence[PairedDifference]) -> list[list[Any]]:
 
 def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
     tables: dict[str, Rows] = {}
-    targets = usual_targets(results, target)
+    targets, metric = usual_targets(results, target), score_of(results)
     for title, name, digits in (("rounds to", "rounds", 0), ("virtual time to", "virtual_time", 1)):
-        rows = {goal: [f"{100 * goal:g}%"] for goal in targets}
+        rows = {goal: [metric.text(goal)] for goal in targets}
         for hit in reach_targets(results, targets):
             rows[hit.target].append(getattr(hit, name).text(hit.runs, digits))
         tables[title] = list(rows.values())
-    return tables
+    return tables if targets else {}
 
 
 def _staleness(groups: Groups) -> tuple[svg.Chart, svg.Chart]:

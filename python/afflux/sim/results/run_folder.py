@@ -32,6 +32,7 @@ CSV_TABLES = {
     "participation.csv": "participation",
     "targets.csv": "targets",
     "summary.csv": "summary",
+    "clients.csv": "clients",  # of a task that evaluates clients
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
 PACKAGES = ("matplotlib", "pandas", "jinja2", "sklearn")  #: they write the files; SciPy comes with the last one
@@ -214,6 +215,8 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     configuration, setting = _configuration(results, config), describe_setting(config, results)
     (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
     for name, table in CSV_TABLES.items():
+        if table == "clients" and not any(run.client_evaluations for run in results):
+            continue
         # Values as they are: whole numbers stay whole in a column with empty cells.
         frame = data_frame(results, table, config.target, dtype=object)
         missing = "" if table == "targets" else "nan"
@@ -230,7 +233,9 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
             label: {name: value._asdict() for name, value in row.items()}
             for label, row in summarise(results, config.target).items()
         },
-        "paired_differences_of_final_accuracy": [row._asdict() for row in paired_differences(results)],
+        f"paired_differences_of_final_{results[0].metrics[0].name}": [
+            row._asdict() for row in paired_differences(results)
+        ],
         "runs": [
             {
                 "rule": run.spec.label,

@@ -6,11 +6,12 @@ from math import inf
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from afflux.aggregation.reports import Report
 from afflux.sim.results.audit_log import Count
-from afflux.sim.results.run_result import Evaluation, RoundTotals
+from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RoundTotals
+from afflux.sim.workload.metrics import CLASSIFICATION
 
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"
@@ -23,9 +24,11 @@ class RunProgress(NamedTuple):
     arrivals: int
     version: int
     virtual_time: float
-    accuracy: float  #: of the last evaluation
+    score: float  #: of the last evaluation: its first metric
     mean_staleness: float  #: over the arrivals so far
     done: float  #: finished share of the run, for the limit that is nearest; 1 at its end; nan without a limit
+    metric: str = CLASSIFICATION[0].name  #: of the score
+    unit: str = CLASSIFICATION[0].unit
 
     @property
     def finished(self) -> bool:
@@ -51,6 +54,7 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     time: float = 0.0  #: virtual time of the last arrival
     first_fault: str = ""  #: the message about the first faulty arrival
     faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
+    client_evaluations: list[ClientEvaluation] | UnsetType = UNSET  #: of a task that evaluates clients
 
     def add_arrival(self, client: int, status: str, staleness: int) -> None:
         """Add one arrival, without the rounds that it completed."""
@@ -69,6 +73,7 @@ class RunHistory(Struct, forbid_unknown_fields=True):
             "clients": np.array(self.clients, np.int64),
             "decisions": self.decisions,
             "totals": self.totals,
+            "client_evaluations": tuple(self.client_evaluations or ()),
         }
 
     def add_round(self, report: Report) -> None:

@@ -2,9 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,33 +14,101 @@ from msgspec import Struct
 
 from afflux.sim.errors import require
 from afflux.sim.results.audit_log import Count
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import RuleSpec
 
+#: The fields of an evaluation before the values of its metrics.
+PLACE = ("arrivals", "version", "virtual_time")
 
-class Evaluation(NamedTuple):
-    """One evaluation of the server's model on the test part."""
 
-    arrivals: int
-    version: int
-    virtual_time: float
+class Evaluation(tuple[Any, ...]):
+    """One evaluation of the server's model on the test part: arrivals, version, virtual time, and a value a metric.
+
+    The values are attributes by the names of the task's metrics: `accuracy` and `loss`, unless it declares others.
+    """
+
     accuracy: float
     loss: float
+    arrivals: int = property(itemgetter(0))  # type: ignore[assignment]
+    version: int = property(itemgetter(1))  # type: ignore[assignment]
+    virtual_time: float = property(itemgetter(2))  # type: ignore[assignment]
+    score: float = property(itemgetter(3))  # type: ignore[assignment]
+    """The value of the first metric."""
+    names: tuple[str, ...] = tuple(metric.name for metric in CLASSIFICATION)
+    """Of the metrics."""
+
+    def __new__(
+        cls, arrivals: int, version: int, virtual_time: float, *values: float, names: tuple[str, ...] = ()
+    ) -> "Evaluation":
+        """Hold the values of the metrics with these names; default accuracy and loss."""
+        evaluation = super().__new__(cls, (arrivals, version, virtual_time, *values))
+        if names:
+            evaluation.names = names
+        if len(values) != len(evaluation.names):
+            raise ValueError(f"an evaluation has {len(values)} values of {', '.join(evaluation.names)}")
+        return evaluation
+
+    def __reduce__(self) -> Any:
+        """Return what a copy is made from."""
+        return partial(Evaluation, names=self.names), tuple(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float:
+            if name not in self.names:
+                raise AttributeError(f"an evaluation has {', '.join((*PLACE, *self.names))}, not {name}")
+            return self[len(PLACE) + self.names.index(name)]
+
+
+def evaluation_reader(metrics: Sequence[Metric]) -> Callable[[type, Any], Evaluation]:
+    """Return the `dec_hook` of msgspec that reads evaluations of these metrics."""
+    names = tuple(metric.name for metric in metrics)
+
+    def read(kind: type, row: Any) -> Evaluation:
+        arrivals, version, *numbers = msgspec.convert(row, list[float])
+        return Evaluation(int(arrivals), int(version), *numbers, names=names)
+
+    return read
+
+
+class ClientEvaluation(NamedTuple):
+    """The values of the task's metrics on the data of one client."""
+
+    arrivals: int
+    client: int
+    model: str  #: server; or personal: that which the task has adapted to the client
+    values: tuple[float, ...]
 
 
 class Evaluated:
-    """A run with evaluations; there may be none, if a client diverged."""
+    """A run with evaluations; there may be none, if a client diverged.
+
+    `final_accuracy`, `best_accuracy` and `late_accuracy` are the scores; of a metric with another name, this name
+    replaces accuracy.
+    """
 
     evaluations: tuple[Evaluation, ...]  #: in the order of the arrivals
+    metrics: tuple[Metric, ...]  #: of the evaluations; tables compare the first one, the score
+    final_accuracy: float
+    best_accuracy: float
 
     @property
-    def final_accuracy(self) -> float:
-        """Accuracy after the last arrival."""
-        return self.evaluations[-1].accuracy
+    def final_score(self) -> float:
+        """The score after the last arrival."""
+        return self.evaluations[-1].score
 
     @property
-    def best_accuracy(self) -> float:
-        """Largest accuracy of all evaluations."""
-        return max(evaluation.accuracy for evaluation in self.evaluations)
+    def best_score(self) -> float:
+        """The best score of all evaluations."""
+        return self.metrics[0].best(evaluation.score for evaluation in self.evaluations)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kind, _, metric = name.partition("_")
+            if kind not in ("final", "best", "late") or metric != self.metrics[0].name:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return getattr(self, f"{kind}_score")
 
 
 class RoundTotals(Struct, forbid_unknown_fields=True):
@@ -140,6 +210,8 @@ class RunResult(Evaluated):
     first_params_sha256: str = ""  #: see `params_sha256`
     digest: str = ""  #: SHA-256 of the final params' bytes: equal digests are equal bits
     seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
+    metrics: tuple[Metric, ...] = CLASSIFICATION
+    client_evaluations: tuple[ClientEvaluation, ...] = ()  #: of a sample of clients, if the task evaluates clients
 
     @property
     def max_staleness(self) -> int:
@@ -168,18 +240,18 @@ class RunResult(Evaluated):
         return after[-max(2, math.ceil(len(after) / 10)) :]
 
     @property
-    def late_accuracy(self) -> float:
-        """Mean accuracy of the last tenth of the evaluations; nan if there are none after the start."""
+    def late_score(self) -> float:
+        """Mean score of the last tenth of the evaluations; nan if there are none after the start."""
         late = self.late_evaluations
-        return float(np.mean([evaluation.accuracy for evaluation in late])) if late else math.nan
+        return float(np.mean([evaluation.score for evaluation in late])) if late else math.nan
 
     @property
     def stability(self) -> float:
-        """Standard deviation (n - 1) of the accuracy over the last tenth of the evaluations: small is stable.
+        """Standard deviation (n - 1) of the score over the last tenth of the evaluations: small is stable.
 
         WKAFL takes the last ten evaluations, FADAS those of the last five rounds. nan for fewer than two.
         """
-        late = [evaluation.accuracy for evaluation in self.late_evaluations]
+        late = [evaluation.score for evaluation in self.late_evaluations]
         return float(np.std(late, ddof=1)) if len(late) > 1 else math.nan
 
     @property
@@ -205,8 +277,15 @@ class RunResult(Evaluated):
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
 
     def first_to_reach(self, target: float) -> Evaluation | None:
-        """Return the first evaluation with an accuracy of at least `target`, or None."""
-        return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= target), None)
+        """Return the first evaluation with a score that reaches `target`, or None."""
+        reaches = self.metrics[0].reaches
+        return next((evaluation for evaluation in self.evaluations if reaches(evaluation.score, target)), None)
+
+    def client_scores(self, model: str = "server") -> np.ndarray:
+        """Return the scores of the sampled clients after the last arrival, the worst first; empty if there are none."""
+        rows = self.client_evaluations
+        last = [row.values[0] for row in rows if (row.arrivals, row.model) == (rows[-1].arrivals, model)]
+        return np.array(sorted(last, reverse=self.metrics[0].lower_is_better))
 
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
@@ -218,35 +297,48 @@ class RunResult(Evaluated):
             "participation_gini": participation.gini,
         }
         names = (*(number.name for number in NUMBERS), "server_ms", "state_bytes")
-        return {name: others[name] if name in others else getattr(self, name) for name in names}
+        values = {name: others[name] if name in others else getattr(self, name) for name in names}
+        for model, prefix in MODELS.items():
+            if n := len(scores := self.client_scores(model)):
+                figures = scores.mean(), scores[: math.ceil(n / 10)].mean(), scores.std(ddof=1) if n > 1 else math.nan
+                values |= {f"{prefix}_{kind}": float(x) for kind, x in zip(CLIENT_KINDS, figures, strict=True)}
+        return {name.replace("score", self.metrics[0].name): value for name, value in values.items()}
 
 
 class Number(NamedTuple):
     """A number of `RunResult.summary`, and how a table shows it."""
 
-    name: str
+    name: str  #: in which the name of the first metric replaces "score"
     title: str
     digits: int
-    scale: float = 1.0
+    of_score: bool = False  #: whether it is in the unit of the score
     brief: bool = True  #: whether the terminal shows it
 
 
-#: The numbers of `RunResult.summary` that tables show as mean and deviation; "{}" stands for the target.
+#: The numbers of `RunResult.summary` that tables show as mean and deviation; "{}" stands for the metric or the target.
 NUMBERS = (
-    Number("final_accuracy", "final accuracy, %", 1, 100),
-    Number("best_accuracy", "best accuracy, %", 1, 100),
-    Number("late_accuracy", "mean accuracy of the last tenth, %", 1, 100, False),
-    Number("stability", "stability (deviation in the last tenth), %", 2, 100),
+    Number("final_score", "final {}", 1, True),
+    Number("best_score", "best {}", 1, True),
+    Number("late_score", "mean {} of the last tenth", 1, True, False),
+    Number("stability", "stability (deviation in the last tenth)", 2, True),
     Number("rounds_to_target", "rounds to {}", 0),
     Number("time_to_target", "virtual time to {}", 0),
     Number("max_staleness", "max staleness, rounds", 0),
     Number("mean_staleness", "mean staleness", 1),
     Number("mean_max_staleness", "mean max staleness", 1),
-    Number("weighted_staleness", "weighted staleness, τ_ave", 2, 1, False),
-    Number("aggregated_per_round", "aggregated arrivals per round, N_ave", 2, 1, False),
-    Number("rejected_arrivals", "rejected arrivals", 0, 1, False),
-    Number("participating_clients", "clients that took part", 0, 1, False),
-    Number("participation_gini", "Gini coefficient of participation", 2, 1, False),
+    Number("weighted_staleness", "weighted staleness, τ_ave", 2, brief=False),
+    Number("aggregated_per_round", "aggregated arrivals per round, N_ave", 2, brief=False),
+    Number("rejected_arrivals", "rejected arrivals", 0, brief=False),
+    Number("participating_clients", "clients that took part", 0, brief=False),
+    Number("participation_gini", "Gini coefficient of participation", 2, brief=False),
+)
+#: Beginnings of the names of further numbers, by `ClientEvaluation.model`, and ends of their names with their titles.
+MODELS = {"server": "client", "personal": "personal_client"}
+CLIENT_KINDS = {"score": "mean", "worst": "worst tenth", "deviation": "deviation"}
+CLIENT_NUMBERS = tuple(
+    Number(f"{prefix}_{kind}", f"{{}} of clients, {model} model: {title}", 2, True)
+    for model, prefix in MODELS.items()
+    for kind, title in CLIENT_KINDS.items()
 )
 
 

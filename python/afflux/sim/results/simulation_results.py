@@ -1,7 +1,7 @@
 """The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from afflux.sim.errors import ConfigError, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import FOLDER, AuditLog, Count, file_stem, read_audit_log
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import Evaluation, RunResult, Summary, summarise
+from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, Summary, summarise
 from afflux.sim.results.statistics import (
     LEVEL,
     PairedDifference,
@@ -59,19 +59,19 @@ class SimulationResults(tuple[RunResult, ...]):
         """Return {rule: {number: mean and deviation over seeds}}, a dict that is printed as a table.
 
         Args:
-            target: accuracy for the rounds and the time to the target; default: that of the simulation.
+            target: score for the rounds and the time to the target; default: that of the simulation.
         """
         return summarise(self, self.config.target if target is None else target)
 
-    def targets(self, *accuracies: float) -> list[TargetStatistics]:
-        """Return when each rule reached accuracies first; without arguments, the usual ones that a run has reached."""
-        return reach_targets(self, accuracies or usual_targets(self, self.config.target))
+    def targets(self, *scores: float) -> list[TargetStatistics]:
+        """Return when each rule reached scores first; without arguments, the usual ones that a run has reached."""
+        return reach_targets(self, scores or usual_targets(self, self.config.target))
 
-    def paired_differences(self, number: str = "final_accuracy", level: float = LEVEL) -> list[PairedDifference]:
+    def paired_differences(self, number: str = "", level: float = LEVEL) -> list[PairedDifference]:
         """Return the differences between the rules over the seeds that they share, with Student's intervals.
 
         Args:
-            number: a name of `RunResult.summary`.
+            number: a name of `RunResult.summary`; default the final score, such as final_accuracy.
             level: of the intervals.
 
         Raises:
@@ -85,7 +85,8 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
                 of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
-                deviation of these numbers for each rule), or differences (of the final accuracy between rules).
+                deviation of these numbers for each rule), clients (the evaluations of single clients), or differences
+                (of the final score between rules).
 
         Raises:
             ConfigError: an unknown table.
@@ -94,7 +95,7 @@ class SimulationResults(tuple[RunResult, ...]):
         return data_frame(self, table, self.config.target)
 
     def draw(self, path: Path | str) -> None:
-        """Write a figure: accuracy over rounds and over virtual time, and staleness.
+        """Write a figure: the score over rounds and over virtual time, and staleness.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -111,7 +112,7 @@ class SimulationResults(tuple[RunResult, ...]):
         return self
 
     def __repr__(self) -> str:
-        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_accuracy:.4f}" for run in self]
+        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_score:.4f}" for run in self]
         return f"SimulationResults({'; '.join(found)})"
 
 
@@ -150,16 +151,16 @@ def read_results(folder: Path | str) -> SimulationResults:
     try:
         summary = msgspec.json.decode(read_bytes(folder / "summary.json", MOST_BYTES), type=_Summary)
         config = msgspec.json.decode(read_bytes(folder / "config.json", MOST_BYTES), type=run_folder.Configuration)
-        evaluations: dict[tuple[str, int], list[Evaluation]] = {}
-        for row in csv.DictReader(read_bytes(folder / "metrics.csv", MOST_BYTES).decode().splitlines()):
-            time, accuracy, loss = (float(row[name]) for name in ("virtual_time", "accuracy", "loss"))
-            evaluation = Evaluation(int(row["arrivals"]), int(row["version"]), time, accuracy, loss)
-            evaluations.setdefault((row["rule"], int(row["seed"])), []).append(evaluation)
+        evaluations, clients = (
+            _rows_by_run(folder / name) if name == "metrics.csv" or (folder / name).exists() else {}
+            for name in ("metrics.csv", "clients.csv")
+        )
         runs, settings = list[RunResult](), None
         for run in summary.runs:
             log = read_audit_log(folder / FOLDER / f"{file_stem(run.rule, run.seed)}.jsonl")
             settings = log.header.settings(log.path)
-            runs.append(_result(run, config, evaluations[run.rule, run.seed], log))
+            key = run.rule, run.seed
+            runs.append(_result(run, config, evaluations[key], clients.get(key, []), log))
     except OSError as error:
         raise ConfigError(f"{folder} holds no results of a run: {error}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -169,8 +170,29 @@ def read_results(folder: Path | str) -> SimulationResults:
     return SimulationResults(runs, settings)
 
 
-def _result(run: _Run, config: run_folder.Configuration, evaluations: list[Evaluation], log: AuditLog) -> RunResult:
-    history = RunHistory(evaluations)
+def _rows_by_run(path: Path) -> dict[tuple[str, int], list[dict[str, str]]]:
+    rows: dict[tuple[str, int], list[dict[str, str]]] = {}
+    for row in csv.DictReader(read_bytes(path, MOST_BYTES).decode().splitlines()):
+        rows.setdefault((row["rule"], int(row["seed"])), []).append(row)
+    return rows
+
+
+def _result(
+    run: _Run,
+    config: run_folder.Configuration,
+    rows: Sequence[Mapping[str, str]],
+    client_rows: Sequence[Mapping[str, str]],
+    log: AuditLog,
+) -> RunResult:
+    names = tuple(metric.name for metric in log.header.task_metrics)
+    history = RunHistory([])
+    for row in rows:
+        place = int(row["arrivals"]), int(row["version"]), float(row["virtual_time"])
+        history.evaluations.append(Evaluation(*place, *(float(row[name]) for name in names), names=names))
+    history.client_evaluations = [
+        ClientEvaluation(int(row["arrivals"]), int(row["client"]), row["model"], tuple(float(row[x]) for x in names))
+        for row in client_rows
+    ]
     (rule,) = [rule for rule in config.rules if rule.label == run.rule]
     for arrival in log.arrivals:
         history.add_arrival(arrival.client, arrival.status, arrival.staleness)
@@ -194,4 +216,5 @@ def _result(run: _Run, config: run_folder.Configuration, evaluations: list[Evalu
         parts=rule.parts,
         first_params_sha256=log.header.first_params_sha256,
         digest=run.params_sha256,
+        metrics=log.header.task_metrics,
     )

@@ -10,16 +10,19 @@ import numpy as np
 from afflux.ops.units import in_bytes
 from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results.run_result import (
+    CLIENT_NUMBERS,
     NUMBERS,
-    Evaluation,
+    PLACE,
     RunResult,
     SeedStatistics,
     group_by_rule,
     seed_statistics,
     summarise,
 )
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import Metric
 
-#: The accuracies in a table of targets, if a run has reached them.
+#: The shares in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 LEVEL = 0.95  #: level of confidence intervals
 
@@ -38,11 +41,25 @@ class TargetStatistics(NamedTuple):
     virtual_time: SeedStatistics
 
 
+def score_of(results: Sequence[RunResult]) -> Metric:
+    """Return the first metric, as tables and figures show the values of these runs."""
+    return results[0].metrics[0].shown(row.score for run in results for row in run.evaluations)
+
+
+def shown_target(results: Sequence[RunResult], target: float) -> float | None:
+    """Return the target, or None if it is the default of the settings, and far from all scores."""
+    bounds = [end for end in score_of(results).bounds if math.isfinite(end)]
+    scores = [row.score for run in results for row in run.evaluations] + bounds
+    return target if target != SimConfig.target or min(scores) <= target <= max(scores) else None
+
+
 def usual_targets(results: Sequence[RunResult], target: float) -> list[float]:
-    """Return `target` and the usual targets that a run has reached and that were not reached at its start."""
-    best = max(run.best_accuracy for run in results)
-    first = min(run.evaluations[0].accuracy for run in results)
-    return sorted({target, *(usual for usual in USUAL_TARGETS if first < usual <= best)})
+    """Return `target`, if it is shown, and of shares the usual ones that a run has reached, but not at its start."""
+    metric, goal = score_of(results), shown_target(results, target)
+    best = metric.best(run.best_score for run in results)
+    first = metric.worst(run.evaluations[0].score for run in results)
+    usual = (share for share in USUAL_TARGETS if metric.reaches(best, share) and not metric.reaches(first, share))
+    return sorted({*(() if goal is None else (goal,)), *(usual if metric.is_share else ())})
 
 
 def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> list[TargetStatistics]:
@@ -68,7 +85,7 @@ class PairedDifference(NamedTuple):
 
 
 def paired_differences(
-    results: Sequence[RunResult], number: str = "final_accuracy", level: float = LEVEL, target: float = 0.9
+    results: Sequence[RunResult], number: str = "", level: float = LEVEL, target: float = SimConfig.target
 ) -> list[PairedDifference]:
     """Compare the rules two by two on the seeds that they share.
 
@@ -78,7 +95,7 @@ def paired_differences(
 
     Args:
         results: one for each rule and seed.
-        number: a name of `RunResult.summary`.
+        number: a name of `RunResult.summary`; default the final score, such as final_accuracy.
         level: of the intervals.
         target: for the numbers that have one.
 
@@ -94,8 +111,9 @@ def paired_differences(
     for label, runs in group_by_rule(results).items():
         for run in runs:
             summary = run.summary(target)
-            known("number", number, summary)
-            values.setdefault(label, {})[run.seed] = summary[number]
+            name = number or f"final_{run.metrics[0].name}"
+            known("number", name, summary)
+            values.setdefault(label, {})[run.seed] = summary[name]
     found = []
     for (first, mine), (second, theirs) in combinations(values.items(), 2):
         both = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
@@ -119,16 +137,23 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
 
     Args:
         results: one for each rule and seed.
-        target: accuracy of the rows that have one.
+        target: score of the rows that have one.
         brief: only the rows that the terminal shows.
     """
     groups, summary = group_by_rule(results), summarise(results, target)
+    metric, goal = score_of(results), shown_target(results, target)
     shown = []
-    for number in NUMBERS:
-        if number.brief or not brief:
-            values = ((summary[label][number.name], len(runs)) for label, runs in groups.items())
-            cells = [value.text(count, number.digits, number.scale) for value, count in values]
-            shown.append((number.title.format(f"{100 * target:g}%"), cells))
+    for number in (*NUMBERS, *CLIENT_NUMBERS):
+        name = number.name.replace("score", metric.name)
+        if not (number.brief or not brief) or name not in next(iter(summary.values())):
+            continue
+        values = ((summary[label][name], len(runs)) for label, runs in groups.items())
+        if number.of_score:
+            digits, scale = (number.digits, 100) if metric.is_share else (None, 1)
+            shown.append((metric.title(number.title), [value.text(n, digits, scale) for value, n in values]))
+        elif goal is not None or "{}" not in number.title:
+            title = number.title.format("" if goal is None else metric.text(goal))
+            shown.append((title, [value.text(n, number.digits) for value, n in values]))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
@@ -150,7 +175,8 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
             mean and standard deviation over seeds, a row for each rule; arrivals: client and staleness of each arrival;
             staleness: number of arrivals by staleness; participation: arrivals of each client that was seen; targets:
-            when each run reached which accuracy first; differences: of the final accuracy, see `paired_differences`.
+            when each run reached which score first; differences: of the final score, see `paired_differences`; clients:
+            the evaluations of single clients.
         target: for the numbers that have one.
         dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
 
@@ -163,11 +189,17 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
     import pandas
 
     columns, rows = TABLES[table]
+    if columns is not None and columns[-1] == METRICS:
+        columns = (*columns[:-1], *(metric.name for metric in results[0].metrics))
     return pandas.DataFrame(list(rows(results, target)), columns=columns, dtype=dtype)
 
 
 def _evaluations(results: Sequence[RunResult], target: float) -> Rows:
     return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
+
+
+def _clients(results: Sequence[RunResult], target: float) -> Rows:
+    return ((run.spec.label, run.seed, *row[:3], *row.values) for run in results for row in run.client_evaluations)
 
 
 def _runs(results: Sequence[RunResult], target: float) -> Rows:
@@ -209,14 +241,16 @@ def _targets(results: Sequence[RunResult], target: float) -> Rows:
             yield run.spec.label, run.seed, goal, *((None, None, None) if hit is None else hit[:3])
 
 
+METRICS = "metrics"  #: stands for the columns of the task's metrics
 #: Columns and rows by table; None: the columns are those of the rows.
 TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]] = {
-    "evaluations": (("rule", "seed", *Evaluation._fields), _evaluations),
+    "evaluations": (("rule", "seed", *PLACE, METRICS), _evaluations),
     "runs": (None, _runs),
     "summary": (None, _summary),
     "arrivals": (("rule", "seed", "number", "client", "staleness"), _arrivals),
     "staleness": (("rule", "seed", "staleness", "arrivals"), _counts("staleness")),
     "participation": (("rule", "seed", "client", "arrivals"), _counts("clients")),
-    "targets": (("rule", "seed", "target", *Evaluation._fields[:3]), _targets),
+    "targets": (("rule", "seed", "target", *PLACE), _targets),
+    "clients": (("rule", "seed", "arrivals", "client", "model", METRICS), _clients),
     "differences": (PairedDifference._fields, lambda results, target: paired_differences(results, target=target)),
 }

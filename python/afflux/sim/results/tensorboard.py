@@ -46,7 +46,7 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter"]):
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation, and the rounds since the previous one."""
         step = evaluation.arrivals
-        for name in ("accuracy", "loss"):
+        for name in evaluation.names:
             self._writer.add_scalar(f"test/{name}", getattr(evaluation, name), step)
         self._writer.add_scalar("run/version", evaluation.version, step)
         self._writer.add_scalar("run/virtual_time", evaluation.virtual_time, step)

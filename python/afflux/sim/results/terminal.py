@@ -14,6 +14,7 @@ from afflux.sim.results.run_history import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult, group_by_rule
 from afflux.sim.results.statistics import summary_rows
 from afflux.sim.workload.config import UNLIMITED, SimConfig
+from afflux.sim.workload.metrics import Metric
 
 #: Up to this number of runs, each finished run keeps its bar; of more runs, only the active ones have a bar.
 MOST_BARS = 12
@@ -27,7 +28,7 @@ FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 60.0
 def show_progress(
     titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[JobProgress]:
-    """Show arrivals, accuracy, staleness and the time left of each run.
+    """Show arrivals, score, staleness and the time left of each run.
 
     Args:
         titles: one for each run.
@@ -88,9 +89,10 @@ def describe(run: RunProgress, arrivals: int) -> str:
     '12/24 arrivals, accuracy 81.2%, staleness 2.2'
     """
     count = f"{run.arrivals}/{arrivals}" if arrivals < UNLIMITED else f"{run.arrivals}"
-    accuracy = "" if math.isnan(run.accuracy) else f", accuracy {run.accuracy:.1%}"
+    metric = Metric(run.metric, run.unit).shown([run.score])
+    score = "" if math.isnan(run.score) else f", {metric.words} {metric.text(run.score, '.1f')}"
     staleness = "" if math.isnan(run.mean_staleness) else f", staleness {run.mean_staleness:.1f}"
-    return f"{count} arrivals{accuracy}{staleness}"
+    return f"{count} arrivals{score}{staleness}"
 
 
 def _ended(shares: Sequence[float]) -> int:

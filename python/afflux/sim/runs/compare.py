@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from afflux.ops import default_threads
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, require
@@ -22,7 +24,8 @@ from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
-FACTS = len(RunProgress._fields)
+#: A `RunProgress` in shared memory.
+FACTS = np.dtype([(name, "U40" if name in ("metric", "unit") else "f8") for name in RunProgress._fields])
 
 
 class Job(NamedTuple):
@@ -107,7 +110,8 @@ def compare(
                     if enough():
                         break
         else:
-            shared = CONTEXT.RawArray("d", len(jobs) * FACTS)  # each job writes its own entries: no lock is needed
+            shared = CONTEXT.RawArray("b", len(jobs) * FACTS.itemsize)  # each job writes its own row: no lock is needed
+            rows = np.frombuffer(shared, FACTS)
             pool = ProcessPool(min(processes, len(jobs)), _begin, shared, pickled(task), workers)
             with killed_processes_as("a process of the runs was killed, or could not be started"), pool:
                 futures = {pool.job(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
@@ -117,7 +121,7 @@ def compare(
                     done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                     if watch is not None:
                         for index in range(len(jobs)):
-                            arrivals, version, *facts = shared[index * FACTS : (index + 1) * FACTS]
+                            arrivals, version, *facts = rows[index].item()
                             watch(index, RunProgress(int(arrivals), int(version), *facts))
                     done = {future for future in done if not future.cancelled()}
                     for future in sorted(done, key=lambda future: future.exception() is not None):
@@ -152,7 +156,9 @@ def _begin(shared: Any, task: bytes, workers: int) -> None:
 
 
 def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
+    rows = np.frombuffer(_shared, FACTS)
+
     def progress(run: RunProgress) -> None:
-        _shared[index * FACTS : (index + 1) * FACTS] = run
+        rows[index] = tuple(run)
 
     return _run_job(job, config, progress, output, _task, _pool)

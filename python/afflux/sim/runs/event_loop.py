@@ -26,7 +26,7 @@ from afflux.sim.clients.training import SentModel, TrainingResult, ValidationGra
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
-from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.results.run_result import PLACE, ClientEvaluation, Evaluation, RunResult
 from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
@@ -227,7 +227,7 @@ class _StartedEvaluation(NamedTuple):
     arrivals: int
     version: int
     time: float
-    figures: "Future[tuple[float, float]]"
+    figures: "Future[tuple[float, ...]]"
 
 
 class SimulatedServer:
@@ -268,10 +268,11 @@ class SimulatedServer:
         self.workers: WorkerPool | None = None
         """Processes that train, and that evaluate later models; None: this process."""
         self._setup = setup
+        self._names = tuple(metric.name for metric in setup.metrics)
         self._started: deque[_StartedEvaluation] = deque()
         if history is None:
-            accuracy, loss = self._evaluated().result()
-            history = RunHistory([Evaluation(0, self.server.version, 0.0, accuracy, loss)])
+            values = self._evaluated().result()
+            history = RunHistory([Evaluation(0, self.server.version, 0.0, *values, names=self._names)])
         self.models: dict[int, Pulled] = {}
         """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
         self.pulled: dict[int, Pulled] = {}
@@ -281,14 +282,15 @@ class SimulatedServer:
         """The audit log, the event files and the result of the run."""
 
     def progress(self) -> RunProgress:
-        """Return the progress of the run; the accuracy is that of the last evaluation that has ended."""
+        """Return the progress of the run; the score is that of the last evaluation that has ended."""
         self.add_evaluations(wait=False)
         config, history, version = self._setup.config, self.history, self.server.version
         arrivals, last = len(history.staleness), history.evaluations[-1]
         limits = ((arrivals, config.arrivals), (version, config.rounds), (history.time, config.virtual_time))
         shares = [reached / limit for reached, limit in limits if 0 < limit < UNLIMITED]
         mean = self.record.sum_of_staleness / arrivals if arrivals else math.nan
-        return RunProgress(arrivals, version, history.time, last.accuracy, mean, max(shares, default=math.nan))
+        done, metric = max(shares, default=math.nan), self._setup.metrics[0]
+        return RunProgress(arrivals, version, history.time, last.score, mean, done, metric.name, metric.unit)
 
     def handle_pull(self, event: PullEvent) -> None:
         """Hold the version that the client of this dispatch pulls."""
@@ -325,6 +327,22 @@ class SimulatedServer:
         if arrivals % config.eval_every == 0 or arrivals == config.arrivals:
             self._start_evaluation()
             self.add_evaluations(wait=config.stop_at_target)
+        if config.fairness_every and arrivals % config.fairness_every == 0:
+            self._evaluate_clients()
+
+    def _evaluate_clients(self) -> None:
+        """Add the evaluations of the sampled clients to the history, unless it has them."""
+        setup, history, arrivals = self._setup, self.history, len(self.history.staleness)
+        rows = history.client_evaluations or []
+        if not setup.sample or (rows and rows[-1].arrivals == arrivals):
+            return
+        model = self.server.pull()
+        buffers = None if setup.model.initial_buffers is None else model.buffers
+        for client in setup.sample:
+            rng = random_stream(setup.seed, StreamPurpose.CLIENT_EVALUATION, arrivals, client)
+            values = setup.trainer.evaluate_client(client, model.params, buffers, rng)
+            rows += (ClientEvaluation(arrivals, client, *row) for row in values)
+        history.client_evaluations = rows
 
     def _start_evaluation(self) -> None:
         """Evaluate the current model, unless it is that of the last evaluation."""
@@ -332,17 +350,17 @@ class SimulatedServer:
         if self._started and self._started[-1].version == version:
             figures = self._started[-1].figures
         elif not self._started and (last := history.evaluations[-1]).version == version:
-            figures = _known(last.accuracy, last.loss)
+            figures = _known(last[len(PLACE) :])
         else:
             figures = self._evaluated()
         self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures))
 
-    def _evaluated(self) -> "Future[tuple[float, float]]":
+    def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
         if self.workers is not None:
             return self.workers.evaluate(model)
         buffers = None if self._setup.model.initial_buffers is None else model.buffers
-        return _known(*self._setup.trainer.evaluate(model.params, buffers))
+        return _known(self._setup.trainer.evaluate(model.params, buffers))
 
     def add_evaluations(self, wait: bool = True) -> None:
         """Add the evaluations that have ended to the history, in their order.
@@ -356,7 +374,7 @@ class SimulatedServer:
         started = self._started
         while started and (wait or started[0].figures.done()):
             arrivals, version, time, figures = started[0]
-            evaluation = Evaluation(arrivals, version, time, *figures.result())
+            evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
             started.popleft()
             self.history.evaluations.append(evaluation)
             if self.record.metrics is not None:
@@ -366,7 +384,8 @@ class SimulatedServer:
     def ended(self) -> bool:
         """Whether the run has reached the number of rounds or the target at which it stops."""
         history, version = self.history, self.server.version
-        return self._setup.config.is_reached(len(history.staleness), version, history.evaluations[-1].accuracy)
+        score, metric = history.evaluations[-1].score, self._setup.metrics[0]
+        return self._setup.config.is_reached(len(history.staleness), version, score, metric)
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log; the last model is evaluated.
@@ -380,7 +399,8 @@ class SimulatedServer:
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._start_evaluation()
             self.add_evaluations()
-        for name in ("accuracy", "loss"):
+        self._evaluate_clients()
+        for name in self._names:
             if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
                 _LOGGER.warning(
                     "%s: the %s of every evaluation is nan; look at the evaluation and its data",
@@ -389,7 +409,7 @@ class SimulatedServer:
         return self.record.result()
 
 
-def _known(accuracy: float, loss: float) -> "Future[tuple[float, float]]":
-    figures: Future[tuple[float, float]] = Future()
-    figures.set_result((accuracy, loss))
+def _known(values: tuple[float, ...]) -> "Future[tuple[float, ...]]":
+    figures: Future[tuple[float, ...]] = Future()
+    figures.set_result(values)
     return figures

@@ -29,8 +29,18 @@ from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, read_rules
-from afflux.sim.workload.task import ClientTraining, Evaluate, Loss, SeededClients, Task, TrainingFunction, sgd
+from afflux.sim.workload.task import (
+    ClientTraining,
+    Evaluate,
+    EvaluateClient,
+    Loss,
+    SeededClients,
+    Task,
+    TrainingFunction,
+    sgd,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +70,9 @@ class Simulation:
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
+        metrics: Sequence[Metric] = CLASSIFICATION,
+        evaluate_client: EvaluateClient | None = None,
+        personalise: Callable[..., object] | None = None,
         roles: Roles | None = None,
         delays: str | DelayLaw = "exponential",
         name: str = "own",
@@ -77,7 +90,8 @@ class Simulation:
             training: `sgd(...)`, `fedprox(...)` or `scaffold(...)`; or a function (model, data, rng) -> mean loss or
                 None, local steps, examples, which trains the model in place. Default `sgd()`. A function that takes
                 settings such as client_lr as keyword-only parameters gets their values.
-            evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`.
+            evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`; or, with
+                `metrics`, -> {name: number}.
             rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line; or rules that presets of
                 `afflux.rules` have made from plain options, which have their own buffer sizes.
             seeds: one run of each rule for each seed.
@@ -86,6 +100,11 @@ class Simulation:
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
+            metrics: what `evaluate` returns; default accuracy and loss. Tables, grids and `target` take the first.
+            evaluate_client: (model, data of a client) -> the same, for `RunResult.client_evaluations`: the clients of a
+                sample (`fairness_clients`) at the end of a run, and after each `fairness_every` arrivals.
+            personalise: (model, data of a client, rng), adapts the model to a client in place before a second
+                evaluation of the client.
             roles: the roles of arrays by patterns of names, such as {"codebook": "copied"}; see `Layout.of`.
             delays: law of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
             name: of the task, for logs and tables.
@@ -117,6 +136,9 @@ class Simulation:
             num_clients=num_clients,
             loss=loss,
             validation=validation,
+            metrics=metrics,
+            evaluate_client=evaluate_client,
+            personalise=personalise,
             roles=roles,
             delays=None if isinstance(delays, str) else delays,
         )

@@ -22,6 +22,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_result import evaluation_reader
 from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
@@ -105,11 +106,12 @@ class InterruptedRun:
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         try:
-            checkpoint = msgspec.convert(notes, CheckpointNotes)
+            header = msgspec.convert(notes.get("header"), audit_log.Header)
+            hook = evaluation_reader(header.task_metrics)
+            checkpoint = msgspec.convert(notes, CheckpointNotes, dec_hook=hook)
             checkpoint.check()
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
-        header = checkpoint.header
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         output = AuditOutput(audit, header.updates is not None)
         interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), checkpoint)
@@ -144,7 +146,7 @@ class InterruptedRun:
     def finished(self) -> bool:
         """Whether the checkpoint is known to be the one after the last arrival."""
         version, last = self.notes.server["version"], self.notes.history.evaluations[-1]
-        return self.config.is_reached(self.arrivals, version, last.accuracy)
+        return self.config.is_reached(self.arrivals, version, last.score, self.header.task_metrics[0])
 
     def _check_run_id(self, stored: Path, typed: Path | None) -> None:
         """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.

@@ -21,6 +21,7 @@ from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.ignored_settings import unread_by_rules
 from afflux.sim.workload.inputs import package_versions
+from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.rule_files import code_digests
 from afflux.sim.workload.rule_specs import RuleSpec
 
@@ -177,6 +178,7 @@ class RunRecord:
             options=self.spec.all_options(),
             parts=server.rule.to_config(),
             first_params_sha256=params_sha256(setup.initial_params),
+            metrics=setup.metrics,
         )
         if self.log is not None:
             self.log.write(audit_log.EndLine(len(history.staleness), server.version, result.digest))
@@ -205,6 +207,7 @@ class RunRecord:
             code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
             inputs=dict(setup.inputs) or msgspec.UNSET,
             versions={name: text for name, text in package_versions().items() if name != "afflux"},
+            metrics=msgspec.UNSET if setup.metrics == CLASSIFICATION else setup.metrics,
         )
 
 

@@ -27,6 +27,8 @@ from afflux.sim.workload.ignored_settings import (
     unread_by_rules,
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
+from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
@@ -61,6 +63,8 @@ class SimulationSetup:
     settings: Mapping[str, Any]  #: those that runs of this task read
     division: Mapping[str, Any]  #: see `RunResult.division`
     inputs: Mapping[str, str]  #: see `input_digests`; empty unless they were asked for
+    metrics: tuple[Metric, ...]  #: of the task
+    sample: Sequence[int]  #: the clients that are evaluated each, in ascending order
 
     @classmethod
     def of(cls, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> "SimulationSetup":
@@ -94,10 +98,11 @@ class SimulationSetup:
         if config.delays == DELAYS_OF_TASK and task.delays is None:
             raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
         model = FlatModel(make_module(task.model, seed), task.roles)
+        clients = clients_with_data(data)
         return cls(
             config,
             seed,
-            clients_with_data(data),
+            clients,
             Trainer(model, data, task, config),
             (num_examples(task.validation) or 0) if task.validation is not None else 0,
             model,
@@ -105,6 +110,8 @@ class SimulationSetup:
             settings_read(config, task, function),
             {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
             input_digests(config, task, data, model.module) if digests else {},
+            tuple(task.metrics),
+            () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed),
         )
 
     def refuse_other_inputs(self, path: Path, header: Header) -> None:
@@ -120,7 +127,9 @@ class SimulationSetup:
             ConfigError: an input is another one; the error names it.
         """
         facts: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
-        then, facts_now = facts | (header.inputs or {}), (len(self.clients), params_sha256(self.initial_params))
+        facts["metrics"] = header.task_metrics
+        then = facts | (header.inputs or {})
+        facts_now = len(self.clients), params_sha256(self.initial_params), self.metrics
         now = dict(zip(facts, facts_now, strict=True)) | dict(self.inputs)
         versions = {"afflux": header.afflux, **(header.versions or {})}
         refuse_other_inputs(str(path), then, now, versions, header.inputs is not UNSET)
@@ -160,6 +169,13 @@ class SimulationSetup:
     def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
         """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
         return make_schedule(spec, self.seed, self.config, self.clients, self.delays)
+
+
+def _sample(clients: Sequence[int], most: int, seed: int) -> Sequence[int]:
+    places = random_stream(seed, StreamPurpose.CLIENT_EVALUATION).choice(
+        len(clients), min(most, len(clients)), replace=False
+    )
+    return [clients[place] for place in sorted(places.tolist())]
 
 
 def _tied(delays: str, data: Sequence[Any]) -> DelayLaw | None:

@@ -147,8 +147,8 @@ class WorkerPool:
             self._free.append(place)
             self._collect(0)
 
-    def evaluate(self, model: Pulled) -> "Future[tuple[float, float]]":
-        """Return an object that will hold the accuracy and loss of a model.
+    def evaluate(self, model: Pulled) -> "Future[tuple[float, ...]]":
+        """Return an object that will hold the values of the task's metrics of a model.
 
         The call waits if `EVALUATIONS` models for each worker have not been evaluated yet. The object's `result` raises
         ConfigError as `Trainer.evaluate`, and WorkerError if a worker has failed.
@@ -247,5 +247,5 @@ def _train(config: SimConfig, seed: int, place: int, sequence: int, client: int)
     return trained._replace(update=params[:0], buffers=None)
 
 
-def _evaluate(config: SimConfig, seed: int, place: int, sequence: int) -> tuple[float, float]:
+def _evaluate(config: SimConfig, seed: int, place: int, sequence: int) -> tuple[float, ...]:
     return _trainer(config, seed).evaluate(*_model(_memory, place))

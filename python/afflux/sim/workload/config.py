@@ -12,6 +12,7 @@ from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models import MODELS
 from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
+from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 
 #: The task of the settings data, model and partition.
@@ -39,8 +40,10 @@ SAMPLING: dict[str, tuple[float, ...] | None] = {
 #: The client optimizers with a proximal term, which read mu.
 PROXIMAL = ("fedprox", "fedasync")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
+#: Settings of the evaluation of single clients.
+OF_CLIENTS = ("fairness_every", "fairness_clients")
 #: Settings that logs of format 1 first did not have.
-SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last", "selection")
+SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS)
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -49,9 +52,9 @@ MOST_CLIENTS = 100_000
 #: The settings that are 1 or more, and those that are 0 or more.
 FROM_1 = (
     *("num_clients", "concurrency", "refill", "arrivals", "local_steps", "batch_size", "eval_every", "classes"),
-    *("stale_models", "validation", "refresh_every"),
+    *("stale_models", "validation", "refresh_every", "fairness_clients"),
 )
-FROM_0 = ("local_epochs", "rounds", "virtual_time")
+FROM_0 = ("local_epochs", "rounds", "virtual_time", "fairness_every")
 #: What a setting of a type must be, and the value that is recorded of it; None: it is something else.
 _TYPES: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("a whole number", as_int),
@@ -84,6 +87,7 @@ def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     partition, optimizer = settings["partition"], settings["client_optimizer"]
     table = {
         f"task {IMAGES}": () if images else ("data", "model"),
+        "a task with evaluate_client=": OF_CLIENTS if images else (),
         "data from files": ("data_dir",) if images and settings["data"] == "digits" else (),
         "protocol events": () if events else ("concurrency", "refill", "selection"),
         "protocol rounds": ("stale_models", "sampling") if events else (),
@@ -182,13 +186,18 @@ class SimConfig:
     validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
     refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    fairness_every: int = _setting(
+        0,
+        "Arrivals between two evaluations of single clients, of a task of your own that has one; 0: only at the end.",
+    )
+    fairness_clients: int = _setting(100, "The most clients, drawn once, that are evaluated each.")
     part: str = _setting(
         "test",
         "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
         *("test", "validation"),
     )
     target: float = _setting(
-        0.9, "Test accuracy for the rounds and the time to target; any number for a task of your own."
+        0.9, "Test accuracy, or first metric of your own task, for the rounds and the time to target."
     )
 
     def __post_init__(self) -> None:
@@ -247,10 +256,10 @@ class SimConfig:
             if name in unread:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is read only with {unread[name]}")
 
-    def is_reached(self, arrivals: int, version: int, accuracy: float) -> bool:
-        """Return whether a run ends after these arrivals and rounds, with this accuracy at its last evaluation."""
+    def is_reached(self, arrivals: int, version: int, score: float, metric: Metric) -> bool:
+        """Return whether a run ends after these arrivals and rounds, with this score at its last evaluation."""
         rounds = 0 < self.rounds <= version
-        return arrivals >= self.arrivals or rounds or (self.stop_at_target and accuracy >= self.target)
+        return arrivals >= self.arrivals or rounds or (self.stop_at_target and metric.reaches(score, self.target))
 
     @property
     def _built_in(self) -> bool:

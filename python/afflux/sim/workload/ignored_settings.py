@@ -7,7 +7,15 @@ from typing import Any
 
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, PAPERS, UNLIMITED, SimConfig, unread_settings
+from afflux.sim.workload.config import (
+    IMAGES,
+    MADE_IN_PYTHON,
+    OF_CLIENTS,
+    PAPERS,
+    UNLIMITED,
+    SimConfig,
+    unread_settings,
+)
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
 
@@ -54,6 +62,7 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     reads are left out if they have their defaults.
     """
     left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
+    left_out |= {*OF_CLIENTS} if task.evaluate_client is None else set()
     taken = {*keyword_settings(task.training), *(() if function is None else inspect.signature(function).parameters)}
     if config.task != IMAGES:
         left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}
@@ -96,6 +105,8 @@ def refuse_ignored_settings(
         unread = {name: reader for name, reader in unread_settings(asdict(config)).items() if name in OF_TRAINING}
     if config.task.partition(":")[0] == PAPERS and not isinstance(task.clients, Partitioned):
         unread |= dict.fromkeys(OF_DIVISION, "a data set without owners")
+    if task.evaluate_client is None:
+        unread |= dict.fromkeys(OF_CLIENTS, "a task with evaluate_client=")
     config.refuse((name for name in config.changed() if name in checked), unread)
     for name in given:
         if name not in ignored or name not in checked:

@@ -23,6 +23,7 @@ class StreamPurpose(IntEnum):
     CLIENT_DATA = 8
     TORCH = 9
     TRIALS = 10
+    CLIENT_EVALUATION = 20
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:

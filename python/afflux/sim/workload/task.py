@@ -12,6 +12,7 @@ from afflux.sim.data.image_set import stratified_split
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import Classification, as_arrays, classification, refuse_nonfinite
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
@@ -23,8 +24,12 @@ TrainingFunction: TypeAlias = Callable[..., tuple[float | None, int, int]]
 
 The model holds the pulled params; it is trained in place.
 """
-Evaluate: TypeAlias = Callable[["nn.Module"], tuple[float, float]]
-"""(model) -> accuracy, loss. The model is in evaluation mode, under `torch.no_grad()`."""
+Values: TypeAlias = tuple[float, float] | Mapping[str, float]
+"""Accuracy and loss; or the values of the task's metrics, by name."""
+Evaluate: TypeAlias = Callable[["nn.Module"], Values]
+"""(model) -> values. The model is in evaluation mode, under `torch.no_grad()`."""
+EvaluateClient: TypeAlias = Callable[["nn.Module", Any], Values]
+"""(model, data) -> values on the data set of one client, as `Evaluate`."""
 Loss: TypeAlias = Callable[[Any, Any], Any]
 """(output of the model, labels) -> mean loss, a torch scalar."""
 
@@ -90,6 +95,15 @@ class Task:
 
     roles: Mapping[str, Any] | None = None
     """The roles of the model's arrays by patterns of names; see `afflux.Layout.of`. None: the defaults."""
+    metrics: Sequence[Metric] = CLASSIFICATION
+    """What `evaluate` returns: accuracy and loss, or a dict with a number for each of these names.
+
+    Tables, figures, grids and the target take the first one.
+    """
+    evaluate_client: EvaluateClient | None = None
+    """Evaluation on the data set of one client, for a sample of clients at the end of a run; see `fairness_every`."""
+    personalise: Callable[..., object] | None = None
+    """(model, data, rng): adapts the server's model to one client, in place, for a second such evaluation."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the parts do not go together."""
@@ -100,7 +114,15 @@ class Task:
             raise ConfigError("num_clients is given, but clients is no function: their number is its length")
         if lazy and (self.num_clients or 0) < 1:
             raise ConfigError(f"num_clients is {self.num_clients}, must be at least 1")
-        for name in ("evaluate", "training", "delays"):
+        metrics = tuple(self.metrics) if isinstance(self.metrics, Sequence) else ()
+        if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
+            raise ConfigError(f"metrics is {brief(self.metrics)}, must be a sequence of afflux.sim.Metric")
+        if len({metric.name for metric in metrics}) < len(metrics):
+            raise ConfigError("two metrics have one name")
+        object.__setattr__(self, "metrics", metrics)
+        if self.personalise is not None and self.evaluate_client is None:
+            raise ConfigError("personalise is given: give evaluate_client, too")
+        for name in ("evaluate", "training", "delays", "evaluate_client", "personalise"):
             if not callable(part := getattr(self, name)) and (part is not None or name == "evaluate"):
                 raise ConfigError(f"{name} is {brief(part)}, must be a function")
 
