@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings(FORKS),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
-FILES = {"audit", *run_folder.FILES} - {"clients.csv"}
+FILES = {"audit", "models", *run_folder.FILES} - {"clients.csv"}
 
 
 def simulation(rules=("fedbuff:buffer_size=3", "fedasync"), **changes):

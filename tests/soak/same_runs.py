@@ -8,13 +8,15 @@ store and the folder of a grid that BASE has written are also replayed, resumed 
 its file in --data-dir or AFFLUX_DATA.
 
 Not compared: in the headers of logs the version of afflux and the digests of rule and task files; the measured seconds
-of the server; the ids of runs; what pages and pictures look like, and what commands print.
+of the server; the ids of runs; files of models, and digests of their buffers, which BASE may not have; what pages and
+pictures look like, and what commands print.
 """
 
 import argparse
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -161,10 +163,13 @@ def contents(folder: Path) -> Contents:
     kinds: Contents = defaultdict(dict)
     paths = folder.rglob("*") if folder.is_dir() else [folder]
     for path in sorted(path for path in paths if path.is_file() and path.name != "run_id.txt"):
+        if path.suffix == ".safetensors":
+            continue
         name = str(path.relative_to(folder))
         kinds["names of files"][name] = []
         if path.suffix == ".jsonl" and path.parent.name == "audit":
             header, *lines = path.read_text().split("\n")
+            lines = [re.sub(r', ?"buffers_sha256": ?"\w+"', "", line) for line in lines]
             kinds["audit logs"][name] = [_without_left_out(header), *lines]
             kinds["params"][name] = [line for line in lines if line.startswith('{"type": "end"')]
         elif path.suffix == ".npy":
@@ -196,7 +201,8 @@ def _without_left_out(header: str) -> str:
 
 def _without_seconds(content: object) -> object:
     if isinstance(content, dict):
-        return {name: _without_seconds(value) for name, value in content.items() if name not in ("server_ms", "afflux")}
+        left_out = ("server_ms", "afflux", "buffers_sha256")
+        return {name: _without_seconds(value) for name, value in content.items() if name not in left_out}
     return [_without_seconds(item) for item in content] if isinstance(content, list) else content
 
 

@@ -99,6 +99,10 @@ CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after ever
 
 TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hidden=True)]
+SAVE_EVERY = (
+    "If not 0: save the model after each so many arrivals in models/ of the run folder, beside that of the end."
+)
+SaveEvery = Annotated[int, typer.Option(min=0, help=SAVE_EVERY, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
@@ -172,6 +176,7 @@ def compare(
     server_lr: ServerLr = None,
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
+    save_every: SaveEvery = 0,
     grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
     trials: Annotated[int, typer.Option(min=0, help=TRIALS)] = 0,
     out: OutFolder = None,
@@ -183,8 +188,9 @@ def compare(
     specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     if grid:
-        if paired or keep_updates or tensorboard:
-            raise ConfigError("--grid makes runs of its own, without --paired, --keep-updates and --tensorboard")
+        if paired or keep_updates or tensorboard or save_every:
+            others = "--paired, --keep-updates, --tensorboard and --save-every"
+            raise ConfigError(f"--grid makes runs of its own, without {others}")
         from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
         from afflux.sim.papers.publishing import publish
 
@@ -205,7 +211,7 @@ def compare(
     from afflux.sim.runs.compare import default_processes
 
     options = {"processes": jobs or default_processes(workers), "workers": workers}
-    options |= {"keep_updates": keep_updates, "tensorboard": tensorboard}
+    options |= {"keep_updates": keep_updates, "tensorboard": tensorboard, "save_every": save_every}
     _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
@@ -221,6 +227,7 @@ def run(
     workers: TrainingWorkers = 1,
     keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
+    save_every: SaveEvery = 0,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
@@ -229,7 +236,8 @@ def run(
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
         refuse_other_options(
-            context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "tensorboard", "workers"
+            *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task"),
+            *("tensorboard", "save_every", "workers"),
         )
         require(*EXTRA)
         from afflux.sim.runs import library
@@ -240,6 +248,7 @@ def run(
         typed = None if rule is None else parse_rules([rule])[0]
         stored = InterruptedRun.of(resume, out, typed, task)
         shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
+        shared["save_every"] = save_every
         title = Job(stored.spec, stored.header.seed).title
         results = _watched([title], stored.config, lambda watch: library.resume(stored, watch=watch, **shared))
         _print_results(stored.output.folder.parent, results)
@@ -253,7 +262,7 @@ def run(
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     options: dict[str, Any] = {"workers": workers, "keep_updates": keep_updates, "tensorboard": tensorboard}
-    options |= {"store": store, "checkpoint_every": checkpoint_every}
+    options |= {"store": store, "checkpoint_every": checkpoint_every, "save_every": save_every}
     _print_results(*make_runs(specs, [seed], config, out, **options))
 
 

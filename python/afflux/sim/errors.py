@@ -15,6 +15,7 @@ EXTRA = {
     "rich": "rich",
     "pandas": "pandas",
     "jinja2": "Jinja2",
+    "safetensors": "safetensors",
 }
 
 

@@ -172,6 +172,7 @@ class EndLine(_Line, frozen=True, tag="end"):
     arrivals: int
     version: int
     params_sha256: str
+    buffers_sha256: Digest | msgspec.UnsetType = msgspec.UNSET  #: of a model that has buffers
 
 
 Line = Header | ArrivalLine | RoundLine | EndLine
@@ -224,6 +225,7 @@ class AuditOutput(NamedTuple):
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
     tensorboard: Path | None = None  #: write TensorBoard's event files into this folder, too
+    save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
 
 
 def file_stem(label: str, seed: int) -> str:

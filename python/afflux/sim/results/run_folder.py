@@ -19,6 +19,7 @@ from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
 from afflux.sim.errors import ConfigError, ProcessKilledError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
+from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
@@ -35,7 +36,14 @@ CSV_TABLES = {
     "clients.csv": "clients",  # of a task that evaluates clients
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
-PACKAGES = ("matplotlib", "pandas", "jinja2", "sklearn")  #: they write the files; SciPy comes with the last one
+FOLDERS = {FOLDER, TENSORBOARD, MODELS}
+PACKAGES = (
+    "matplotlib",
+    "pandas",
+    "jinja2",
+    "safetensors",
+    "sklearn",
+)  #: they write the files; SciPy comes with the last one
 #: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
 UNFINISHED = "unfinished.txt"
 _UNFINISHED_TEXT = """\
@@ -135,7 +143,7 @@ def create_run_folder(out: Path | None) -> Path:
     folder = out or dated_folder()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         killed = "; if a run with --store was killed before its first checkpoint, remove it"
-        then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= {FOLDER, TENSORBOARD} else ""
+        then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= FOLDERS else ""
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out{then}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +173,7 @@ def _remove_unfinished(folder: Path, digest: str) -> None:
     Raises:
         ConfigError: the command of the folder still runs, or it was killed and was another one.
     """
-    marker, logs = folder / UNFINISHED, [folder / name for name in (FOLDER, TENSORBOARD) if (folder / name).is_dir()]
+    marker, logs = folder / UNFINISHED, [folder / name for name in FOLDERS if (folder / name).is_dir()]
     run_files = {marker, *logs, *(folder / name for name in FILES)}
     if not marker.is_file() or any(path not in run_files or path.is_symlink() for path in folder.iterdir()):
         return
@@ -246,6 +254,7 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
                 "decisions": run.decisions,
                 "rejected": run.totals.rejected,
                 "params_sha256": run.digest,
+                **({"buffers_sha256": run.buffers_digest} if run.buffers_digest else {}),
             }
             for run in results
         ],

@@ -6,16 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from afflux.sim.errors import require
+from afflux.arrays.layout import Layout
+from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import Count
+from afflux.sim.results.model_file import constants_sha256, load_model
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import RuleSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: The fields of an evaluation before the values of its metrics.
 PLACE = ("arrivals", "version", "virtual_time")
@@ -173,9 +179,9 @@ def participation(clients: np.ndarray, num_clients: int) -> Participation:
     )
 
 
-def params_sha256(params: np.ndarray) -> str:
-    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32."""
-    return hashlib.sha256(params.astype("<f4").tobytes()).hexdigest()
+def params_sha256(params: np.ndarray, dtype: str = "<f4") -> str:
+    """Return the SHA-256, in hexadecimal, of params (d,) as little-endian float32, or of buffers as "<f8"."""
+    return hashlib.sha256(params.astype(dtype).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +218,31 @@ class RunResult(Evaluated):
     seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
     metrics: tuple[Metric, ...] = CLASSIFICATION
     client_evaluations: tuple[ClientEvaluation, ...] = ()  #: of a sample of clients, if the task evaluates clients
+    buffers: np.ndarray | None = None  #: those of the final model, float64; None: it has none, or the result was read
+    buffers_digest: str = ""  #: SHA-256 of the final buffers; empty: the model has none
+    layout: Layout | None = None  #: the places of the model's arrays in params and buffers; None: the result was read
+    constants: str = ""  #: SHA-256 of the arrays that no client trains
+    model_file: Path | None = None  #: in the run folder, with every array of the final model; None: no folder
+
+    def load(self, model: "nn.Module") -> None:
+        """Copy all arrays of the final model into a torch module like that of the run.
+
+        They are those of `model_file`, if there is one. Without it, arrays that no client trains must be those of the
+        run already.
+
+        Raises:
+            ConfigError: there is no model, or another one; nothing is changed.
+        """
+        if self.model_file is not None:
+            return load_model(self.model_file, model)
+        if self.layout is None:
+            raise ConfigError("the result was read from a folder without models/")
+        try:
+            if constants_sha256(model, self.layout.roles) != self.constants:
+                raise ValueError("arrays that no client trains differ; make it as the run did, or run with out=")
+            self.layout.load(model, self.params, self.buffers)
+        except ValueError as error:
+            raise ConfigError(f"the model is not that of the run: {error}") from error
 
     @property
     def max_staleness(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import FOLDER, AuditLog, Count, file_stem, read_audit_log
+from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, Summary, summarise
 from afflux.sim.results.statistics import (
@@ -129,6 +130,7 @@ class _Run(msgspec.Struct, frozen=True):
     state_bytes: float
     params_sha256: str
     server_ms: float | None = None
+    buffers_sha256: str = ""
 
 
 class _Summary(msgspec.Struct, frozen=True):
@@ -142,7 +144,7 @@ def read_results(folder: Path | str) -> SimulationResults:
         folder: of `Simulation.run(out=...)`, or of the command line.
 
     Returns:
-        The runs that have ended, as they were written, but without params.
+        The runs that have ended, as they were written, but without params; `RunResult.load` reads these from models/.
 
     Raises:
         ConfigError: a file is missing, or does not hold what a run writes.
@@ -185,6 +187,7 @@ def _result(
     log: AuditLog,
 ) -> RunResult:
     names = tuple(metric.name for metric in log.header.task_metrics)
+    model = log.path.parent.parent / MODELS / f"{log.path.stem}.safetensors"
     history = RunHistory([])
     for row in rows:
         place = int(row["arrivals"]), int(row["version"]), float(row["virtual_time"])
@@ -217,4 +220,6 @@ def _result(
         first_params_sha256=log.header.first_params_sha256,
         digest=run.params_sha256,
         metrics=log.header.task_metrics,
+        buffers_digest=run.buffers_sha256,
+        model_file=model if model.is_file() else None,
     )

@@ -217,6 +217,7 @@ class Simulation:
         checkpoint_every: float = CHECKPOINT_SECONDS,
         keep_updates: bool = False,
         tensorboard: bool = False,
+        save_every: int = 0,
         watch: JobProgress | None = None,
     ) -> SimulationResults:
         """Make all runs.
@@ -236,6 +237,7 @@ class Simulation:
                 make one, too.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each, for `replay`.
             tensorboard: whether TensorBoard's event files are written during the runs.
+            save_every: if not 0: the model is saved after each so many arrivals, beside that of the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
 
         Returns:
@@ -248,7 +250,8 @@ class Simulation:
         """
         options: dict[str, Any] = {"task": self.task, "processes": processes, "workers": workers, "watch": watch}
         if out is None:
-            for name, value in {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store}.items():
+            given = {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store, "save_every": save_every}
+            for name, value in given.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
             return SimulationResults(compare(self.jobs, self.config, **options), self.config)
@@ -258,13 +261,13 @@ class Simulation:
                 raise ConfigError("a store is for one rule and one seed")
             require_unused_store(Path(store))
         finished: dict[int, list[RunResult]] = {}
-        command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard)
+        command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard, save_every)
         with run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
             if keep_updates and self.config.arrivals < UNLIMITED:
                 size = 4 * self.num_parameters() * self.config.arrivals * len(self.jobs)
                 run_folder.announce_updates(folder, size)
             output = run_folder.create_audit_folder(folder, keep_updates)
-            output = output._replace(tensorboard=folder / FOLDER if tensorboard else None)
+            output = output._replace(tensorboard=folder / FOLDER if tensorboard else None, save_every=save_every)
             if store is None:
                 runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
             else:
@@ -286,6 +289,7 @@ def resume(
     out: Path | str | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
     tensorboard: bool = False,
+    save_every: int = 0,
     workers: int = 1,
     watch: JobProgress | None = None,
 ) -> SimulationResults:
@@ -298,6 +302,7 @@ def resume(
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
         tensorboard: see `Simulation.run`.
+        save_every: see `Simulation.run`.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.
 
@@ -317,7 +322,7 @@ def resume(
     config, folder = interrupted.config, interrupted.output.folder.parent
     if interrupted.finished:
         _announce(f"the run in {interrupted.path} is finished; its results are written again")
-    output = interrupted.output._replace(tensorboard=folder / FOLDER if tensorboard else None)
+    output = interrupted.output._replace(tensorboard=folder / FOLDER if tensorboard else None, save_every=save_every)
     stored = StoredRun(interrupted.path, checkpoint_every, interrupted)
     own = task if isinstance(task, Task) else None
     facts = interrupted.spec, interrupted.header.seed, config, output, own

@@ -3,6 +3,7 @@
 import logging
 import re
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from afflux.server.server import Server
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import DivergedError, TrainingError
 from afflux.sim.results import audit_log
+from afflux.sim.results.model_file import FOLDER, constants_sha256, write_model
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import RunResult, params_sha256
 from afflux.sim.results.tensorboard import TensorBoardWriter
@@ -78,6 +80,7 @@ class RunRecord:
             self.updates = files.enter_context(file)
         log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(updates), size)
         self.log = files.enter_context(log)
+        self._models, self._save_every = output.folder.parent / FOLDER / stem, output.save_every
         if output.tensorboard is not None:
             self.metrics = files.enter_context(TensorBoardWriter(output.tensorboard / stem, arrivals))
 
@@ -122,6 +125,16 @@ class RunRecord:
                 log.write_round(report)
             if self.metrics is not None:
                 self.metrics.add_round(report)
+        if log is not None and self._save_every and (event.number + 1) % self._save_every == 0:
+            self._save_model(f"-{event.number + 1}")
+
+    def _save_model(self, suffix: str = "") -> Path:
+        """Write the server's model into the run folder, and return the file."""
+        model, pulled, path = self._setup.model, self._server.pull(), self._models
+        model.load(pulled.params, None if model.initial_buffers is None else pulled.buffers)
+        path = path.with_name(f"{path.name}{suffix}.safetensors")
+        write_model(path, model.module, model.layout.roles)
+        return path
 
     def _add_fault(self, event: UpdateEvent, reason: str) -> None:
         """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
@@ -163,7 +176,8 @@ class RunRecord:
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
         history, setup, server = self._history, self._setup, self._server
-        unread = unread_by_rules([self.spec])
+        unread, model = unread_by_rules([self.spec]), setup.model
+        buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
@@ -179,9 +193,15 @@ class RunRecord:
             parts=server.rule.to_config(),
             first_params_sha256=params_sha256(setup.initial_params),
             metrics=setup.metrics,
+            buffers=buffers,
+            buffers_digest="" if buffers is None else params_sha256(buffers, "<f8"),
+            layout=model.layout,
+            constants=constants_sha256(model.module, model.layout.roles),
+            model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:
-            self.log.write(audit_log.EndLine(len(history.staleness), server.version, result.digest))
+            digests = result.digest, result.buffers_digest or msgspec.UNSET
+            self.log.write(audit_log.EndLine(len(history.staleness), server.version, *digests))
         return result
 
     def _header(self, updates: str | None) -> audit_log.Header:
