@@ -207,8 +207,8 @@ SERVER = {
         "test_rules.py",
     ),
     "store: a failed opening leaves a lock": (
-        "self.path = folder_of(path)\n        self._num_threads",
-        "self.path = path\n        self._num_threads",
+        "self.path = folder_of(path)\n        self.device",
+        "self.path = path\n        self.device",
         "test_store_errors.py",
     ),
     "store: a lost file takes the rows of the next ones along": (
