@@ -22,8 +22,8 @@ SERVER = {
         "test_rules_contract.py",
     ),
     "facts: a plain push passes a rule that needs them": (
-        "not rule.needs.facts\n        and not options.accumulate",
-        "not options.accumulate",
+        "facts = bool(rule.needs.facts)",
+        "facts = False",
         "test_facts.py",
     ),
     "facts: arrivals that are left keep the facts of all": (
