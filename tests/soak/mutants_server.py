@@ -287,8 +287,8 @@ SERVER = {
         "test_layout_matching.py",
     ),
     "pull: late steps are not made": (
-        "            flush_late(aggregator)\n        if out is None:",
-        "            pass\n        if out is None:",
+        "                flush_late(aggregator)\n            if out is None:",
+        "                pass\n            if out is None:",
         "test_flush_after.py",
     ),
     "flush_after: a late step that cannot be made is tried in every call": (
