@@ -2,61 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, overload
 
-from afflux import ops
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Pulled
-from afflux.arrays.layout import Tree
 from afflux.ops.units import ITEM_BYTES
 from afflux.server.aggregator import Aggregator
-from afflux.server.inputs import InputAdapter
-from afflux.server.late import flush_late
-from afflux.server.tracebacks import clear_tracebacks
-
-
-class PullSource(Protocol):
-    """The parts of a server that a pull needs."""
-
-    options: ServerOptions
-    _aggregator: Aggregator
-    _adapter: InputAdapter
-
-    def _enter(self, op: str) -> None: ...
-
-
-@overload
-def pull(self: PullSource) -> Pulled: ...
-@overload
-def pull(self: PullSource, *, out: "ops.Array | Tree") -> int: ...
-def pull(self: PullSource, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
-    """Return the newest params and their version.
-
-    A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make a
-    step itself, and then call on_step.
-
-    Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params (and
-    buffers) are copied into `out`, and only the version is returned.
-
-    >>> import numpy as np
-    >>> from afflux import Server, rules
-    >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
-    >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
-    >>> server.pull(out=mine), mine["weight"].tolist()
-    (0, [[1.0, 1.0], [1.0, 1.0]])
-    """
-    aggregator, adapter = self._aggregator, self._adapter
-    try:
-        if self.options.inplace:
-            self._enter("pull")
-        if self.options.flush_after is not None:
-            flush_late(aggregator)
-        if out is None:
-            return newest(aggregator)
-        return _copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
-    except BaseException as error:
-        clear_tracebacks(error)
-        raise
 
 
 def newest(aggregator: Aggregator) -> Pulled:
@@ -64,11 +14,11 @@ def newest(aggregator: Aggregator) -> Pulled:
     admission, plane = aggregator.admission, aggregator.plane
     if plane.inplace:
 
-        def copied() -> Pulled:
+        def copy() -> Pulled:
             now = admission.state.current
             return replace(now, params=plane.copy(now.params, read_only=True))
 
-        return aggregator.when_idle("pull", copied)
+        return aggregator.when_idle("pull", copy)
     _check_pull(aggregator)
     return shared(aggregator, admission.state.current)
 
@@ -79,19 +29,19 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
     return version if params is version.params else replace(version, params=params)
 
 
-def _copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
+def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copy the newest version with `copy`. Return its number."""
 
-    def copied() -> int:
+    def copied_version() -> int:
         now = aggregator.admission.state.current
         copy(shared(aggregator, now))
         return now.version
 
     if aggregator.plane.inplace:
-        return aggregator.when_idle("pull", copied)
+        return aggregator.when_idle("pull", copied_version)
     _check_pull(aggregator)
     aggregator.check_storage()
-    return copied()
+    return copied_version()
 
 
 def _check_pull(aggregator: Aggregator) -> None:

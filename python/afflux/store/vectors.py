@@ -2,14 +2,19 @@
 
 `VectorSlots` holds the sum of the rows and the rule's vectors. Each has two slots: the committed one and the next one.
 `ParamsSlots` holds versions of params. Each version has a slot, which is reused when nothing refers to the version.
+`ArrivalSlots` holds the vectors of waiting arrivals.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK, address
-from afflux.arrays.interop import bring, on_gpu
+from afflux.arrays.interop import bring, on_gpu, on_host
 from afflux.arrays.pools import Vector
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
@@ -198,3 +203,51 @@ class ParamsSlots:
     def flush(self, slots: Iterable[int]) -> None:
         """Wait until these slots are on the disk itself."""
         self._segments.flush(slots)
+
+
+class ArrivalSlots:
+    """The vectors of arrivals, by the number of their join. Each is written once, to its own slot.
+
+    The slot becomes free after the first commit without the arrival.
+    """
+
+    def __init__(self, segments: Segments, committed: Mapping[int, Place], num_threads: int) -> None:
+        self._segments = segments
+        self._num_threads = num_threads
+        self._places = committed
+        for place in committed.values():
+            refuse_damage(segments, place, num_threads)
+
+    def write(self, waiting: Mapping[int, Vector]) -> dict[int, Place]:
+        """Write the vectors that are not on disk yet; return the places of all."""
+        taken, places = {place.slot for place in self._places.values()}, dict[int, Place]()
+        for join, slot in waiting.items():
+            place = self._places.get(join)
+            if place is None:
+                free = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+                taken.add(free)
+                self._segments.reserve(free + 1)
+                vector = on_host(slot)
+                self._segments.write(free, vector)
+                place = Place(free, crc(vector, self._num_threads))
+            places[join] = place
+        return places
+
+    def set_committed(self, places: Mapping[int, Place]) -> None:
+        """Record that these arrivals are committed, and no others."""
+        self._places = places
+
+    def check(self) -> None:
+        """Raise StoreError if a file has vanished or was truncated."""
+        self._segments.check(place.slot for place in self._places.values())
+
+    def flush(self, places: Iterable[Place]) -> None:
+        """Wait until these vectors are on the disk itself."""
+        self._segments.flush(place.slot for place in places)
+
+    def stacked(self, places: Sequence[Place]) -> npt.NDArray[Any]:
+        """Return a copy of these vectors, (n, d)."""
+        out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
+        for row, place in zip(out, places, strict=True):
+            row[:] = self._segments.array(place.slot)
+        return out
