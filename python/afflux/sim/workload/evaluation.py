@@ -27,9 +27,10 @@ class Classification:
 
         from afflux.sim.workload.class_loss import add_note_on_examples, class_loss
 
-        starts = range(0, len(self.y), EVALUATION_BATCH)
+        device = next((parameter.device for parameter in model.parameters()), self.x.device)
+        batches = (self.x[start : start + EVALUATION_BATCH] for start in range(0, len(self.y), EVALUATION_BATCH))
         try:
-            logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
+            logits = torch.cat([model(batch.to(device)).to(self.y.device) for batch in batches])
         except Exception as error:
             add_note_on_examples(error, self.x)
             raise
