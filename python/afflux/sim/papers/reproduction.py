@@ -126,17 +126,15 @@ def runs_of(
         pairs = [(seed, cell) for seed in seeds for cell in cells if not cell.seeds or seed < cell.seeds]
         return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], changes)]
 
-    trials, best, timed = list[Run](), dict[str, Choice](), rows_of(table, lines)
-    for search in {cell.search.name: cell.search for cell in cells if cell.search is not None}.values():
-        choices = trials_of(search)
-        tried = runs(list(choices.values()), [TRIALS_SEED])
-        ended = lines_of_jobs(lines, [run.job for run in tried])
-        trials += tried
-        if len(ended) == len(tried):
-            evaluations = {choice: timed(ended[place]) for place, choice in enumerate(choices)}
-            values = {choice: table.reading.of(rows) for choice, rows in evaluations.items() if rows}
-            if values:
-                best[search.name] = max(values, key=lambda choice: values[choice])
+    searches = {cell.search.name: trials_of(cell.search) for cell in cells if cell.search is not None}
+    trials = runs([cell for choices in searches.values() for cell in choices.values()], [TRIALS_SEED])
+    ended, timed = lines_of_jobs(lines, [run.job for run in trials]), rows_of(table, lines)
+    places, best = iter(range(len(trials))), dict[str, Choice]()
+    for name, choices in searches.items():
+        evaluations = {choice: timed(ended[place]) for choice in choices if (place := next(places)) in ended}
+        values = {choice: table.reading.of(rows) for choice, rows in evaluations.items() if rows}
+        if values and len(evaluations) == len(choices):
+            best[name] = max(values, key=lambda choice: values[choice])
     ready = []
     for cell in cells:
         if cell.search is None:
