@@ -134,7 +134,6 @@ void CutVector::copy(std::uintptr_t from, std::uintptr_t to, std::int64_t begin,
 void Cut::add(const View<const void>& vector) {
   if (vector.parts == nullptr) return;
   vectors_.emplace_back(vector);
-  converts_.resize(static_cast<std::size_t>(vector.parts->list.size));
   for (std::size_t i = 0; i < converts_.size(); ++i)
     if (vectors_.back().converts(static_cast<std::int64_t>(i))) converts_[i] = true;
 }

@@ -72,11 +72,14 @@ class CutVector {
   const Conversion* const conversion_;
 };
 
-// The vectors in parts of a call, of which there is at least one.
+// The vectors in parts of a sweep; perhaps none, if a panel of `gram` has only flat ones.
 class Cut {
  public:
   // `whole_blocks`: chunks begin at the beginnings of blocks.
-  Cut(const Parts& parts, bool whole_blocks) : borders_(parts.borders), whole_blocks_(whole_blocks) {}
+  Cut(const Parts& parts, bool whole_blocks)
+      : borders_(parts.borders),
+        whole_blocks_(whole_blocks),
+        converts_(static_cast<std::size_t>(parts.list.size), false) {}
 
   // Adds a vector; does nothing if it is flat.
   void add(const View<const void>& vector);
