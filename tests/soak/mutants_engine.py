@@ -82,7 +82,7 @@ ENGINE = {
         "test_cut_vectors.py",
     ),
     "parts: every part has the base of the first": (
-        "bases->list.data[part - parts_.data()]",
+        "bases->list.data[number]",
         "bases->list.data[0]",
         "test_cut_vectors.py",
     ),
