@@ -198,9 +198,7 @@ def reproduce(
 
 def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tuple[Limits, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
-    from rich.console import Console
-
-    from afflux.sim.results.terminal import show_progress
+    from afflux.sim.results.terminal import open_console, show_progress
 
     jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs)
@@ -229,7 +227,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
     processes = min(limits.processes or default_threads(), most)
     with ExitStack() as screen:
         titles = [f"{name}, seed {job.seed}" for name, job in zip(names, wanted, strict=True)]
-        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
+        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), open_console(stderr=True)))
         compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
     runs_left = None if limits.runs is None else limits.runs - len(finished)
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
