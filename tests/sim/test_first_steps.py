@@ -8,6 +8,7 @@ import pandas
 import pytest
 from torch import nn
 
+import afflux.sim
 import own_tasks
 from afflux import rules
 from afflux.rules.presets import RULES
@@ -20,8 +21,10 @@ from afflux.sim import (
     read_audit_log,
     read_results,
     replay,
+    sgd,
 )
 from afflux.sim.results.terminal import results_table
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -152,7 +155,16 @@ def test_data_frames_are_divided_like_arrays():
         (lambda: partitioned(np.zeros((2, 3)), ["a", "b"], 2), "partitioned: y holds <U1, must hold numbers"),
         (lambda: classification([["a"]], [0]), "classification: x holds <U1, must hold numbers"),
         (lambda: simulation(seeds=3), r"seeds is 3, must be a sequence of whole numbers, such as \[0, 1, 2\]"),
+        (lambda: simulation(seeds=["a"]), r"seeds is \['a'\], must be a sequence of whole numbers"),
+        (lambda: simulation(seeds=[1.5]), r"seeds is \[1.5\], must be a sequence of whole numbers"),
+        (lambda: simulation(rules=3), "a rule is of type int, must be a text such as"),
+        (lambda: simulation(rules=None), "a rule is of type NoneType, must be a text such as"),
         (lambda: simulation(rules=rules.fedbuff), "a rule is of type function, must be a text such as"),
+        (lambda: simulation(rounds=1.5), "rounds is 1.5, must be a whole number"),
+        (lambda: simulation(concurrency=True), "concurrency is True, must be a whole number"),
+        (lambda: simulation(sgd("0.1")), "client_lr is '0.1', must be a number"),
+        (lambda: simulation(stop_at_target=1), "stop_at_target is 1, must be True or False"),
+        (lambda: SimConfig(task=3), "task is 3, must be a text"),
         (lambda: simulation(delays=np.ones(12)), r"delays is array\(.*, must be a function"),
         (lambda: simulation(delays=lambda client, rng: 1.0).run(), "delays: the law is 1.0, must be a function "),
     ],
@@ -160,3 +172,19 @@ def test_data_frames_are_divided_like_arrays():
 def test_other_things_than_arrays_functions_and_sequences(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """The run folder is read back with the settings as they were."""
+    settings = {"arrivals": np.int64(12), "stop_at_target": np.bool_(True), "seeds": np.arange(2)}
+    own = simulation(sgd(np.float32(0.5)), **settings)
+    assert (own.config.arrivals, own.config.client_lr, own.config.stop_at_target) == (12, 0.5, True)
+    assert [type(job.seed) for job in own.jobs] == [int, int]
+    own.run(out=tmp_path)
+    assert read_results(tmp_path).config == own.config
+    assert SimConfig(data="mnist", data_dir=tmp_path).data_dir == str(tmp_path)
+
+
+def test_the_public_names_are_listed():
+    """For completion in a notebook, and for help()."""
+    assert {*afflux.sim.__all__} <= {*dir(afflux.sim)}

@@ -44,3 +44,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"afflux.sim.{module}"), name)
     raise AttributeError(f"module 'afflux.sim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

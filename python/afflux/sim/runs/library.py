@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
-from afflux.ops.validation import brief, printable
+from afflux.ops.validation import as_int, brief, printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.clients.training import with_settings
@@ -175,13 +175,15 @@ class Simulation:
 
     def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int) -> None:
         specs = read_rules(rules, {"buffer_size": buffer_size})
-        if not isinstance(seeds, Iterable):
+        numbers = [as_int(seed) for seed in seeds] if isinstance(seeds, Iterable) else [None]
+        plain_seeds = [number for number in numbers if number is not None]
+        if len(plain_seeds) < len(numbers):
             raise ConfigError(f"seeds is {brief(seeds)}, must be a sequence of whole numbers, such as [0, 1, 2]")
-        if not specs or not seeds:
+        if not specs or not plain_seeds:
             raise ConfigError("give at least one rule and one seed")
-        if len(set(seeds)) != len(seeds):
+        if len(set(plain_seeds)) != len(plain_seeds):
             raise ConfigError("a seed is given twice")
-        self.jobs: list[Job] = make_jobs(specs, list(seeds), paired=paired)
+        self.jobs: list[Job] = make_jobs(specs, plain_seeds, paired=paired)
 
     def run(
         self,

@@ -1,12 +1,13 @@
 """The settings of a simulation, without the rule and the seed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
+from os import PathLike, fspath
 from typing import Any, get_args
 
 from afflux.ops import codecs
-from afflux.ops.validation import brief
+from afflux.ops.validation import as_float, as_int, as_text, brief
 from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models import MODELS
@@ -52,6 +53,14 @@ FROM_1 = (
     *("stale_models", "validation", "refresh_every"),
 )
 FROM_0 = ("local_epochs", "rounds", "virtual_time")
+#: What a setting of a type must be, and the value that is recorded of it; None: it is something else.
+_TYPES: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    int: ("a whole number", as_int),
+    float: ("a number", lambda value: value if type(value) is int else as_float(value)),
+    bool: ("True or False", lambda value: bool(value) if type(value).__name__ in ("bool", "bool_") else None),
+    str: ("a text", as_text),
+    str | None: ("a text or a path", lambda value: as_text(fspath(value) if isinstance(value, PathLike) else value)),
+}
 
 
 def _setting(default: Any, description: str, *names: str) -> Any:
@@ -189,8 +198,12 @@ class SimConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if a name or a value is invalid."""
+        """Raise ConfigError if a name or a value is invalid; numbers of NumPy become those of Python."""
         for setting in fields(self):
+            (words, read), value = _TYPES[setting.type], getattr(self, setting.name)
+            if (plain := read(value)) is None and value is not setting.default:
+                raise ConfigError(f"{setting.name} is {brief(value)}, must be {words}")
+            object.__setattr__(self, setting.name, plain)
             if names := setting.metadata["names"]:
                 known(setting.name.replace("_", " "), getattr(self, setting.name), names)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
