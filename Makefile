@@ -176,7 +176,7 @@ $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 
 frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke
 
-test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks
+test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks; W&B and MLflow
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
 
 # The oldest flwr that the adapter supports, before the newest one, which `frameworks` has.

@@ -149,6 +149,6 @@ def test_event_files_need_a_folder_and_the_package(tmp_path, monkeypatch):
 
 def test_event_files_of_a_simulation(tmp_path):
     pytest.importorskip("tensorboard")
-    simulation().run(tensorboard=True, out=tmp_path / "run", processes=2)
+    simulation().run(tensorboard=True, out=tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run" / "tensorboard").iterdir())
     assert names == ["fedasync-seed0", "fedasync-seed1", "fedbuff_buffer_size=3-seed0", "fedbuff_buffer_size=3-seed1"]

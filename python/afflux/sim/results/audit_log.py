@@ -216,7 +216,6 @@ class AuditOutput(NamedTuple):
 
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
-    tensorboard: Path | None = None  #: write TensorBoard's event files into this folder, too
 
 
 def file_stem(label: str, seed: int) -> str:
