@@ -15,7 +15,7 @@
 namespace afflux {
 namespace check {
 
-// The parts of a vector: those of all other vectors too (`exact`), or parts of any types, perhaps with a conversion.
+// The types that parts may have: that of their view (`exact`), or `any`, also with a conversion.
 enum class PartTypes { exact, any };
 
 // Checks a vector in parts.
