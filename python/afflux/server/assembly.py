@@ -20,7 +20,7 @@ from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.norm_watch import NormWatch
-from afflux.server.steps import OnStep
+from afflux.server.step_callbacks import OnStep
 
 
 def assemble(

@@ -12,11 +12,11 @@ from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, flag, optional, plain_id, positive
 from afflux.rules.rule import ClientId
-from afflux.server import reading
+from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.pending_push import Ticket
 from afflux.server.tasks import OpenTask
-from afflux.server.tickets import Ticket
 from afflux.server.tracebacks import clears_tracebacks
 
 
@@ -66,14 +66,14 @@ class Task:
         """
         pulled = self.copied or self._aggregator.tasks.base_of(self._task)
         if pulled is None and not self._task.opened.hold:
-            newest = reading.newest(self._aggregator)  # a copy, if the server overwrites its params
+            newest = versions.newest(self._aggregator)  # a copy, if the server overwrites its params
             pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
                 f"[Task] version {self.version} is no longer held for client {brief(self.client)}: the task is closed "
                 "or of hold=False, or the version is too old (max_staleness, max_versions)"
             )
-        return reading.shared(self._aggregator, pulled)
+        return versions.shared(self._aggregator, pulled)
 
     @property
     def params(self) -> Params:

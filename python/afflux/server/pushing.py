@@ -30,16 +30,14 @@ from afflux.ops.validation import (
     shortened,
 )
 from afflux.rules.rule import ClientId, Facts
-from afflux.server import reading
+from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
-from afflux.server.inputs import InputAdapter
-from afflux.server.late import flush_late
+from afflux.server.inputs import A_KIND, InputAdapter, overflow
+from afflux.server.pending_push import TaskClosedError, Ticket
 from afflux.server.tasks import OpenTask
-from afflux.server.tickets import TaskClosedError, Ticket
 from afflux.server.tracebacks import clear_tracebacks
-from afflux.server.vectors import A_KIND, overflow, take_in
 
 
 class PushTarget(Protocol):
@@ -150,7 +148,7 @@ def push(  # noqa: D417
         if aggregator.plane.checks_versions:
             aggregator.plane.refuse_damage("push")
         if options.flush_after is not None:
-            flush_late(aggregator)
+            aggregator.flush_late()
         if aggregator.tasks.next_deadline != inf:
             close_overdue(aggregator)
     except BaseException as error:
@@ -234,7 +232,7 @@ def push(  # noqa: D417
                     return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
                 conversion = _conversion(what, given, adapter.kind, base, scale)
             beside = None if row is None else row.check
-            sweep, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+            sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
             _, squares, low, high = sweep
             if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
                 raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
@@ -420,7 +418,7 @@ def _base(
         return task.copied
     newest = aggregator.admission.state.current
     if newest.version == number and aggregator.plane.inplace:  # a round may overwrite it
-        newest = reading.newest(aggregator)
+        newest = versions.newest(aggregator)
     return newest if newest.version == number else aggregator.tasks.base(number)
 
 

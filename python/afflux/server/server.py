@@ -17,15 +17,14 @@ from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
+from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
-from afflux.server import persistence, pushing, reading
+from afflux.server import persistence, pushing, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.late import flush_late
-from afflux.server.rule_vectors import rule_vector
-from afflux.server.steps import OnStep
+from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
@@ -205,10 +204,10 @@ class Server:
             if self.options.inplace:
                 self._enter("pull")
             if self.options.flush_after is not None:
-                flush_late(aggregator)
+                aggregator.flush_late()
             if out is None:
-                return reading.newest(aggregator)
-            return reading.copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+                return versions.newest(aggregator)
+            return versions.copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
         except BaseException as error:
             clear_tracebacks(error)
             raise
@@ -336,8 +335,9 @@ class Server:
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_rule_vector")
-        new = rule_vector(self._aggregator, self._adapter, name, vector)
-        self._aggregator.hand_in(name, new)
+        aggregator = self._aggregator
+        new = self._adapter.rule_vector(aggregator.rule, name, vector, aggregator.admission.limits)
+        aggregator.hand_in(name, new)
 
     @clears_tracebacks
     def flush(self) -> Report | None:
@@ -464,7 +464,12 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
-        return reading.state_bytes(self._aggregator, self.options)
+        state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
+        buffered = (state.rule.buffer_size + len(state.deferred())) * slot
+        if self.options.accumulate:
+            buffered = slot + 8 * size
+        vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
+        return vectors + buffered + (0 if state.rows is None else state.rows.nbytes)
 
     @clears_tracebacks
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
@@ -583,5 +588,5 @@ class Server:
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first make a due step, and close the tasks whose lease has ended."""
         self._enter(op)
-        flush_late(self._aggregator)
+        self._aggregator.flush_late()
         checking.close_overdue(self._aggregator)

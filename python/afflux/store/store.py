@@ -40,9 +40,9 @@ from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
-from afflux.store.records import GrowingLists, layout_of, state_of, stored_arrival
 from afflux.store.segments import Place, Row
 from afflux.store.stored_rule import StoredRule
+from afflux.store.stored_state import GrowingLists, layout_of, state_of, stored_arrival
 from afflux.store.stored_vectors import StoredVectors
 
 CommitEvery = int | Literal["as before"] | None

@@ -17,20 +17,12 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, on_gpu
 from afflux.arrays.pools import Draft, Versions
 from afflux.ops.codecs import Codec
+from afflux.store.checksums import NO_CHECKSUMS, SweepChecksums, crc, refuse_damage, sweep_checksums
 from afflux.store.disk_cache import DiskRows
 from afflux.store.index import CommittedState
 from afflux.store.lock import promises_space
 from afflux.store.segments import Place, Row, open_arrays
-from afflux.store.vectors import (
-    NO_CHECKSUMS,
-    ArrivalSlots,
-    ParamsSlots,
-    SweepChecksums,
-    VectorSlots,
-    crc,
-    refuse_damage,
-    sweep_checksums,
-)
+from afflux.store.vector_slots import ArrivalSlots, ParamsSlots, VectorSlots
 
 
 class SavedPlaces(NamedTuple):

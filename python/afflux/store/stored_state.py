@@ -1,4 +1,4 @@
-"""The parts of a commit besides vectors and rows: arrivals in the buffer, and the growing lists."""
+"""What a commit holds besides vectors and rows: arrivals in the buffer, the lists that grow, and the layout."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from afflux.aggregation.checkpoint import arrival_record, log_record
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.store.entries import ListUpdate, StoredArrival
 from afflux.store.index import CommittedState
+from afflux.store.index_entries import ListUpdate, StoredArrival
 from afflux.store.segments import Place
 
 

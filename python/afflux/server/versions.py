@@ -1,11 +1,9 @@
-"""Reading of a server: the newest version, and the size of the state."""
+"""The newest version for callers: the server's own memory, or a copy if a round may overwrite it."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Pulled
-from afflux.ops.units import ITEM_BYTES
 from afflux.server.aggregator import Aggregator
 
 
@@ -48,11 +46,3 @@ def _check_pull(aggregator: Aggregator) -> None:
     aggregator.plane.refuse_damage("pull")
     if aggregator.plane.alone is not None:
         aggregator.check_process("pull")
-
-
-def state_bytes(aggregator: Aggregator, options: ServerOptions) -> int:
-    """Return the number of bytes of `Server.state_bytes`."""
-    state, slot, size = aggregator.admission.state, aggregator.slot_bytes, aggregator.plane.size
-    buffered = slot + 8 * size if options.accumulate else (state.rule.buffer_size + len(state.deferred())) * slot
-    vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[options.dtype] * size
-    return vectors + buffered + (0 if state.rows is None else state.rows.nbytes)
