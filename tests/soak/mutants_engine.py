@@ -12,7 +12,7 @@ ENGINE = {
         "test_limits.py",
     ),
     "fused: the updates are not looked at": (
-        "if (kChecks) sound_.check(values);",
+        "if (kChecks) sound_.check(updates_[k] + i, values);",
         "",
         "test_policy.py",
     ),

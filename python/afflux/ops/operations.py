@@ -210,7 +210,7 @@ def apply(
         round: the round, as data.
         num_threads: the largest number of threads; by default `default_threads()`.
         done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
-            vectors is finite and within round.most, and every element of the updates that have a weight within
+            vectors is finite and within round.most, and every element of the updates that are read within
             round.combine.most. A KeyboardInterrupt may be raised between the sweep and the return of this function;
             the list then shows whether `out` was written.
         checksums: a list, to which the checksums of the written memory are appended; the same sweep computes them.
