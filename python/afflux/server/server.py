@@ -21,16 +21,17 @@ from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
-from afflux.server import persistence, pushing, versions
+from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
+from afflux.server.pushing import PushReceiver
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server:
+class Server(PushReceiver):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -176,8 +177,6 @@ class Server:
             store.close()
             raise
         return server
-
-    push = pushing.push
 
     @overload
     def pull(self) -> Pulled: ...
