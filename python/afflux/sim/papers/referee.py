@@ -16,7 +16,7 @@ from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.paper_tables import Cell, Reading, Search, Table
 from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
 from afflux.sim.results.run_result import Evaluation, RunResult, seed_statistics
-from afflux.sim.results.statistics import LEVEL, t_quantile
+from afflux.sim.results.statistics import LEVEL, holm, t_quantile
 from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 
@@ -85,15 +85,6 @@ def sign_flip(differences: Sequence[float]) -> float:
         sums = np.concatenate([sums - difference, sums + difference])
     least = abs(sum(differences)) - 1e-9 * sum(map(abs, differences))  # equal sums differ in rounding
     return float((np.abs(sums) >= least).mean())
-
-
-def holm(values: Mapping[str, float]) -> dict[str, float]:
-    """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
-    adjusted, largest = {}, 0.0
-    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
-        adjusted[name] = largest
-    return adjusted
 
 
 class Difference(NamedTuple):
