@@ -18,7 +18,7 @@ files = $(foreach name,$(1),$(shell find tests -name 'test_$(name).py'))
 # Formulas, orders of sums, rules and what a server decides; no processes, stores or simulations.
 CORE := ops stages types codecs elementary composed coded_rounds by_hand rules rules_contract identities dialects \
   exact_path passes streaming server mutants
-GPU_TESTS := $(call files,cuda gpu_server gpu_rows bench_cuda)
+GPU_TESTS := $(call files,cuda gpu_server gpu_rows gpu_clients bench_cuda)
 # Modules that plugins of pytest and scripts import.
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -176,7 +176,7 @@ $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 
 frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke
 
-test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks
+test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks; W&B and MLflow
 	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/integrations
 
 # The oldest flwr that the adapter supports, before the newest one, which `frameworks` has.

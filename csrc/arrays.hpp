@@ -25,11 +25,13 @@ enum class Shape { vector, any };  // any: C-contiguous, of any number of dimens
 // The name of an argument or, with an index, of one item of a sequence, or of one of its parts. The text is built only
 // for a message.
 struct Argument {
+  Argument(const char* op, const char* name, std::ptrdiff_t index = -1, pybind11::handle shape = {})
+      : op(op), name(name), shape(shape), index(static_cast<std::int32_t>(index)) {}
+
   const char* op;
   const char* name;
-  std::ptrdiff_t index = -1;
-  pybind11::handle shape{};  // the expected shape, a tuple; null: any shape
-  std::ptrdiff_t part = -1;
+  pybind11::handle shape;  // the expected shape, a tuple; null: any shape
+  std::int32_t index, part = -1;
 };
 
 // The CUDA stream of one call: the current stream of the library of the first array on a GPU. The libraries of the

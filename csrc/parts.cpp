@@ -15,8 +15,6 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-PyTypeObject* parts_type = nullptr;  // set once, by bind_parts
-
 py::tuple tuple_of_arrays(const py::object& arrays) {
   if (!PyList_Check(arrays.ptr()) && !PyTuple_Check(arrays.ptr()))
     throw Error("[Parts] arrays is a " + std::string(Py_TYPE(arrays.ptr())->tp_name) +
@@ -66,10 +64,6 @@ PartsObject::PartsObject(const py::object& arrays, const py::object& borders, co
       conversion(conversion),
       dtype(type_of_dtype(dtype)) {}
 
-const PartsObject* PartsObject::in(py::handle object) {
-  return Py_TYPE(object.ptr()) == parts_type ? object.cast<const PartsObject*>() : nullptr;
-}
-
 Converted::Converted(const char* op, const py::object& conversion) {
   if (conversion.is_none()) return;
   using Facts = std::tuple<std::string, std::string, py::object, double>;
@@ -90,7 +84,7 @@ PartArrays::PartArrays(Argument argument, py::handle object, Access access)
       conversion_(argument.op, PartsObject::in(object)->conversion) {
   const PartsObject& parts = *PartsObject::in(object);
   list_.reserve(parts.arrays.size());
-  std::ptrdiff_t i = 0;
+  std::int32_t i = 0;
   for (const py::handle array : parts.arrays) {
     argument.part = i++;
     const View<void> part = arrays_.emplace_back(argument, array, access, Shape::any).view();
@@ -129,7 +123,7 @@ void bind_parts(py::module_& module) {
           .def_property_readonly("dtype", [](const PartsObject& self) {
             return self.dtype ? py::object(py::str(name(*self.dtype))) : py::object(py::none());
           });
-  parts_type = reinterpret_cast<PyTypeObject*>(parts.ptr());
+  PartsObject::type = reinterpret_cast<PyTypeObject*>(parts.ptr());
 }
 
 }  // namespace afflux::python

@@ -17,8 +17,12 @@ struct PartsObject {
   PartsObject(const pybind11::object& arrays, const pybind11::object& borders, const pybind11::object& conversion,
               const pybind11::object& dtype);
 
+  static inline PyTypeObject* type = nullptr;  // set once, by bind_parts
+
   // Returns the parts of this Python object, or null if the object is another one.
-  static const PartsObject* in(pybind11::handle object);
+  static const PartsObject* in(pybind11::handle object) {
+    return Py_TYPE(object.ptr()) == type ? object.cast<const PartsObject*>() : nullptr;
+  }
 
   const pybind11::tuple arrays;
   const std::vector<std::int64_t> borders;

@@ -70,7 +70,7 @@ def rng():
 def mapped(request, monkeypatch):
     """Both ways of a store to reach the disk; on a file system that promises nothing, the second one alone."""
     if request.param == "written":
-        monkeypatch.setattr("afflux.store.store.promises_space", lambda folder: False)
+        monkeypatch.setattr("afflux.store.stored_vectors.promises_space", lambda folder: False)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""docs/fidelity.md: each function that it names is there, and `make test` runs each test that it names."""
+"""docs/fidelity.md: each function that it names is there, and `make test` runs each test that it names.
+
+CONTRIBUTING.md: so is each name in its picture of a push and a round.
+"""
 
 import re
 from importlib import import_module
@@ -74,3 +77,20 @@ GOOD = ["line 1", "`afflux.rules.rule.Rule`", "–", "`test_fidelity.py::test_a_
 def test_a_row_that_is_wrong_is_found(row, wrong):
     assert problems(GOOD) == []
     assert wrong in problems(row)[0]
+
+
+def picture(text: str) -> list[str]:
+    """The names in the picture of a push and a round."""
+    block = re.findall(r"^## One push and one round\n.+?^```text\n(.+?)^```", text, re.M | re.S)[0]
+    return re.findall(r"\b(?:aggregation|server|store)\.[\w.]*\w", block)
+
+
+def test_each_name_in_the_picture_of_a_push_and_a_round_exists():
+    names = picture((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(names) > 25
+    for name in names:
+        find(f"afflux.{name}")
+    old = "## One push and one round\n\n```text\nM  server.late.flush_late  makes a step (store.store.Store)\n```\n"
+    assert picture(old) == ["server.late.flush_late", "store.store.Store"]
+    with pytest.raises(AttributeError):
+        find("afflux.server.late.flush_late")

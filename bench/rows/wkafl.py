@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
+from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import on_host
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.rule import Arrivals, InnerSweep, Weights

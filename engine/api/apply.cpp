@@ -70,8 +70,9 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
     check::read("apply", name, update, pass.params.size, overlaps, check::PartTypes::any);
   }
   check_most("combine.most", stage.most);
-  if (stage.most != kNoLimit && (pass.calibrate.kind != Calibration::none || pass.rule_vectors.vectors.size != 0))
-    check::fail("apply", "combine.most is for rounds without cached rows and without rule vectors");
+  const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
+  if (stage.most != kNoLimit && !alone && pass.out.device.kind == DeviceKind::cuda)
+    throw Unavailable("[apply] combine.most on a GPU is for rounds without cached rows and without rule vectors");
 }
 
 void check_codec(const Pass& pass) {

@@ -81,6 +81,18 @@ CutVector::CutVector(const View<const void>& vector)
   parts_.push_back({nullptr, type_, parts.borders.data[parts.list.size]});
 }
 
+// Calls body(part, begin, end) for the elements of the chunk in each part.
+template <class Body>
+void CutVector::each_part(const Chunk& chunk, const Body& body) const {
+  const Part* part = &parts_[index(chunk.part)];
+  for (std::int64_t begin = chunk.begin; begin < chunk.end; ++part) {
+    const std::int64_t end = std::min(chunk.end, part[1].begin);
+    if (end <= begin) continue;
+    body(part, begin, end);
+    begin = end;
+  }
+}
+
 std::uintptr_t CutVector::base(std::int64_t part) const {
   const Part& place = parts_[index(part)];
   return base_of(place.data, place.begin, type_);
@@ -89,44 +101,39 @@ std::uintptr_t CutVector::base(std::int64_t part) const {
 void CutVector::gather(const Chunk& chunk, void* to) const {
   constexpr MemoryUse kFromCaches{0, false, false, false};
   const auto kernel = kernels().ingest;
-  void* const slot = reinterpret_cast<void*>(base_of(to, chunk.begin, type_));
-  const Part* part = &parts_[index(chunk.part)];
-  if (conversion_ == nullptr) {
-    kernel(part, nullptr, kFromCaches, type_, slot, chunk.begin, chunk.end);
-    return;
-  }
-  PartChange change = part_change(*conversion_);
-  const Parts* const bases = reads_base(*conversion_) ? conversion_->base.parts : nullptr;
-  for (std::int64_t begin = chunk.begin; begin < chunk.end; ++part) {
-    const std::int64_t end = std::min(chunk.end, part[1].begin);
-    if (end <= begin) continue;
+  const bool changed = conversion_ != nullptr;
+  PartChange change = changed ? part_change(*conversion_) : PartChange{};
+  const Parts* const bases = changed && reads_base(*conversion_) ? conversion_->base.parts : nullptr;
+  const std::uintptr_t slot = base_of(to, chunk.begin, type_);
+  each_part(chunk, [&](const Part* part, std::int64_t begin, std::int64_t end) {
+    const std::int64_t number = part - parts_.data();
+    if (!converts(number)) return copy(base(number), slot, begin, end);
     if (bases != nullptr) {
-      const PartView& base = bases->list.data[part - parts_.data()];
-      change.base = reinterpret_cast<const void*>(base_of(base.data, part->begin, base.type));
+      const PartView& from = bases->list.data[number];
+      change.base = reinterpret_cast<const void*>(base_of(from.data, part->begin, from.type));
     }
-    kernel(part, &change, kFromCaches, type_, slot, begin, end);
-    begin = end;
-  }
+    kernel(part, changed ? &change : nullptr, kFromCaches, type_, reinterpret_cast<void*>(slot), begin, end);
+  });
 }
 
 void CutVector::scatter(const Chunk& chunk, const void* from) const {
-  const auto* bytes_from = static_cast<const unsigned char*>(from);
-  const Part* part = &parts_[index(chunk.part)];
-  for (std::int64_t begin = chunk.begin; begin < chunk.end; ++part) {
-    const std::int64_t end = std::min(chunk.end, part[1].begin);
-    if (end <= begin) continue;
-    const std::int64_t size = (end - begin) * bytes(type_);
-    auto* const to = static_cast<unsigned char*>(const_cast<void*>(part->data));
-    std::memcpy(to + (begin - part->begin) * bytes(type_), bytes_from, static_cast<std::size_t>(size));
-    bytes_from += size;
-    begin = end;
-  }
+  const std::uintptr_t slot = base_of(from, chunk.begin, type_);
+  each_part(chunk, [&](const Part* part, std::int64_t begin, std::int64_t end) {
+    copy(slot, base(part - parts_.data()), begin, end);
+  });
+}
+
+// Copies elements [begin, end) from one vector to another; both are given by the address of element 0.
+void CutVector::copy(std::uintptr_t from, std::uintptr_t to, std::int64_t begin, std::int64_t end) const {
+  const std::int64_t size = bytes(type_);
+  const auto at = [&](std::uintptr_t base) { return base + static_cast<std::uintptr_t>(begin * size); };
+  std::memcpy(reinterpret_cast<void*>(at(to)), reinterpret_cast<const void*>(at(from)),
+              static_cast<std::size_t>((end - begin) * size));
 }
 
 void Cut::add(const View<const void>& vector) {
   if (vector.parts == nullptr) return;
   vectors_.emplace_back(vector);
-  converts_.resize(static_cast<std::size_t>(vector.parts->list.size));
   for (std::size_t i = 0; i < converts_.size(); ++i)
     if (vectors_.back().converts(static_cast<std::int64_t>(i))) converts_[i] = true;
 }

@@ -15,7 +15,7 @@
 namespace afflux {
 namespace check {
 
-// The parts of a vector: those of all other vectors too (`exact`), or parts of any types, perhaps with a conversion.
+// The types that parts may have: that of their view (`exact`), or `any`, also with a conversion.
 enum class PartTypes { exact, any };
 
 // Checks a vector in parts.
@@ -62,6 +62,9 @@ class CutVector {
   void scatter(const Chunk& chunk, const void* from) const;
 
  private:
+  template <class Body>
+  void each_part(const Chunk& chunk, const Body& body) const;
+  void copy(std::uintptr_t from, std::uintptr_t to, std::int64_t begin, std::int64_t end) const;
   static std::size_t index(std::int64_t part) { return static_cast<std::size_t>(part); }
 
   const Type type_;
@@ -69,11 +72,14 @@ class CutVector {
   const Conversion* const conversion_;
 };
 
-// The vectors in parts of a call, of which there is at least one.
+// The vectors in parts of a sweep; perhaps none, if a panel of `gram` has only flat ones.
 class Cut {
  public:
   // `whole_blocks`: chunks begin at the beginnings of blocks.
-  Cut(const Parts& parts, bool whole_blocks) : borders_(parts.borders), whole_blocks_(whole_blocks) {}
+  Cut(const Parts& parts, bool whole_blocks)
+      : borders_(parts.borders),
+        whole_blocks_(whole_blocks),
+        converts_(static_cast<std::size_t>(parts.list.size), false) {}
 
   // Adds a vector; does nothing if it is flat.
   void add(const View<const void>& vector);
@@ -94,7 +100,11 @@ class Cut {
  private:
   std::int64_t part_of(std::int64_t element) const;
   Chunk next(std::int64_t begin, std::int64_t part, std::int64_t end) const;
-  bool is_short(std::int64_t part) const { return borders_.data[part + 1] - borders_.data[part] < kBlock; }
+  bool is_short(std::int64_t part) const { return borders_.data[part + 1] - borders_.data[part] < kShort; }
+
+  // Shorter parts are copied together, which then costs less than a call of the kernel for each of them: measured with
+  // 13 vectors on a Xeon.
+  static constexpr std::int64_t kShort = 512;
 
   const List<std::int64_t> borders_;
   const bool whole_blocks_;

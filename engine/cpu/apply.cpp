@@ -52,13 +52,22 @@ AFFLUX_FN std::int64_t tile_size(const Pass& pass) {
   return pass.combine.updates.size < kManyUpdates || pass.rule_vectors.next.size > 0 ? kTile : kLongTile;
 }
 
-// Returns true if all updates that have a weight are valid. Their tiles are in the caches after `direction`.
+// Returns true if update k is read: for the direction, a row or a rule vector.
+AFFLUX_FN bool is_read(const Pass& pass, std::int64_t k) {
+  const std::int64_t held = pass.rule_vectors.next.size > 0 ? pass.rule_vectors.vectors.size : 0;
+  bool read = has_work(pass, k);
+  for (std::int64_t s = 0; s < held; ++s)
+    read = read || pass.rule_vectors.next.data[s * (held + pass.combine.updates.size) + held + k] != 0.0;
+  return read;
+}
+
+// Returns true if all updates that are read are valid. Their tiles are in the caches after the stages that read them.
 template <class T>
-AFFLUX_FN bool all_valid(const Combine& stage, Tile tile) {
-  Soundness sound(stage.most);
-  for (std::int64_t k = 0; k < stage.updates.size; ++k) {
-    if (stage.weights.data[k] == 0.0) continue;
-    const T* const update = tile_of<T>(stage.updates.data[k], tile);
+AFFLUX_FN bool all_valid(const Pass& pass, Tile tile) {
+  Soundness sound(pass.combine.most);
+  for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
+    if (!is_read(pass, k)) continue;
+    const T* const update = tile_of<T>(pass.combine.updates.data[k], tile);
     simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE { sound.check(lanes.load(update + i)); });
   }
   return sound.everywhere();
@@ -86,16 +95,15 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
     if (end - tile.begin < size) tile.size = end - tile.begin;
     if (!from_zero) wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
-      with_type(updates, [&](auto sample) AFFLUX_INLINE {
-        direction<decltype(sample)>(pass, heads, memory, tile, v);
-        if (pass.combine.most != kNoLimit) sound = all_valid<decltype(sample)>(pass.combine, tile) && sound;
-      });
+      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v); });
     // renew() has memory for a short tile only. Long tiles exist only with rotated rows here, for which `together` is
     // false.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       sound = renew(pass, updates, part, together ? v : nullptr) && sound;
     }
+    if (pass.combine.most != kNoLimit)
+      with_type(updates, [&](auto sample) AFFLUX_INLINE { sound = all_valid<decltype(sample)>(pass, tile) && sound; });
     sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;
   }
   return sound;

@@ -66,7 +66,7 @@ class CombinedUpdates {
     for (int k = 0; k < count_; ++k) {
       lanes.prefetch(updates_[k] + i, ahead_);
       const simd::Pack values = lanes.load(updates_[k] + i);
-      if (kChecks) sound_.check(values);
+      if (kChecks) sound_.check(updates_[k] + i, values);
       sum = formula::weighted(sum, lanes.fill(weights_[k]), values);
     }
     return sum;

@@ -247,6 +247,7 @@ def test_gram_in_panels():
     vectors = [drawn("float32") for _ in range(30)] * 3
     cut = Cut(np.array([0, 100, 2100, 5000]))
     assert bits(ops.gram([cut(vector) for vector in vectors[:66]])) == bits(ops.gram(vectors[:66]))
+    assert bits(ops.gram([*vectors[:64], cut(vectors[64])])) == bits(ops.gram(vectors[:65]))  # a panel is flat
 
 
 def converted(vector, slot, conversion=None):

@@ -197,15 +197,6 @@ def test_the_limit_of_updates_is_that_of_each_element(isa, rng, updates_type):
                 assert done == [weight == 0 or (most == 5.0 and value is wrong)], (policy, count)
 
 
-def test_the_limit_of_updates_is_for_rounds_that_replace_nothing():
-    x, total = np.ones(3, np.float32), np.zeros(3)
-    combine = ops.Combine([x], np.ones(1), most=1.0)
-    rows = ops.CachedDifference(total, 1, [None], [x.copy()])
-    for cache, vectors in ((rows, None), (None, ops.RuleVectors([x.copy()], np.ones(1)))):
-        with pytest.raises(AffluxError, match=r"\[apply\] combine.most is for rounds without cached rows and"):
-            ops.apply(ops.Pass(x, np.empty_like(x), combine, cache, ops.Sgd(1.0), rule_vectors=vectors))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("at", [0, 1])
 def test_ingest_past_the_caches(isa, rng, dtype, at):

@@ -5,7 +5,7 @@ import pytest
 
 from afflux import AffluxError, ops
 from afflux.ops import codecs
-from afflux.store.vectors import crc, row_crc
+from afflux.store.checksums import crc, row_crc
 from conftest import THREADS, bits
 from order import SIZES
 from pairwise import pairwise

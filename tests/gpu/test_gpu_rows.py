@@ -404,17 +404,17 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
 def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved, path, monkeypatch):
     there = made(ca2fl(buffer_size=M), moved, store=path)
     in_turn(there, 2 * M - 1)
-    store_of(there)._spare_draft = None
-    before, more = arrays(there), store_of(there).params.allocate
+    store_of(there).vectors._spare_draft = None
+    before, more = arrays(there), store_of(there).vectors._params.allocate
 
     def full():
         raise StoreError("[store] no space")
 
-    store_of(there).host_versions._memory, held = full, store_of(there).host_versions.take()
+    store_of(there).vectors._host_versions._memory, held = full, store_of(there).vectors._host_versions.take()
     with pytest.raises(StoreError, match="no space"):
         in_turn(there, 1)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
-    store_of(there).host_versions._memory = more
+    store_of(there).vectors._host_versions._memory = more
     in_turn(there, 1)
     assert (there.version, held.array.size) == (2, D)
 
@@ -451,7 +451,7 @@ def test_what_is_planned(kept, moved):
     rows = CLIENTS * row  # of a store they are files
     assert sum(part.size for part in found.memory.values()) + rows == server.state_bytes
     if store:
-        folders = {name: there.disk_bytes for name, there in store_of(server)._arrays.items()}
+        folders = {name: there.disk_bytes for name, there in store_of(server).vectors.arrays.items()}
         assert {name: found.disk[name].size for name in ("params", "rows", "sum")} == {
             name: folders[name] for name in ("params", "rows", "sum")
         }

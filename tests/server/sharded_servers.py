@@ -21,6 +21,7 @@ from afflux.rules import RULES
 OF_ONE_PIECE = (
     "test_a_full_buffer_that_cannot_step_yet_waits_for_the_next_push",
     "test_a_load_that_runs_out_of_memory_changes_nothing",
+    "test_a_single_thread_needs_one_slot",
     "test_a_step_waits_until_a_task_is_read",
     "test_a_view_into_a_version_keeps_it",
     "test_max_versions_raises_and_loses_nothing",

@@ -11,8 +11,8 @@ from afflux import AffluxError, Layout, Server
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.reports import Closed, Join, Opened, Receipt
 from afflux.rules import ca2fl, fedasync, fedbuff, mf_ca2fl, wkafl
+from afflux.server.pending_push import Ticket
 from afflux.server.tasks import TaskBook
-from afflux.server.tickets import Ticket
 from inside import aggregator_of, decide_elsewhere, monitor_of, mutex_of, slots_taken, without_fast_path
 
 D = 5

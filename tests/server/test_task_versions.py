@@ -7,7 +7,7 @@ import pytest
 
 from afflux import AffluxError, Server
 from afflux.rules import fedasync, fedbuff
-from afflux.server import pushing
+from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from inside import aggregator_of, monitor_of
 
@@ -144,7 +144,7 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     aggregator_of(server).admission.flush_after = 1e-9
     monkeypatch.setattr(InputAdapter, "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
-    monkeypatch.setattr(pushing, "flush_late", lambda aggregator: None)
+    monkeypatch.setattr(Aggregator, "flush_late", lambda aggregator: None)
     slow_push.start()
     assert begun.wait(60)
     made = []

@@ -319,7 +319,7 @@ def test_a_task_of_an_older_store_has_the_time_that_is_left(clock, tmp_path, mon
     """The length of its lease is not stored there."""
     monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
     with monkeypatch.context() as old:
-        old.setattr("afflux.store.records.log_record", lambda entry: log_record(entry)[:6])
+        old.setattr("afflux.store.stored_state.log_record", lambda entry: log_record(entry)[:6])
         with made(store=tmp_path / "s") as server:
             server.checkout("ann", lease=20.0)
             server.checkout("bob")

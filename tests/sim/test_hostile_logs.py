@@ -15,7 +15,7 @@ from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.runs import simulation
-from afflux.store.facts import Name
+from afflux.store.index_types import Name
 from forged import DEEP, dumped, forge_state
 from hostile_stores import replaced
 from pairwise import soak

@@ -1,5 +1,6 @@
 """Errors that no other test raises: each says what is wrong, of which file or setting."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,14 +13,15 @@ import torch
 import own_tasks
 from afflux.cli import common
 from afflux.ops.errors import StoreError
-from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, register_task
+from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, read_results, register_task
 from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.data import image_set, text_set
 from afflux.sim.models import build_model
-from afflux.sim.papers import codec_errors
+from afflux.sim.papers import all_tables, codec_errors, reproduction
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.updates_file import read_updates
 from afflux.sim.runs.event_loop import SimulatedServer
-from afflux.sim.runs.run_checkpoint import StoredRun
+from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulation import replay_updates
 from afflux.sim.workload import lora_task, rule_files, task_registry
@@ -44,6 +46,19 @@ def of_version_2(folder):
 
 def own_training(**settings):
     return Simulation(own_tasks.linear, partitioned(X, Y, 2), own_tasks.counted, own_tasks.TEST, **settings)
+
+
+def without_runs(folder):
+    (folder / "summary.json").write_text('{"runs": []}')
+    configuration = {"simulation": {}, "division": {}, "rules": [], "seeds": [], "versions": {}, "machine": ""}
+    (folder / "config.json").write_text(json.dumps(configuration))
+    (folder / "metrics.csv").write_text("")
+    return folder
+
+
+def a_run_whose_log_is(folder):
+    log = SimpleNamespace(is_file=lambda: True, read_bytes=folder.read_bytes)
+    return SimpleNamespace(log=log, output=AuditOutput(folder))
 
 
 #: What raises, in a folder; the kind of error, and its message.
@@ -107,6 +122,19 @@ CASES = {
             SimConfig(task="own", client_optimizer="scaffold"), 0, own_training(concurrency=1).task
         ),
         "client_optimizer is scaffold, but the task has a training function of its own",
+    ),
+    "a store of two runs": (
+        lambda folder: own_training(seeds=[0, 1], concurrency=1).run(out=folder / "out", store=folder / "store"),
+        "a store is for one rule and one seed",
+    ),
+    "a folder of no run": (lambda folder: read_results(without_runs(folder)), "holds no results of a run$"),
+    "a table that is not run": (
+        lambda folder: reproduction.reproduce(next(t for t in all_tables.TABLES.values() if t.open), folder, [0]),
+        " is not run: ",
+    ),
+    "a log that cannot be read": (
+        lambda folder: InterruptedRun.check_run_folder(a_run_whose_log_is(folder)),
+        "cannot read .*: Is a directory",
     ),
     "fewer arrivals than a round": (
         lambda folder: SimulatedServer(

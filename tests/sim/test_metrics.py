@@ -9,18 +9,21 @@ from math import exp, inf, nan
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import own_tasks
 from afflux.sim import ConfigError, Metric, Simulation, Task, partitioned, read_results, resume, sgd, tune
-from afflux.sim.results import figures, svg
+from afflux.sim.results import figures, statistics, svg
 from afflux.sim.results.report_html import render_report
 from afflux.sim.results.run_folder import _configuration
 from afflux.sim.results.run_history import RunProgress
-from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import summary_rows
-from afflux.sim.results.terminal import describe
+from afflux.sim.results.terminal import describe, table_by_rule
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import RuleSpec
 from conftest import reproducible
 
 PERPLEXITY = Metric("perplexity", lower_is_better=True, range=(1.0, None))
@@ -94,7 +97,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
         assert [metric.reaches(row.score, target) for row in (*before, last)] == [False] * len(before) + [True]
         assert ended[0].summary(target)["rounds_to_target"] == last.version
         assert f"rounds to {metric.text(target)}" in dict(summary_rows(ended, target, brief=True))
-        assert [(goal.target, goal.arrivals.mean) for goal in ended.targets()] == [(target, last.arrivals)]
+        assert [(goal.target, goal.arrivals.median) for goal in ended.targets()] == [(target, last.arrivals)]
 
         own.task = replace(own.task, tuning=own.task.evaluate)
         grid = tune(own, {"client_lr": [1e-6, 0.1]}, out=tmp_path / "grid" if metric is PERPLEXITY else None)
@@ -124,6 +127,59 @@ def test_an_accuracy_beyond_0_and_1_is_no_percentage(tmp_path, charts, monkeypat
     low, high = drawn[0][0].get_ylim()
     assert low < min(scores)
     assert max(scores) < high < 0.01
+
+
+def test_figures_and_tables_for_print(tmp_path, monkeypatch):
+    """Of perplexities the smallest is the best: it is bold, and the others are above it."""
+    metrics = (structs.replace(PERPLEXITY, unit="$x$"), AUC)
+
+    def result(label, seed, last):
+        rows = [(0, 0, 0.0, 50.0, 0.5), (10, 1, 2.0, last, inf)]
+        evaluations = tuple(Evaluation(*row, names=("perplexity", "auc")) for row in rows)
+        return RunResult(
+            *(
+                RuleSpec(label, (), label),
+                seed,
+                evaluations,
+                *[np.zeros(1, np.int64)] * 2,
+                np.ones(1),
+                4,
+                4,
+                np.zeros(0),
+            ),
+            metrics=metrics,
+        )
+
+    results = SimulationResults(
+        [result("a", 0, 30.0), result("b", 0, 20.0), result("a", 1, 34.0), result("b", 1, 22.0)],
+        simulation(PERPLEXITY, target=25).config,
+    )
+    lines = results.to_latex().splitlines()
+    head, a, b = (lines[k].removesuffix(r" \\").split(" & ") for k in (2, 4, 5))
+    assert head[1:4] == [r"final perplexity, \$x\$", r"rounds to 25 \$x\$", r"virtual time to 25 \$x\$"]
+    assert (a[1], b[1]) == (r"32 $\pm$ 2.8", r"\textbf{21 $\pm$ 1.4}")
+    assert (a[2], b[2]) == ("$>$ 1 (0 of 2)", r"\textbf{1}")
+    assert head[6] == r"above the best [95\%]"
+    assert (a[6], b[6]) == ("$11$ [$-1.706$, $23.71$]", "-")
+    assert r"Paired differences to b in \$x\$; the t test" in lines[-1]
+    assert "rounds to" not in statistics.latex_table(results, SimConfig.target), "nobody has set the target"
+    table = [column.header for column in table_by_rule(results, results.config).columns]
+    assert table[1:4] == ["final\nperplexity, $x$", "rounds\nto 25 $x$", "virtual time\nto 25 $x$"]
+
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *args, **more: drawn.append(figure))
+    results.draw(tmp_path / "one.svg", panels=["auc", "score"], x="time")
+    auc, score = drawn[0].axes
+    assert [axes.get_ylabel() for axes in (auc, score)] == ["test auc", "test perplexity, $x$"]
+    assert (len(auc.lines), len(score.lines), score.lines[2].get_ydata()) == (2, 3, [25, 25]), "the target"
+    assert 10 < score.get_ylim()[0] < 20
+    assert score.get_ylim()[1] > 50
+    assert auc.get_ylim()[1] <= 1
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][2] == "\u200btarget 25 $x$"
+    with pytest.raises(
+        ConfigError, match="unknown panel 'accuracy'; known: auc, participation, perplexity, score, staleness"
+    ):
+        results.draw(tmp_path / "one.svg", panels=["accuracy"])
 
 
 def test_progress_names_the_metric():

@@ -13,6 +13,8 @@ from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
+from afflux.sim.papers.finished_runs import _identity
+from afflux.sim.papers.publishing import write_page
 from afflux.sim.papers.referee import (
     CONDITIONS,
     REFERENCE,
@@ -180,6 +182,37 @@ def test_the_best_trial_of_a_synchronous_rule_is_that_of_the_equal_time(tmp_path
     (run,) = [line for line in lines if line["rule"].startswith("fedavg") and line["seed"] == 0]
     assert 0 <= run["lowest_tenth"] <= 1
     assert run["state_bytes"] > 0
+
+
+def test_the_page_of_all_runs_says_which_rule_to_use(tmp_path):
+    """From made lines: CA2FL is two points above FedBuff, AFA-CS .3, FedAsync two below; Zeno++ holds least memory."""
+    table = TABLES["rules"]
+    shifts = {"ca2fl": 0.02, "afa_cs": 0.003, "fedasync": -0.02}
+
+    def line(run):
+        accuracy = 0.8 + shifts.get(run.job.spec.name, 0.0) + 0.001 * run.job.seed
+        evaluations = [[0, 0, 0.0, 0.1, 2.0], [1200, 120, 50.0, accuracy, 1.0], [2400, 240, 100.0, accuracy, 1.0]]
+        size = {"zenopp": 1.0, "fedbuff": 2.0}.get(run.job.spec.name, 3.0) * 1e6
+        facts = {"state_bytes": size, "server_ms": 1.0, "lowest_tenth": 0.5, "max_staleness": 3, "seconds": 1.0}
+        return _identity(run.job) | facts | {"table": "rules", "evaluations": evaluations}
+
+    trials, _ = runs_of(table, table.cells, range(5), [])
+    lines = [line(run) for run in trials]
+    runs, waiting = runs_of(table, table.cells, range(5), lines)
+    assert (len(runs), waiting) == (728, 0)
+    ended = {index: line(run) for index, run in enumerate(runs)}
+    page = reproduction.page_of(table, runs, ended, rows_of(table, [*ended.values()]))
+    write_page(page, tmp_path)
+    text = (tmp_path / "rules.md").read_text()
+    assert "728 of 728 runs" in text
+    for condition in CONDITIONS:
+        assert f"- **{condition}**: ca2fl (82.2 %); FedBuff 80.2 %." in text
+    assert "- **As little memory as FedBuff**: fedbuff (80.2 % over all conditions)." in text
+    overall = page.content["overall"]
+    assert [overall[label]["is"] for label in ("ca2fl", "afa_cs", "fedasync")] == ["better", "level", "worse"]
+    assert overall["ca2fl"]["p"] == pytest.approx(13 * 2 / 2**20)
+    assert {value["pairs"] for value in overall.values()} == {20}
+    assert "| ca2fl | 82.2 ± 0.2 | +2.0 ± 0.0 | 82.2 | – | 50.0 | 3.0 | 1.00 |" in text
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from afflux.sim.papers.paper_tables import (
     Table,
     rounds_to,
 )
-from afflux.sim.papers.reproduction import Limits, check, folder_page, jobs_of, reproduce, runs_of, states
+from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, jobs_of, reproduce, runs_of, states
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
@@ -124,7 +124,7 @@ def test_the_cells_of_ca2fl_and_fadas_are_their_presets():
 
 
 def test_the_settings_of_table_2_are_the_papers():
-    for job in jobs_of(TABLES["afl-table2"].cells[:16], [0], "somewhere"):
+    for job in jobs_of(TABLES["afl-table2"].cells[:16], [0], Changes("somewhere")):
         rule, config = job.spec.build(), job.config
         assert (rule.name, rule.kind, rule.buffer_size) == ("afa_cd", "gradient", 5)
         assert (config.data, config.model, config.data_dir) == ("mnist", "logreg", "somewhere")
@@ -392,7 +392,7 @@ def test_a_blocked_run_of_gsgm_defers_nothing():
         Cell("blocked", "gsgm:buffer_size=2", settings),
         Cell("free", "gsgm:buffer_size=2", SETTINGS | {"arrivals": 40}),
     ]
-    blocked, free = compare_module.compare(jobs_of(cells, [0], None), reproduction.SimConfig())
+    blocked, free = compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig())
     assert blocked.decisions.get("deferred", 0) == 0
     assert free.decisions["deferred"] > 0
 

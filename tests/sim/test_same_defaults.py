@@ -11,7 +11,7 @@ import own_tasks
 from afflux.cli import app
 from afflux.sim import ConfigError, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log
-from afflux.sim.results.figures import _score_axes
+from afflux.sim.results.figures import _metric_axes
 from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION
@@ -153,6 +153,6 @@ def test_the_axis_of_the_accuracy_fits_the_curves():
     figure = Figure()
     axes = figure.subplots()
     axes.plot([0, 10], [0.7, 0.9])
-    _score_axes(axes, CLASSIFICATION[0], 0.8)
+    _metric_axes(axes, CLASSIFICATION[0], 0.8)
     low, high = axes.get_ylim()
     assert 0.6 < low < 0.7 < 0.9 < high < 1

@@ -126,8 +126,11 @@ def test_the_csv_files_have_the_bytes_of_the_csv_module(tmp_path):
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in FILES} == FILES
     header, *lines = (tmp_path / "summary.csv").read_text(encoding="utf-8").splitlines()
     assert header.startswith("rule,seeds,final_accuracy,final_accuracy_std,best_accuracy,")
-    assert lines[0].startswith('"x,""y"" z",1,0.30000000000000004,0.0,0.30000000000000004,0.0,')
-    assert lines[1] == f"é,1,0.1,0.0,0.1,0.0,{'nan,' * 8}0.0,0.0,{'nan,' * 8}0.0,0.0,0.0,0.0,nan,nan,1.0,0.0,8.0,0.0"
+    assert lines[0].startswith('"x,""y"" z",1,0.30000000000000004,nan,0.30000000000000004,nan,')
+    unreached = "0.0,True,0.0,True,"  # the run has ended at once
+    assert lines[1] == (
+        f"é,1,0.1,nan,0.1,nan,{'nan,' * 4}{unreached}0.0,nan,{'nan,' * 8}0.0,nan,0.0,nan,nan,nan,1.0,nan,8.0,nan"
+    )
 
 
 def test_statistics(results):
@@ -149,6 +152,6 @@ def test_event_files_need_a_folder_and_the_package(tmp_path, monkeypatch):
 
 def test_event_files_of_a_simulation(tmp_path):
     pytest.importorskip("tensorboard")
-    simulation().run(tensorboard=True, out=tmp_path / "run", processes=2)
+    simulation().run(tensorboard=True, out=tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run" / "tensorboard").iterdir())
     assert names == ["fedasync-seed0", "fedasync-seed1", "fedbuff_buffer_size=3-seed0", "fedbuff_buffer_size=3-seed1"]

@@ -51,7 +51,7 @@ def test_table_2_on_mnist_itself():
     if not folder or not (Path(folder) / "mnist.npz").is_file():
         pytest.skip("needs mnist.npz in the folder AFFLUX_DATA: one run of the paper's Table 2, and its partition")
     (cell,) = [cell for cell in TABLES["afl-table2"].cells if cell.name == "5/10, 5 steps, p = 10, async, constant"]
-    (job,) = jobs_of([cell], [0], None)
+    (job,) = jobs_of([cell], [0])
     # Of 10000 images one standard deviation is .003; the paper's number and ours are one draw each.
     assert abs(run(job.spec, 0, job.config).final_accuracy - 0.9129) < 0.01
     with np.load(Path(folder) / "mnist.npz") as archive:

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
+from conftest import ROOT
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse_rule("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse_rule("fedasync")]
@@ -140,6 +142,28 @@ def test_the_table_names_what_it_shows(results):
         assert word in text
     assert "±" in text
     assert "nan" not in text
+
+
+@pytest.mark.parametrize("labels", [["x:fire:y[/b]", "[b]:ok:"], ["x:fire:y[/b]" * 6, "[b]:ok:" * 9, "c" * 60]])
+def test_names_are_text_in_both_tables(results, labels, capsys):
+    """`:compass:` was printed as a compass, and [/y] was an error of the markup."""
+    runs = [replace(results[0], spec=RuleSpec(label, (), label), decisions={"faulty": 1}) for label in labels]
+    console = terminal.open_console()
+    console.width = 80
+    console.print(run_folder.describe_setting(CONFIG, [replace(run, leader="x:fire:y[/b]") for run in runs]))
+    console.print(terminal.fitting_table(runs, CONFIG, console))
+    text = capsys.readouterr().out
+    assert "all on the updates of x:fire:y[/b]" in " ".join(text.split())
+    first_column = "".join(line.split()[0] for line in text.splitlines() if line.strip())
+    for label in labels:  # it may be folded, but is never cut
+        assert label in text or label in first_column
+    assert "faulty" in text
+    assert "…" not in text
+
+
+def test_there_is_one_console():
+    files = (ROOT / "python" / "afflux").rglob("*.py")
+    assert [path.name for path in files if re.search(r"\bConsole\(", path.read_text())] == ["terminal.py"]
 
 
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):

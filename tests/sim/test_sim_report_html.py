@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import asdict, replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -13,15 +14,16 @@ import pytest
 from matplotlib.figure import Figure
 
 import afflux
+from afflux.sim.errors import ConfigError
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report
 from afflux.sim.results.run_folder import Configuration, RuleConfiguration
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
+from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 from conftest import ROOT
 
@@ -234,14 +236,6 @@ def test_a_share_axis_is_linear_below_one_percent():
     assert logarithmic.place(1000) == 1
 
 
-def test_bars_are_as_high_as_their_shares():
-    across = svg.category_axis("x", ["0", "1"])
-    chart = svg.bar_chart("t", across, svg.percent_axis("y"), [("a", [0.25, 0.0]), ("b", [1.0, 0.5])])
-    heights = [float(height) for height in re.findall(r'<rect[^>]* height="([^"]*)"', chart.shapes)]
-    full = svg.HEIGHT - svg.BOTTOM - svg.TOP
-    assert heights == pytest.approx([full / 4, full, full / 2], abs=0.1)  # coordinates have one decimal
-
-
 def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     values = np.random.default_rng(0).random((3, 5))
     runs = [result_of("a", seed, row) for seed, row in enumerate(values)]
@@ -258,16 +252,164 @@ def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     assert curves.curve(runs[:1], "version", "loss").low is None
 
 
-def test_both_pictures_repeat_the_colours_with_other_dashes():
-    assert len({curves.colour_and_dashes(index) for index in range(4 * len(curves.COLOURS))}) == 28
-    runs = [result_of(f"rule {i}", 0, [0.1, 0.2]) for i in range(9)]
-    lines = Page(page_of(runs)).attributes
-    assert {value for _, name, value in lines if name == "stroke-dasharray"} == {"6 3"}
+#: Linear RGB seen by readers without red, green or blue cones: Machado, Oliveira and Fernandes (2009), severity 1.
+VISION = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+)
+
+
+def lab(colour, vision):
+    """CIELAB (D65) of an sRGB colour as `vision` sees it."""
+    srgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    x, y, z = TO_XYZ @ np.clip(VISION[vision] @ linear, 0, 1) / TO_XYZ.sum(axis=1)
+    f = [t ** (1 / 3) if t > (6 / 29) ** 3 else t / (3 * (6 / 29) ** 2) + 4 / 29 for t in (x, y, z)]
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def ciede2000(one, two):
+    """The difference of two colours in CIELAB: Sharma, Wu and Dalal (2005), equations 2 to 22."""
+    chroma = (np.hypot(*one[1:]) + np.hypot(*two[1:])) / 2
+    g = 0.5 * (1 - np.sqrt(chroma**7 / (chroma**7 + 25.0**7)))
+    (l1, c1, h1), (l2, c2, h2) = (
+        (light, np.hypot((1 + g) * a, b), np.degrees(np.arctan2(b, (1 + g) * a)) % 360) for light, a, b in (one, two)
+    )
+    turn = 0.0 if c1 * c2 == 0 else (h2 - h1 + 180) % 360 - 180
+    dl, dc, dh = l2 - l1, c2 - c1, 2 * np.sqrt(c1 * c2) * np.sin(np.radians(turn / 2))
+    mean_l, mean_c = (l1 + l2) / 2, (c1 + c2) / 2
+    mean_h = h1 + h2 if c1 * c2 == 0 else (h1 + turn / 2) % 360
+    cosines = zip((-0.17, 0.24, 0.32, -0.20), (1, 2, 3, 4), (-30, 0, 6, -63), strict=True)
+    t = 1 + sum(factor * np.cos(np.radians(times * mean_h + shift)) for factor, times, shift in cosines)
+    sl = 1 + 0.015 * (mean_l - 50) ** 2 / np.sqrt(20 + (mean_l - 50) ** 2)
+    sc, sh = 1 + 0.045 * mean_c, 1 + 0.015 * mean_c * t
+    bend = 60 * np.exp(-(((mean_h - 275) / 25) ** 2))
+    rt = -2 * np.sqrt(mean_c**7 / (mean_c**7 + 25.0**7)) * np.sin(np.radians(bend))
+    return np.sqrt((dl / sl) ** 2 + (dc / sc) ** 2 + (dh / sh) ** 2 + rt * dc / sc * dh / sh)
+
+
+def confusions(styles):
+    """Pairs of series with the same dashes and marker whose colours are less than 10 apart for some reader."""
+    return {
+        (i, j)
+        for (i, one), (j, two) in combinations(enumerate(styles), 2)
+        for vision in VISION
+        for kind in curves.Colour._fields
+        if one[1:] == two[1:]
+        and ciede2000(*(lab(getattr(curves.COLOURS[style[0]], kind), vision) for style in (one, two))) < 10
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "difference"),
+    [  # of the table of Sharma, Wu and Dalal
+        ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
+        ((50, 2.49, -0.001), (50, -2.49, 0.0011), 7.2195),
+        ((50, 2.5, 0), (73, 25, -18), 27.1492),
+        ((2.0776, 0.0795, -1.135), (0.9033, -0.0636, -0.5514), 0.9082),
+        ((22.7233, 20.0904, -46.694), (23.0331, 14.973, -42.5619), 2.0373),
+    ],
+)
+def test_the_formula_of_colour_differences(one, two, difference):
+    assert ciede2000(np.array(one), np.array(two)) == pytest.approx(difference, abs=5e-5)
+
+
+def test_fourteen_rules_can_be_told_apart_by_all_readers_in_light_and_dark():
+    """Rules 2 and 5 differed by less than 1 for readers without green cones, and had the same line."""
+    assert confusions([curves.series_style(index) for index in range(14)]) == set()
+    before = [(index % 7, curves.DASHES[index // 7], "") for index in range(14)]
+    assert (1, 4) in confusions(before)
+    orange, yellow = (lab(curves.COLOURS[index].light, "deuteranopia") for index in (1, 4))
+    assert ciede2000(orange, yellow) < 1
+
+
+def test_page_and_print_have_the_same_styles(tmp_path):
+    runs = [result_of(f"rule {i}", 0, [0.1, 0.2]) for i in range(14)]
+    page = Page(page_of(runs))
+    legend = page_of(runs).split('<ul class="legend">')[1].split("</ul>")[0].split("<li>")[1:]
     axes = Figure().subplots()
-    for index in range(9):
-        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index, CLASSIFICATION[0])
-    assert axes.lines[1].get_color() == axes.lines[8].get_color() == curves.COLOURS[1].picture
-    assert [line.is_dashed() for line in axes.lines] == [False] * 7 + [True] * 2
+    for index, swatch in enumerate(legend):
+        colour, dashes, marker = curves.series_style(index)
+        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index)
+        line = axes.lines[index]
+        assert line.get_color() == curves.COLOURS[colour].picture
+        assert line.is_dashed() == bool(dashes)
+        assert line.get_marker() == (marker or "None")
+        assert re.findall(r'class="line c(\d)"', swatch) == [str(colour)]
+        assert re.findall('dasharray="([^"]*)"', swatch) == [" ".join(map(str, dashes))] * bool(dashes)
+        assert [kind in swatch for kind in ("<circle", "<rect", "<path")] == [marker == kind for kind in "os^"]
+    assert "path" in page.tags
+
+
+def test_rules_of_one_schedule_share_a_line():
+    """Bars and lines of one schedule lay over each other."""
+    late = np.array([0, 1, 3, 8])
+    runs = [result_of(label, seed, [0.1, 0.5]) for label in ("a", "b", "c") for seed in (0, 1)]
+    runs[4:] = [replace(run, staleness=late, clients=run.clients[::-1]) for run in runs[4:]]
+    groups = group_by_rule(runs)
+    assert [schedule[:2] for schedule in curves.schedules(groups, "staleness")] == [("a, b", 0), ("c", 2)]
+    page = Page(page_of(runs))
+    assert [row[0] for row in page.table("rule")[1:]] == ["a, b", "c"]
+    assert "share a line: a, b; c." in page.text
+    one = {label: rows for label, rows in groups.items() if label != "c"}
+    assert [schedule.label for schedule in curves.schedules(one, "clients")] == ["all rules"]
+    axes = Figure().subplots()
+    figures._staleness(axes, groups)
+    assert [line.get_color() for line in axes.lines] == [curves.COLOURS[index].picture for index in (0, 2)]
+    shares = [
+        curves.staleness_shares([late, late], curves.staleness_bins(9)[0]).tolist(),
+        axes.lines[1].get_ydata().tolist(),
+    ]
+    assert shares[0] == shares[1]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_a_figure_of_one_column(suffix, start, tmp_path):
+    runs = [result_of(label, seed, [0.1, 0.5]) for label in ("_mine", "$x_1", "b") for seed in (0, 1)]
+    results = SimulationResults(runs, CONFIG)
+    for name in ("one", "two"):
+        results.draw(
+            tmp_path / f"{name}.{suffix}", panels=["accuracy", "participation"], x="time", size=3.3, title="$y_"
+        )
+    content = (tmp_path / f"one.{suffix}").read_bytes()
+    assert content.startswith(start)
+    assert content == (tmp_path / f"two.{suffix}").read_bytes(), "no date, no random ids"
+    if suffix == "pdf":
+        (width,) = re.findall(rb"/MediaBox \[ 0 0 (\S+) ", content)
+        assert float(width) == pytest.approx(3.3 * 72)
+        assert b"/Type3" not in content, "publishers refuse bitmaps of fonts"
+    if suffix == "svg":
+        assert {b"<!-- \xe2\x80\x8b_mine -->", b"<!-- \xe2\x80\x8b$x_1 -->", b"<!-- $y_ -->"} <= {
+            line.strip() for line in content.splitlines()
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"panels": ["speed"]}, "unknown panel 'speed'"),
+        ({"x": "days"}, "unknown x 'days'"),
+        ({"x": []}, None),
+        ({"x": [], "panels": ["loss"]}, "give at least one panel"),
+        ({"size": 0.1}, "size is 0.1, must be from 0.5 to 100 inches"),
+        ({"size": (3, float("nan"))}, "size is "),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn(options, message, tmp_path):
+    results = SimulationResults([result_of("a", 0, [0.1, 0.5])], CONFIG)
+    if message is None:
+        results.draw(tmp_path / "one.png", **options)
+        return
+    with pytest.raises(ConfigError, match=message):
+        results.draw(tmp_path / "one.png", **options)
+    with pytest.raises(ConfigError, match="unknown kind of file 'gif'"):
+        results.draw(tmp_path / "one.gif")
+    assert not list(tmp_path.iterdir())
 
 
 def test_bins_hold_every_staleness():

@@ -1,6 +1,7 @@
 """Statistics of runs, against plain NumPy and loops over the audit log."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +17,8 @@ from afflux.sim.results.run_result import (
     RunResult,
     arrivals_per_client,
     participation,
-    seed_statistics,
+    summarise,
+    time_statistics,
 )
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
@@ -172,11 +174,12 @@ def test_targets_are_reached_at_the_first_evaluation_that_has_them():
         ("b", 0.5, 1),
         ("b", 0.8, 1),
     ]
-    assert rows[0].rounds == seed_statistics([1.0, 2.0])
-    assert rows[0].arrivals == seed_statistics([10.0, 20.0])
-    assert rows[0].virtual_time == seed_statistics([2.5, 5.0])
-    assert rows[1].rounds == (3.0, 0.0, 1), "the second seed did not get there"
-    assert rows[3].virtual_time == (2.5, 0.0, 1)
+    assert rows[0].rounds == (1.5, False, 2)
+    assert rows[0].arrivals == (15.0, False, 2)
+    assert rows[0].virtual_time == (3.75, False, 2)
+    assert rows[1].rounds == (3.0, True, 1), "the second seed did not get there in 3 rounds"
+    assert rows[1].rounds.text(2, 0) == "> 3 (1 of 2)"
+    assert rows[3].virtual_time == (2.5, False, 1)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +235,83 @@ def test_intervals_hold_as_often_as_they_say():
         (row,) = statistics.paired_differences(results, level=0.9)
         held += row.low <= 0 <= row.high
     assert abs(held - 1800) < 6 * math.sqrt(2000 * 0.9 * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("times", "horizons", "shown"),
+    [
+        ([5, 1, 3], [9, 9, 9], "3"),
+        ([5, None, 3], [9, 9, 9], "5 (2 of 3)"),
+        ([5, None, None], [9, 8, 7], "> 7 (1 of 3)"),
+        ([5, None], [9, 9], "> 7 (1 of 2)"),
+        ([None], [9], "> 9 (0 of 1)"),
+        ([100, 200, None], [300, 300, 10], "> 100 (2 of 3)"),  # the short run may have ended before 100 or after 200
+    ],
+)
+def test_a_run_that_never_reaches_a_target_counts_as_later_than_its_end(times, horizons, shown):
+    """It was left out of a mean, so that a rule looked faster the more of its seeds failed."""
+    values = [math.nan if time is None else time for time in times]
+    assert time_statistics(values, horizons).text(len(times), 0) == shown
+
+
+def paired(differences):
+    zero = [result_of("b", seed, [0.0, 0.0]) for seed in range(len(differences))]
+    return [result_of("a", seed, [0.0, gap]) for seed, gap in enumerate(differences)] + zero
+
+
+def test_the_paired_t_test_and_wilcoxons_have_their_p():
+    gaps = [0.01, 0.03, 0.02]
+    (row,) = statistics.paired_differences(paired(gaps))
+    # With two degrees of freedom, P(|T| > t) = 1 - t / sqrt(2 + t^2), and t is sqrt(12).
+    assert row.p == row.p_holm == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-9)
+    assert math.isnan(row.p_wilcoxon)
+    assert statistics.wilcoxon_note(3) == "Wilcoxon's test is left out: with 3 seeds its smallest p is 0.25."
+    (row,) = statistics.paired_differences(paired([*gaps, 0.05, 0.09, 0.04]))
+    assert row.p_wilcoxon == 2 / 2**6, "all six have one sign"
+    assert statistics.wilcoxon_note(6) == ""
+    for equal in ([0.0, 0.0], [0.0] * 7, [0.25, 0.25], [0.5]):
+        assert math.isnan(statistics.paired_differences(paired(equal))[0].p_holm)
+
+
+def test_holm_adjusts_for_all_pairs():
+    chance = np.random.default_rng(5)
+    results = [result_of(label, seed, [0.0, chance.random()]) for seed in range(4) for label in "abc"]
+    rows = sorted(statistics.paired_differences(results), key=lambda row: row.p)
+    steps = [3 * rows[0].p, 2 * rows[1].p, rows[2].p]
+    assert [row.p_holm for row in rows] == pytest.approx([min(1, max(steps[: k + 1])) for k in range(3)])
+
+
+def test_one_seed_has_no_deviation():
+    one, two = (result_of("a", seed, [0.1, 0.5 + seed / 4]) for seed in (0, 1))
+    assert math.isnan(summarise([one], 0.9)["a"]["final_accuracy"].std)
+    assert summarise([one, two], 0.9)["a"]["final_accuracy"].std == np.std([0.5, 0.75], ddof=1)
+
+
+def test_a_table_in_latex():
+    label = r"x_%&#$~^{}\[b]<|>--"
+    finals = {label: [0.5, 0.6], "b": [0.9, 0.8], "c": [0.1, 0.3]}
+    results = [result_of(name, seed, [0.1, final]) for name, row in finals.items() for seed, final in enumerate(row)]
+    results[0] = replace(results[0], state_bytes=4)
+    lines = statistics.latex_table(results, 0.55).splitlines()
+    rows = [line.removesuffix(r" \\").split(" & ") for line in lines[4:7]]
+    assert lines[0] == r"\begin{tabular}{lrrrrrrr}"
+    assert lines[2].split(" & ")[:4] == ["", r"final accuracy, \%", r"rounds to 55\%", r"virtual time to 55\%"]
+    escaped = r"x\_\%\&\#\$\textasciitilde{}\textasciicircum{}\{\}\textbackslash{}[b]$<$$|$$>${-}{-}"
+    assert [row[0] for row in rows] == [escaped, "b", "c"]
+    assert [row[1] for row in rows] == [r"55.0 $\pm$ 7.1", r"\textbf{85.0 $\pm$ 7.1}", r"20.0 $\pm$ 14.1"]
+    assert [row[2] for row in rows] == ["$>$ 1 (1 of 2)", r"\textbf{1}", "$>$ 1 (0 of 2)"]
+    assert [row[5] for row in rows] == [r"\textbf{6 B}", "8 B", "8 B"]
+    assert rows[1][6:] == ["-", "-"]
+    assert rows[0][6].startswith("$30.00$ [$-")
+    assert "with 2 seeds its smallest p is 0.5" in lines[-1]
+    assert "p (t, Holm)" in lines[2]
+    alone = statistics.latex_table(results[:1], 0.55)
+    assert "textbf" not in alone
+    assert "Holm" not in alone
+    six = [
+        result_of(name, seed, [0.1, final + seed / 90]) for name, final in (("a", 0.3), ("b", 0.5)) for seed in range(6)
+    ]
+    assert "p (Wilcoxon)" in statistics.latex_table(six, 0.5)
 
 
 def test_a_target_that_one_seed_missed_has_no_difference():

@@ -44,7 +44,8 @@ def expected(result, log, name):
 
 def test_the_files_hold_the_evaluations_and_the_rounds_between(tmp_path):
     pytest.importorskip("tensorboard")
-    result = run(SPEC, 0, SMALL, output=AuditOutput(tmp_path, tensorboard=tmp_path / "events"))
+    with tensorboard.event_files(tmp_path / "events") as write:
+        result = run(SPEC, 0, SMALL, output=AuditOutput(tmp_path), on_evaluation=write)
     (folder,) = (tmp_path / "events").iterdir()
     assert folder.name == "fedbuff_buffer_size=3-seed0"
     found = scalars(folder)
@@ -61,7 +62,8 @@ def test_the_files_hold_the_evaluations_and_the_rounds_between(tmp_path):
 def test_every_rule_of_a_paired_run_has_its_own_folder(tmp_path):
     pytest.importorskip("tensorboard")
     specs = [SPEC, parse_rule("fedasync")]
-    run_paired(specs, 1, SMALL, output=AuditOutput(tmp_path, tensorboard=tmp_path / "events"))
+    with tensorboard.event_files(tmp_path / "events") as write:
+        run_paired(specs, 1, SMALL, on_evaluation=write)
     assert sorted(path.name for path in (tmp_path / "events").iterdir()) == [
         "fedasync-seed1",
         "fedbuff_buffer_size=3-seed1",
@@ -72,21 +74,22 @@ def test_every_rule_of_a_paired_run_has_its_own_folder(tmp_path):
 def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds, kept, tmp_path):
     pytest.importorskip("tensorboard")
     config = replace(SMALL, eval_every=3)
-    whole = run(SPEC, 0, config, output=AuditOutput(tmp_path, tensorboard=tmp_path / "whole"))
+    with tensorboard.event_files(tmp_path / "whole") as write:
+        whole = run(SPEC, 0, config, output=AuditOutput(tmp_path), on_evaluation=write)
     folder = tmp_path / "run" / "audit"
     folder.mkdir(parents=True)
-    output = AuditOutput(folder, tensorboard=tmp_path / "parts")
+    output = AuditOutput(folder)
 
     def stop(run):
         if run.arrivals == 20:
             raise Stopped
 
-    with pytest.raises(Stopped):
-        run_in_store(tmp_path / "store", SPEC, 0, config, output, stop, seconds=seconds)
+    with pytest.raises(Stopped), tensorboard.event_files(tmp_path / "parts") as write:
+        run_in_store(tmp_path / "store", SPEC, 0, config, output, stop, seconds=seconds, on_evaluation=write)
     paused = InterruptedRun.of(tmp_path / "store")
     assert paused.arrivals == kept
-    paused = replace(paused, output=paused.output._replace(tensorboard=tmp_path / "parts"))
-    result = resume(paused)
+    with tensorboard.event_files(tmp_path / "parts") as write:
+        result = resume(paused, on_evaluation=write)
     assert result.digest == whole.digest
     parts, all_at_once = (next((tmp_path / name).iterdir()) for name in ("parts", "whole"))
     assert dict(scalars(parts)["test/accuracy"]) == dict(scalars(all_at_once)["test/accuracy"])

@@ -12,7 +12,7 @@ ENGINE = {
         "test_limits.py",
     ),
     "fused: the updates are not looked at": (
-        "if (kChecks) sound_.check(values);",
+        "if (kChecks) sound_.check(updates_[k] + i, values);",
         "",
         "test_policy.py",
     ),
@@ -82,7 +82,7 @@ ENGINE = {
         "test_cut_vectors.py",
     ),
     "parts: every part has the base of the first": (
-        "bases->list.data[part - parts_.data()]",
+        "bases->list.data[number]",
         "bases->list.data[0]",
         "test_cut_vectors.py",
     ),

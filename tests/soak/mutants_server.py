@@ -22,8 +22,8 @@ SERVER = {
         "test_rules_contract.py",
     ),
     "facts: a plain push passes a rule that needs them": (
-        "not rule.needs.facts\n        and not options.accumulate",
-        "not options.accumulate",
+        "facts = bool(rule.needs.facts)",
+        "facts = False",
         "test_facts.py",
     ),
     "facts: arrivals that are left keep the facts of all": (
@@ -207,8 +207,8 @@ SERVER = {
         "test_rules.py",
     ),
     "store: a failed opening leaves a lock": (
-        "self.path = folder_of(path)\n        self._num_threads",
-        "self.path = path\n        self._num_threads",
+        "self.path = folder_of(path)\n        self.device",
+        "self.path = path\n        self.device",
         "test_store_errors.py",
     ),
     "store: a lost file takes the rows of the next ones along": (
@@ -287,13 +287,13 @@ SERVER = {
         "test_layout_matching.py",
     ),
     "pull: late steps are not made": (
-        "            flush_late(aggregator)\n        if out is None:",
-        "            pass\n        if out is None:",
+        "                aggregator.flush_late()\n            if out is None:",
+        "                pass\n            if out is None:",
         "test_flush_after.py",
     ),
     "flush_after: a late step that cannot be made is tried in every call": (
-        "if not aggregator.admission.late or aggregator.failed_late ==",
-        "if not aggregator.admission.late or False ==",
+        "if not self.admission.late or self.failed_late ==",
+        "if not self.admission.late or False ==",
         "test_flush_after.py",
     ),
     "state: encoded rows are taken as they are": (
@@ -347,7 +347,7 @@ SERVER = {
         "test_loading.py",
     ),
     "in place: a conversion reads params that a round overwrites": (
-        "newest = reading.newest(aggregator)",
+        "newest = versions.newest(aggregator)",
         "pass",
         "test_conversions.py",
     ),

@@ -11,9 +11,8 @@ from afflux import Server
 from afflux.rules import ca2fl
 from afflux.store import check
 from afflux.store.commits import Transaction
-from afflux.store.entries import ListUpdate
-from afflux.store.index import Index
-from afflux.store.recent import RecentPlaces
+from afflux.store.index import Index, RecentPlaces
+from afflux.store.index_entries import ListUpdate
 from afflux.store.segments import Place
 
 FACTS = {"order_version": 1}

@@ -13,8 +13,8 @@ from afflux import Rule, Server, StoreError, store
 from afflux.rules import afa_cs, ca2fl, fedbuff
 from afflux.rules.calibration import CACHED_DIFFERENCE
 from afflux.rules.optimizers import Sgd
-from afflux.store.entries import guarded_crc
 from afflux.store.index import Index
+from afflux.store.index_entries import guarded_crc
 from afflux.store.segments import Place
 from conftest import bits
 from damage import damage, place

@@ -114,7 +114,7 @@ def test_a_link_to_the_store_itself_is_the_users_own(path):
 @pytest.mark.parametrize("place", ["params/zarr.json.new", "params/c/1"])
 def test_nothing_is_written_through_one_that_comes_later(place, path, victim, monkeypatch):
     """A server makes its files again. There is no guarantee against another process that writes to the folder."""
-    monkeypatch.setattr("afflux.store.store.promises_space", lambda folder: False)
+    monkeypatch.setattr("afflux.store.stored_vectors.promises_space", lambda folder: False)
     server, at = Server.open(path, RULE), path / place
     if place.endswith("1"):
         at.mkdir()

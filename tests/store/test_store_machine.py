@@ -230,7 +230,7 @@ class Play(RuleBasedStateMachine):
 def test_a_store_against_memory(name, mapped, monkeypatch):
     monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
-        monkeypatch.setattr(afflux.store.store, "promises_space", lambda folder: False)
+        monkeypatch.setattr(afflux.store.stored_vectors, "promises_space", lambda folder: False)
     played = type("Played", (Play,), {"name": name})
     monkeypatch.setattr(afflux.aggregation.admission, "monotonic", lambda: played.now)
     run_state_machine_as_test(

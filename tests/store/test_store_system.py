@@ -86,7 +86,7 @@ def test_the_number_of_open_files(path):
     """The lock, the index and its log for two connections, SQLite's -shm; and each mapped segment."""
     with Server.open(path, RULE) as server:
         files = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
-        mapped = sum(len(array._maps) for array in store_of(server)._arrays.values())
+        mapped = sum(len(array._maps) for array in store_of(server).vectors.arrays.values())
     assert sum(file.startswith(f"{os.path.realpath(path)}/") for file in files) == 6 + mapped
 
 

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from contextlib import closing, contextmanager
 
-from afflux.store.entries import crc_of, guarded_crc, list_entry
+from afflux.store.index_entries import crc_of, guarded_crc, list_entry
 from afflux.store.segments import Place
 
 #: In place of a value: JSON nested 200,000 levels deep.

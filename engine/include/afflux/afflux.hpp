@@ -117,7 +117,7 @@ struct Checksums {
 
 // Executes the pass in one sweep; its vectors may be in parts (parts.hpp). Returns true if all results are valid: every
 // new value of out, of the states and of the rule vectors is finite and at most pass.most in absolute value, and every
-// element of the updates that have a weight is at most combine.most in absolute value, if that is given. Results are
+// element of the updates that are read is at most combine.most in absolute value, if that is given. Results are
 // written even if they are invalid.
 //
 // `dry`: checks the arguments, throws the exception that the real run would throw for them, writes nothing, and returns

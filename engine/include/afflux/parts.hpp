@@ -24,9 +24,10 @@ struct PartView {
 // as `ingest` does for a slot of that type. With a conversion, the vector is what `ingest` would write into such a
 // slot; the base of the conversion may be in parts too.
 //
-// Cost: parts are processed in place, pieces of memory of up to kBlock elements excepted, which are copied into L1
-// first: neighbouring parts that are shorter, a block across borders (in `gram`, `inner`, and `apply` with encoded
-// rows), and parts that are converted. Scratch memory for each thread is kBlock elements of each vector in parts.
+// Cost: parts are processed in place. Up to kBlock elements at a time are copied into the caches first if they are in
+// neighbouring parts of fewer than 512 elements, in a block across borders (in `gram`, `inner`, and `apply` with
+// encoded rows), or in a part that is converted. Scratch memory for each thread is kBlock elements of each vector in
+// parts.
 struct Parts {
   List<std::int64_t> borders{};
   List<PartView> list{};

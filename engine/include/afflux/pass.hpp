@@ -19,8 +19,8 @@ struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
   double params_weight = 0.0;
-  // The largest valid absolute value in the updates that have a weight, if they were not checked before; only without
-  // cached rows and rule vectors.
+  // The largest valid absolute value in the updates that the sweep reads (for the direction, a row or a rule vector),
+  // if they were not checked before. On a GPU only without cached rows and rule vectors.
   double most = kNoLimit;
 };
 

@@ -185,7 +185,7 @@ class Admission:
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
         waiting, filled = state.waiting, state.filled
-        logged, since = state.logged, state.since
+        since = state.since
         rule, next_rule, unreported, norms = state.rule, state.next_rule, state.unreported, state.norms
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
@@ -207,17 +207,7 @@ class Admission:
         elif status == "replaced":
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
-        if self._log is not None:
-            client_id, version, num_examples, loss, _, slot, _, _, steps, facts, join, staleness, _ = arrival
-            lent = is_lent(slot)
-            entry = Join(join, status, client_id, version, staleness, num_examples, loss, lent, steps, facts)
-            self._log[logged:] = [entry] if closed is None else [entry, closed]
-            logged += 1 + (closed is not None)
-        task_events, closed_task = state.task_events, state.closed_task
-        if closed is not None:
-            self._task_events[task_events:] = [closed]
-            task_events += 1
-            closed_task = closed.task
+        logged, task_events, closed_task = self._written(status, arrival, closed)
         counts = {**counts, status: counts[status] + 1}
         round_counts = state.round_counts if prepared is None else counts
         # A round without a step ends as soon as it is decided.
@@ -249,6 +239,26 @@ class Admission:
         self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:
             self._places = {}
+
+    def _written(self, status: Decision, arrival: PendingArrival, closed: Closed | None) -> tuple[int, int, str | None]:
+        """Write the entries of a decision to the log and to the list of tasks.
+
+        Returns:
+            The new numbers of entries of both, and the id of the task that was closed last.
+        """
+        state = self.state
+        logged, task_events, closed_task = state.logged, state.task_events, state.closed_task
+        if self._log is not None:
+            client_id, version, num_examples, loss, _, slot, _, _, steps, facts, join, staleness, _ = arrival
+            lent = is_lent(slot)
+            entry = Join(join, status, client_id, version, staleness, num_examples, loss, lent, steps, facts)
+            self._log[logged:] = [entry] if closed is None else [entry, closed]
+            logged += 1 + (closed is not None)
+        if closed is not None:
+            self._task_events[task_events:] = [closed]
+            task_events += 1
+            closed_task = closed.task
+        return logged, task_events, closed_task
 
     def _opened(
         self, passes: Participation | None, prepared: Round

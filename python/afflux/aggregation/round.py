@@ -16,9 +16,9 @@ from afflux._engine import columns, strict_float_mode
 from afflux.aggregation.arrivals import PendingArrival, canonical
 from afflux.aggregation.cache.table import RowMoves, RowTable
 from afflux.aggregation.frames import note_stored_frames
+from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, RoundPlan
-from afflux.aggregation.products import RoundVectors
 from afflux.aggregation.reports import Pulled, Report
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.aggregation.streaming import Term, factor_of

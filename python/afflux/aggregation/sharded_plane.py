@@ -55,7 +55,7 @@ class ShardedPlane(DataPlane):
     >>> from afflux import Server, rules
     >>> server = Server(rules.fedbuff(buffer_size=1), np.zeros(200_000, np.float32), plane=ShardedPlane(3))
     >>> receipt = server.push(client=1, version=0, update=np.ones(200_000, np.float32))
-    >>> server.params.sum()
+    >>> float(server.params.sum())
     200000.0
     """
 

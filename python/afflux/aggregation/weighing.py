@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from afflux import ops
 from afflux.aggregation.clipping import clip_factors, next_window
+from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.limits import ArrivalError, Limits
 from afflux.aggregation.plane import Slot, Vector
-from afflux.aggregation.products import RoundVectors
 from afflux.arrays.interop import frozen
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum

@@ -131,15 +131,13 @@ def demo(
 
 
 def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
-    from rich.console import Console
-
     from afflux.sim.results import run_folder, terminal
 
-    screen = Console()
-    screen.print(run_folder.describe_setting(config, results), highlight=False)
+    screen = terminal.open_console()
+    screen.print(run_folder.describe_setting(config, results))
     screen.print(terminal.table_by_rule(results, config))
     for name in ("curves.png", "report.html"):
-        screen.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+        screen.print(f"wrote {folder / name}", soft_wrap=True)
 
 
 def print_comparison(whole: Path, resumed: Path) -> bool:

@@ -119,6 +119,7 @@ def _table_command(table: Table) -> Callable[..., None]:
         ] = None,
         at_most: AtMost = None,
         data_dir: DataDir = None,
+        device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda or cuda:NUMBER.")] = "cpu",
         jobs: Processes = None,
         out: Results = RESULTS,
     ) -> None:
@@ -128,8 +129,9 @@ def _table_command(table: Table) -> Callable[..., None]:
             from afflux.sim.papers.publishing import write_page
 
             limits = reproduction.Limits(at_most, hours, jobs)
+            changes = reproduction.Changes(data_dir, rounds, device)
             page, left = reproduction.reproduce(
-                table, out, parse_seeds(seeds), pattern=cells, data_dir=data_dir, rounds=rounds, limits=limits
+                table, out, parse_seeds(seeds), pattern=cells, changes=changes, limits=limits
             )
             if (whole := reproduction.folder_page(table, out)) is not None:
                 write_page(whole, out)

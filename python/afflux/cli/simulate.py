@@ -140,26 +140,20 @@ def _watched(
     titles: list[str], config: SimConfig, work: "Callable[[JobProgress], SimulationResults]"
 ) -> "SimulationResults":
     """Return the result of `work`, while its progress is shown."""
-    from rich.console import Console
+    from afflux.sim.results.terminal import open_console, show_progress
 
-    from afflux.sim.results.terminal import show_progress
-
-    with show_progress(titles, config.arrivals, Console(stderr=True)) as watch:
+    with show_progress(titles, config.arrivals, open_console(stderr=True)) as watch:
         return work(watch)
 
 
 def _print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
-    from rich.console import Console
-
     from afflux.sim.results import run_folder, terminal
 
-    screen = Console()
-    if not screen.is_terminal:
-        screen = Console(width=200)
-    screen.print(run_folder.describe_setting(results.config, results), highlight=False)
-    screen.print(terminal.results_table(results, results.config))
-    screen.print(printable(f"wrote {folder}/"), highlight=False, markup=False, soft_wrap=True)
+    screen = terminal.open_console()
+    screen.print(run_folder.describe_setting(results.config, results))
+    screen.print(terminal.fitting_table(results, results.config, screen))
+    screen.print(printable(f"wrote {folder}/"), soft_wrap=True)
 
 
 @with_config_options

@@ -274,10 +274,11 @@ def _counted(count: int, what: str) -> str:
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar in bytes; nothing if the output is no terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    console = Console(stderr=True)
+    from afflux.sim.results.terminal import open_console
+
+    console = open_console(stderr=True)
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task(title, total=None)

@@ -110,7 +110,8 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     """Return G[i, j] = <vectors[i], vectors[j]> in float64. Cosines, norms and clips can be computed from it.
 
     Args:
-        vectors: K vectors (d,), each float32, float64 or bfloat16; fastest if vectors of one type are adjacent.
+        vectors: K vectors (d,), each float32, float64 or bfloat16, flat or in Parts; fastest if vectors of one type are
+            adjacent.
         num_threads: the largest number of threads; by default `default_threads()`.
 
     Returns:
@@ -147,7 +148,7 @@ def inner(
     lost if vectors nearly cancel. Combinations of the products of `gram` would lose it.
 
     Args:
-        vectors: K vectors (d,), each float32, float64 or bfloat16.
+        vectors: K vectors (d,), each float32, float64 or bfloat16, flat or in Parts; so is the memory.
         weights: (K,) float64; None: only squares are computed. A vector of weight 0 is not a part of e.
         memory: (d,) float32, float64 or bfloat16. It is read only if `shift` or `memory_weight` is not 0.
         shift: the factor of `memory` that is added to every vector.
@@ -209,7 +210,7 @@ def apply(
         round: the round, as data.
         num_threads: the largest number of threads; by default `default_threads()`.
         done: a list. After the sweep, one bool is appended: whether every new value of out, states and rule
-            vectors is finite and within round.most, and every element of the updates that have a weight within
+            vectors is finite and within round.most, and every element of the updates that are read within
             round.combine.most. A KeyboardInterrupt may be raised between the sweep and the return of this function;
             the list then shows whether `out` was written.
         checksums: a list, to which the checksums of the written memory are appended; the same sweep computes them.
@@ -229,6 +230,15 @@ def apply(
     >>> apply(Pass(params, params, Combine(updates, np.array([0.5, 0.5]))))
     >>> params.tolist()
     [2.0, 3.0]
+
+    A model in parts, updated where it is:
+
+    >>> from afflux.ops import Parts
+    >>> weight, bias, borders = np.zeros((2, 2), np.float32), np.zeros(1, np.float32), np.array([0, 4, 5])
+    >>> model, update = Parts([weight, bias], borders), Parts([weight + 1, bias + 2], borders)
+    >>> apply(Pass(model, model, Combine([update], np.array([0.5]))))
+    >>> weight.tolist(), bias.tolist()
+    ([[0.5, 0.5], [0.5, 0.5]], [1.0])
     """
     if not (isinstance(done, _LIST) and isinstance(checksums, _LIST)):
         name, into = ("checksums", checksums) if isinstance(done, _LIST) else ("done", done)

@@ -29,8 +29,8 @@ class Combine(Struct, frozen=True, eq=False):
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
     weights: Float64  #: (M,) float64
     params_weight: float = 0.0
-    #: the largest valid absolute value in the updates that have a weight, if they were not checked before; greater
-    #: than 0; only without cached rows and rule vectors
+    #: the largest valid absolute value in the updates that the sweep reads (for the direction, a row or a rule vector),
+    #: if they were not checked before; greater than 0; on a GPU only without cached rows and rule vectors
     most: float = inf
 
 

@@ -4,29 +4,49 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from logging import getLogger
+from pathlib import Path
 from threading import get_ident
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from afflux._engine import FastPush, forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
-from afflux.aggregation.storage import RoundStorage
 from afflux.aggregation.streaming import Term, Total, term_of
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
+from afflux.ops.validation import raise_if_from_signal
 from afflux.rules.rule import Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.norm_watch import NormWatch
+from afflux.server.pending_push import Decided, TaskClosedError, Ticket
 from afflux.server.progress_watch import ProgressWatch
-from afflux.server.steps import OnStep, StepCalls
+from afflux.server.step_callbacks import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
-from afflux.server.tickets import Decided, TaskClosedError, Ticket
 
 _Result = TypeVar("_Result")
+
+
+class RoundStorage(Protocol):
+    """What rounds need of a store (`afflux.store.store.Store`). Each method raises StoreError if the disk fails."""
+
+    path: Path  #: for messages
+
+    def check(self) -> None:
+        """Check that the open files still exist and are complete."""
+
+    def prepare_sweep(self, decided: Round) -> None:
+        """Make writable all memory that the sweep of this round writes. May be repeated."""
+
+    def save_round(self, swept: Round, admission: Admission) -> None:
+        """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
+
+    def next_durable_version(self, version: int) -> int | None:
+        """Return the first version, from this one on, that a round commits; None if no round commits."""
 
 
 class Aggregator:
@@ -365,6 +385,29 @@ class Aggregator:
             prepared = None  # the round holds versions of params; on_step may take long, and tracebacks keep closures
         self.report_steps()
         return None if found is None else found[0]
+
+    def flush_late(self) -> None:
+        """Make the step if arrivals have waited longer than `flush_after`, and it can be made now.
+
+        If the step fails, no error is raised. `flush(late=True)` waits for other threads, and raises the step's error.
+        """
+        state = self.admission.state
+        tried = state.number, state.since
+        del state  # an error that the rule keeps may hold this frame
+        if not self.admission.late or self.failed_late == tried:
+            return
+        try:
+            self.enter("flush")
+        except Exception as error:  # for example, the rule's weigh part calls pull
+            raise_if_from_signal(error)
+            return
+        try:
+            self.flush(late=True, wait=False)
+        except Exception as error:  # the next call does not try again unless the state has changed
+            raise_if_from_signal(error)
+            self.failed_late = tried
+        finally:
+            clear_stored_frames()
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""

@@ -9,17 +9,18 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
-from afflux.aggregation.plane import PlaneOptions
+from afflux.aggregation.plane import DataPlane, PlaneOptions
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.norm_watch import NormWatch
-from afflux.server.steps import OnStep
+from afflux.server.step_callbacks import OnStep
 
 
 def assemble(
@@ -38,24 +39,10 @@ def assemble(
     Raises:
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
-    size, plane, dtype = adapter.size, adapter.plane, options.dtype
-    codec, clients = codec_of(rule, options.slots_as), options.num_clients
+    plane, dtype, clients = adapter.plane, options.dtype, options.num_clients
     max_slots = slots_of(rule, options.max_slots, accumulate=options.accumulate)
-    plane.allocate(
-        PlaneOptions(
-            size,
-            dtype,
-            options.slots_as,
-            max_slots,
-            1 if options.accumulate else rule.buffer_size,
-            ops.threads(num_threads),
-            options.max_versions,
-            options.check_versions,
-            options.inplace,
-            codec,
-            options.rows_on == "host",
-        )
-    )
+    codec = codec_of(rule, options.slots_as)
+    _allocate(plane, adapter.size, options, codec, max_slots, rule.buffer_size, num_threads)
     draft = plane.draft("Server")
     facts, limits = adapter.ingest("[Server] params", parts, draft), options.limits
     bad, what, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
@@ -94,27 +81,54 @@ def assemble(
         options.fact_names(rule),
     )
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
-    fast = None  # its pushes have no facts
-    if (
-        not rule.needs.facts
-        and not options.accumulate
-        and plane.fast_slots is not None
-        and options.flush_after is None
-        and not options.check_versions
-    ):
-        classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
-        both = options.duplicates == "both"
-        fast = FastPush(
-            classes,
-            adapter.kind,
-            size,
-            adapter.num_threads,
-            limits.max_abs,
-            limits.max_norm,
-            MOST_SQUARES,
-            options.max_staleness,
-            both_count=both,
-        )
+    fast = _fast_push(rule, adapter, options)
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
     return Aggregator(plane, options, admission, max_slots, on_step, fast, watch)
+
+
+def _allocate(
+    plane: DataPlane,
+    size: int,
+    options: ServerOptions,
+    codec: Codec | None,
+    max_slots: int,
+    buffer_size: int,
+    num_threads: int | None,
+) -> None:
+    """Prepare a plane for the vectors of a server."""
+    plane.allocate(
+        PlaneOptions(
+            size,
+            options.dtype,
+            options.slots_as,
+            max_slots,
+            1 if options.accumulate else buffer_size,
+            ops.threads(num_threads),
+            options.max_versions,
+            options.check_versions,
+            options.inplace,
+            codec,
+            options.rows_on == "host",
+        )
+    )
+
+
+def _fast_push(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> FastPush | None:
+    """Return the fast path of pushes that only join; None if the options or the plane do not allow it."""
+    facts = bool(rule.needs.facts)  # its pushes have none
+    later = options.accumulate or options.flush_after is not None or options.check_versions
+    if facts or later or adapter.plane.fast_slots is None:
+        return None
+    classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
+    return FastPush(
+        classes,
+        adapter.kind,
+        adapter.size,
+        adapter.num_threads,
+        options.limits.max_abs,
+        options.limits.max_norm,
+        MOST_SQUARES,
+        options.max_staleness,
+        both_count=options.duplicates == "both",
+    )

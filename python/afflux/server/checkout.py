@@ -5,30 +5,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from time import monotonic
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
-from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Closed, Params, Pulled
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, flag, optional, plain_id, positive
 from afflux.rules.rule import ClientId
-from afflux.server import reading
+from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.pending_push import Ticket
 from afflux.server.tasks import OpenTask
-from afflux.server.tickets import Ticket
 from afflux.server.tracebacks import clears_tracebacks
-
-
-class CheckoutSource(Protocol):
-    """The parts of a server that a checkout needs."""
-
-    options: ServerOptions
-    _aggregator: Aggregator
-    _adapter: InputAdapter
-
-    def _enter_on_time(self, op: str) -> None: ...
 
 
 class Task:
@@ -77,14 +66,14 @@ class Task:
         """
         pulled = self.copied or self._aggregator.tasks.base_of(self._task)
         if pulled is None and not self._task.opened.hold:
-            newest = reading.newest(self._aggregator)  # a copy, if the server overwrites its params
+            newest = versions.newest(self._aggregator)  # a copy, if the server overwrites its params
             pulled = newest if newest.version == self.version else None
         if pulled is None:
             raise AffluxError(
                 f"[Task] version {self.version} is no longer held for client {brief(self.client)}: the task is closed "
                 "or of hold=False, or the version is too old (max_staleness, max_versions)"
             )
-        return reading.shared(self._aggregator, pulled)
+        return versions.shared(self._aggregator, pulled)
 
     @property
     def params(self) -> Params:
@@ -146,44 +135,11 @@ def _reading(aggregator: Aggregator) -> Iterator[None]:
         aggregator.notify_waiters()
 
 
-@clears_tracebacks
-def checkout(  # noqa: D417
-    self: CheckoutSource, client: ClientId, *, lease: float | None = None, hold: bool = True
-) -> Task:
-    """Open a task: a client trains from the newest version.
-
-    A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several tasks.
-
-    Args:
-        client: the client's id.
-        lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. The
-            next call of `push`, `checkout`, `tasks`, `poll` and others closes tasks whose lease has ended.
-        hold: whether the server holds the version's params while the task is open, for conversions from and to
-            models. The server releases them when the version's staleness exceeds max_staleness, or when max_versions
-            (default 64) versions are held, the oldest first. After that a push that needs them is `expired`; other
-            pushes are not affected. With False the params exist as long as the version is the newest one. A server
-            with inplace=True holds no versions and needs hold=False; the task then has its own copy.
-
-    Raises:
-        AffluxError: an argument has a wrong type or value.
-
-    Cost: no array is copied, except with inplace.
-
-    With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
-
-    >>> import numpy as np
-    >>> from afflux import Server, rules
-    >>> server = Server(rules.fedavg(), np.zeros(2))
-    >>> task = server.checkout(7, lease=600)
-    >>> task.version, task.params.tolist(), [other.client for other in server.tasks]
-    (0, [0.0, 0.0], [7])
-    >>> task.cancel(), server.push(task=task.id, update=np.ones(2)).status
-    (True, 'expired')
-    """
-    self._enter_on_time("checkout")
+def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lease: object, hold: bool) -> Task:
+    """Open the task of `Server.checkout`."""
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
-    aggregator, inplace = self._aggregator, self.options.inplace
+    inplace = aggregator.plane.inplace
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
@@ -205,7 +161,7 @@ def checkout(  # noqa: D417
 
     # With inplace, a round in progress writes to the newest version.
     task, pulled = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
-    return Task(task, pulled if inplace else None, aggregator, self._adapter)
+    return Task(task, pulled if inplace else None, aggregator, adapter)
 
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, sqrt
 from sys import float_info
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import RowCheck
+from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.plane import DataPlane, Slot
+from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Pulled
+from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.fields import Field, check_copied
 from afflux.arrays.interop import (
@@ -34,8 +37,11 @@ from afflux.arrays.matching import Found
 from afflux.arrays.modules import has_attribute, is_module
 from afflux.arrays.roles import log_unknown_statistics
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import MOST_ELEMENTS, brief, raise_if_from_signal, reads, unreadable
-from afflux.rules.rule import Float64, Kind
+from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
+from afflux.rules.rule import Float64, Kind, Rule
+
+#: A kind with its article, for messages.
+A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,57 @@ class InputAdapter:
             raise type(error)(f"{what}: {with_names(error, self.names)}") from None
         except Exception as error:
             unreadable(what, error)
+
+    def take_in(
+        self,
+        what: str,
+        parts: "ops.Array | list[ops.Array]",
+        slot: Slot | Vector,
+        limits: Limits,
+        conversion: ops.Conversion | None = None,
+        beside: RowCheck | None = None,
+    ) -> tuple[ops.Ingested, float]:
+        """Copy a vector into a slot, in one sweep, and check the vector.
+
+        Args:
+            what: describes the vector in messages.
+            parts: the result of `parts` or `found`.
+            slot: (d,), overwritten.
+            limits: the limits on the vector's elements and norm, after the conversion.
+            conversion: the conversion to the kind of the rule.
+            beside: a check that runs in parallel.
+
+        Returns:
+            The result of the sweep, and the vector's norm.
+
+        Raises:
+            AffluxError: the vector has a value that is not finite, or is beyond a limit.
+        """
+        facts = self.ingest(what, parts, slot, conversion, beside)
+        bad, squares, low, high = facts
+        if bad is not None:
+            made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
+            raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{self.place(bad)}")
+        norm = sqrt(squares)
+        if not limits.allow(low, high, norm):
+            index = self.plane.first_beyond(slot, limits.max_abs)  # None: the norm is too large
+            at = "" if index is None else f": at index {index}{self.place(index)}"
+            raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
+        return facts, norm
+
+    def rule_vector(self, rule: Rule, name: str, vector: "ops.Array | Tree", limits: Limits) -> Vector:
+        """Return a checked copy of the vector of `Server.set_rule_vector`."""
+        if as_text(name) not in rule.needs.handed_in:
+            known = ", ".join(rule.needs.handed_in) or "none"
+            what = f"{brief(name)} is not a vector that is set for {rule.name}"
+            raise AffluxError(f"[set_rule_vector] {what}; known: {known}")
+        what = f"[set_rule_vector] {name}"
+        new = self.plane.vector()
+        own_limits = replace(limits, max_norm=inf)  # max_norm is for clients' vectors
+        facts, _ = self.take_in(what, self.parts(what, vector), new, own_limits)
+        if facts.sum_of_squares > MOST_SQUARES:
+            raise overflow(what, facts, "inner products")
+        return new
 
     @property
     def names(self) -> list[str]:
@@ -268,6 +325,11 @@ class InputAdapter:
     def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
         like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
         return like.made_of(name, values)
+
+
+def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
+    """Return the error of a vector beyond MOST_SQUARES: `which`, "sums" or "inner products", could overflow."""
+    return AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
 
 
 @reads("[Server] a model")

@@ -146,7 +146,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     admission, plane = aggregator.admission, local(aggregator)
     state = admission.state
     now = state.current
-    versions = store.use_versions(plane)
+    versions = store.vectors.use(plane)
     if plane.gpu is None:
         draft = versions.take()
         draft.array[:] = now.params
@@ -161,7 +161,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     admission, plane = aggregator.admission, local(aggregator)
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
     options.for_place(aggregator.rule, plane.gpu, store=True)
-    in_store = store.use_versions(plane)
+    in_store = store.vectors.use(plane)
     if plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
     last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
@@ -375,7 +375,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
         if checkpoint:
             _commit(store, aggregator, store.notes, aggregator.retained)
         aggregator.closed = True
-        store.close(local(aggregator).versions)
+        store.close(local(aggregator))
 
     if checkpoint:
         aggregator.when_idle("close", end)
@@ -396,7 +396,7 @@ def forget(store: Store, aggregator: Aggregator) -> None:
     with suppress(Exception):
         aggregator.check_process("close")  # raises in a forked child: the store is its parent's
         aggregator.closed = True
-        store.close(local(aggregator).versions)
+        store.close(local(aggregator))
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:

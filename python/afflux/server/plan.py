@@ -146,29 +146,27 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
         return Plan(whole, working, {}, host)
     shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
     if gpu:
-        return Plan(
-            whole,
-            working,
-            _disk(rule, d, codec, shapes, clients, 2, deferred, commit_every, "a checkpoint keeps"),
-            host,
-        )
+        numbers = _Numbers(clients, deferred, commit_every, 2, "a checkpoint keeps")
+        return Plan(whole, working, _disk(rule, d, codec, shapes, numbers), host)
     working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
-    return Plan(buffer, working, _disk(rule, d, codec, shapes, clients, versions, deferred, commit_every))
+    numbers = _Numbers(clients, deferred, commit_every, versions, "a client holds")
+    return Plan(buffer, working, _disk(rule, d, codec, shapes, numbers))
 
 
-def _disk(
-    rule: Rule,
-    d: int,
-    codec: Codec | None,
-    shapes: Mapping[str, Shape],
-    clients: int,
-    versions: int,
-    deferred: int,
-    commit_every: int | None,
-    holder: str = "a client holds",
-) -> dict[str, Part]:
+class _Numbers(NamedTuple):
+    """The numbers on which the size of a store depends."""
+
+    clients: int
+    deferred: int
+    commit_every: int | None
+    versions: int
+    holder: str  #: of an older version
+
+
+def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], numbers: _Numbers) -> dict[str, Part]:
     """Return the parts on disk. Each array has as many segments as its slots need."""
+    clients, deferred, commit_every, versions, holder = numbers
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
     waiting = rule.buffer_size + deferred if deferred else rule.buffer_size - 1  # a pass may begin with a full buffer
     slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * waiting}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import inf, nan
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,253 +30,252 @@ from afflux.ops.validation import (
     shortened,
 )
 from afflux.rules.rule import ClientId, Facts
-from afflux.server import reading
+from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
-from afflux.server.inputs import InputAdapter
-from afflux.server.late import flush_late
+from afflux.server.inputs import A_KIND, InputAdapter, overflow
+from afflux.server.pending_push import TaskClosedError, Ticket
 from afflux.server.tasks import OpenTask
-from afflux.server.tickets import TaskClosedError, Ticket
 from afflux.server.tracebacks import clear_tracebacks
-from afflux.server.vectors import A_KIND, overflow, take_in
 
 
-class PushTarget(Protocol):
-    """The parts of a server that a push needs."""
+class PushReceiver:
+    """The part of a `Server` that takes pushes."""
 
     options: ServerOptions
     _aggregator: Aggregator
     _adapter: InputAdapter
 
+    def push(
+        self,
+        *,
+        task: "Task | str | None" = None,
+        client: ClientId | None = None,
+        version: "int | Pulled | None" = None,
+        update: "ops.Array | Tree" = None,
+        gradient: "ops.Array | Tree" = None,
+        model: "ops.Array | Tree" = None,
+        num_examples: int = 1,
+        loss: float | None = None,
+        facts: Mapping[str, float] | None = None,
+        client_lr: float | None = None,
+        local_steps: int | None = None,
+        buffers: "Tree | None" = None,
+        timeout: float | None = None,
+        copy: bool = True,
+    ) -> Receipt:
+        """Push a client's update, gradient or model. The M-th arrival makes a server step.
 
-def push(  # noqa: D417
-    self: PushTarget,
-    *,
-    task: "Task | str | None" = None,
-    client: ClientId | None = None,
-    version: "int | Pulled | None" = None,
-    update: "ops.Array | Tree" = None,
-    gradient: "ops.Array | Tree" = None,
-    model: "ops.Array | Tree" = None,
-    num_examples: int = 1,
-    loss: float | None = None,
-    facts: Mapping[str, float] | None = None,
-    client_lr: float | None = None,
-    local_steps: int | None = None,
-    buffers: "Tree | None" = None,
-    timeout: float | None = None,
-    copy: bool = True,
-) -> Receipt:
-    """Push a client's update, gradient or model. The M-th arrival makes a server step.
+        A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the
+        rule takes:
 
-    A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the rule
-    takes:
+            update = model - base,  model = base + update
+            gradient = -update / (client_lr local_steps), and back
 
-        update = model - base,  model = base + update
-        gradient = -update / (client_lr local_steps), and back
+        in float64, rounded once to the dtype of the slots. The base is the version that the client pulled. Before the
+        subtraction it is rounded to the dtype of each of the model's arrays that is narrower, because a bfloat16 client
+        has received the rounded values.
 
-    in float64, rounded once to the dtype of the slots. The base is the version that the client pulled. Before the
-    subtraction it is rounded to the dtype of each of the model's arrays that is narrower, because a bfloat16 client has
-    received the rounded values.
+        Args:
+            task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
+            client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
+            version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a
+                model need its params: with a number, the version must be the newest one, or held for a task.
+            update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
+                whose arrays are copied into one slot.
+            gradient: in the same forms; it points in the direction of ascent.
+            model: in the same forms, the client's own params; a torch module or its state_dict, for example.
+            num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt
+                `empty`.
+            loss: its mean training loss, a finite number; None: unknown.
+            facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
+                None: none. Those that the rule needs must be there.
+            client_lr: its learning rate, for conversions from or to a gradient.
+            local_steps: its number of local steps, for the same conversions, and for the rule (`Arrivals.local_steps`).
+            buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
+                they are in `model`.
+            timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
+                the rule's own code (weigh, step) in any case.
+            copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
+                Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
+                resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report.
+                The round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one
+                contiguous vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff, for
+                example).
 
-    Args:
-        task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
-        client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
-        version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a model
-            need its params: with a number, the version must be the newest one, or held for a task.
-        update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
-            whose arrays are copied into one slot.
-        gradient: in the same forms; it points in the direction of ascent.
-        model: in the same forms, the client's own params; a torch module or its state_dict, for example.
-        num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt `empty`.
-        loss: its mean training loss, a finite number; None: unknown.
-        facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
-            None: none. Those that the rule needs must be there.
-        client_lr: its learning rate, for conversions from or to a gradient.
-        local_steps: its number of local steps, for the same conversions, and for the rule (`Arrivals.local_steps`).
-        buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
-            they are in `model`.
-        timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
-            the rule's own code (weigh, step) in any case.
-        copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
-            Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
-            resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report. The
-            round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one contiguous
-            vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff, ...).
+        Returns:
+            The receipt of the push.
 
-    Returns:
-        The receipt of the push.
+        Raises:
+            AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a
+                receipt reports it instead); or arguments that cannot be combined. Nothing has changed.
+            StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say
+                whether the arrival has joined. If it has, it must not be pushed again.
+            BusyError: all slots were in use for `timeout` seconds; nothing has changed.
+            UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
-    Raises:
-        AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a receipt
-            reports it instead); or arguments that cannot be combined. Nothing has changed.
-        StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say whether
-            the arrival has joined. If it has, it must not be pushed again.
-        BusyError: all slots were in use for `timeout` seconds; nothing has changed.
-        UnavailableError: a vector on a device that this build does not serve, or lent from another device.
+        A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has
+        joined (see `counts`). The next call that needs the result finishes the work.
 
-    A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has joined
-    (see `counts`). The next call that needs the result finishes the work.
+        Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a
+        GPU, a vector on the host and a base, the base is copied to the host first; with inplace and a version's number,
+        the base is copied after a round in progress.)
 
-    Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a GPU,
-    a vector on the host and a base, the base is copied to the host first; with inplace and a version's number, the base
-    is copied after a round in progress.)
-
-    >>> import numpy as np
-    >>> from afflux import Server, rules
-    >>> server = Server(rules.fedasync(alpha=0.5), np.zeros(2, np.float32))  # which mixes models
-    >>> pulled = server.pull()
-    >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
-    ('joined', [1.0, 2.0])
-    """
-    aggregator, adapter, options = self._aggregator, self._adapter, self.options
-    pushed: Pushed | None = None
-    known = found = vector = parts = own = None
-    try:
-        if (
-            aggregator.fast is not None
-            and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-            and (timeout is None and copy is True)
-            and (adapter.layout is None or not adapter.layout.apart)
-        ):
-            known = version.version if type(version) is Pulled else version
-            found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
-            if type(found) is Receipt:
-                return found
-            pushed = found  # the vector is in its slot; None: nothing was done
-        if pushed is None:
-            aggregator.enter("push")
-        if aggregator.plane.checks_versions:
-            aggregator.plane.refuse_damage("push")
-        if options.flush_after is not None:
-            flush_late(aggregator)
-        if aggregator.tasks.next_deadline != inf:
-            close_overdue(aggregator)
-    except BaseException as error:
-        task = version = pushed = found = update = gradient = model = buffers = None
-        clear_tracebacks(error)
-        if isinstance(error, Exception):
-            aggregator.count_refused()
-        raise
-    ticket = Ticket()
-    client_id: Any = None
-    pulled: Any = None
-    checking = False  # the client's arguments are being checked
-    found = base = conversion = row = beside = None
-    try:
-        if pushed is not None:
-            client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
-            return aggregator.join(pushed, ticket)
-        given: Kind = "update"
-        vector = update
-        if update is None or gradient is not None or model is not None:
-            given, vector = _only_one(update, gradient, model, num_examples, adapter.kind)
-        if timeout is not None or copy is not True:
-            _check_call(aggregator, given, timeout, copy)
-        if task is not None:
-            ticket.task = found = _found(aggregator, task, client, version)
-            if found is None:
-                return _no_arrival(
-                    aggregator, ticket, None, None, "expired", "the task is closed, or was never opened here"
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedasync(alpha=0.5), np.zeros(2, np.float32))  # which mixes models
+        >>> pulled = server.pull()
+        >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
+        ('joined', [1.0, 2.0])
+        """
+        aggregator, adapter, options = self._aggregator, self._adapter, self.options
+        pushed: Pushed | None = None
+        known = found = vector = parts = own = None
+        try:
+            if (
+                aggregator.fast is not None
+                and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+                and (timeout is None and copy is True)
+                and (adapter.layout is None or not adapter.layout.apart)
+            ):
+                known = version.version if type(version) is Pulled else version
+                found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
+                if type(found) is Receipt:
+                    return found
+                pushed = found  # the vector is in its slot; None: nothing was done
+            if pushed is None:
+                aggregator.enter("push")
+            if aggregator.plane.checks_versions:
+                aggregator.plane.refuse_damage("push")
+            if options.flush_after is not None:
+                aggregator.flush_late()
+            if aggregator.tasks.next_deadline != inf:
+                close_overdue(aggregator)
+        except BaseException as error:
+            task = version = pushed = found = update = gradient = model = buffers = None
+            clear_tracebacks(error)
+            if isinstance(error, Exception):
+                aggregator.count_refused()
+            raise
+        ticket = Ticket()
+        client_id: Any = None
+        pulled: Any = None
+        checking = False  # the client's arguments are being checked
+        found = base = conversion = row = beside = None
+        try:
+            if pushed is not None:
+                client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
+                return aggregator.join(pushed, ticket)
+            given: Kind = "update"
+            vector = update
+            if update is None or gradient is not None or model is not None:
+                given, vector = _only_one(update, gradient, model, num_examples, adapter.kind)
+            if timeout is not None or copy is not True:
+                _check_call(aggregator, given, timeout, copy)
+            if task is not None:
+                ticket.task = found = _found(aggregator, task, client, version)
+                if found is None:
+                    return _no_arrival(
+                        aggregator, ticket, None, None, "expired", "the task is closed, or was never opened here"
+                    )
+                client_id, pulled = found.opened.client_id, found.opened.version
+            elif client is None or version is None:
+                raise CallError("[push] give task=, or client= and version=")
+            if given != "model" and type(vector) is not np.ndarray and is_module(vector):
+                raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+            checking = True
+            if given != "model" and is_state_dict(vector):
+                raise AffluxError(
+                    f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If "
+                    f"its arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
                 )
-            client_id, pulled = found.opened.client_id, found.opened.version
-        elif client is None or version is None:
-            raise CallError("[push] give task=, or client= and version=")
-        if given != "model" and type(vector) is not np.ndarray and is_module(vector):
-            raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
-        checking = True
-        if given != "model" and is_state_dict(vector):
-            raise AffluxError(
-                f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If its "
-                f"arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
-            )
-        if found is None:
-            client_id = plain_id(client)
-            number = version if type(version) is int else _number(client_id, version)
-            newest = aggregator.admission.state.current.version
-            pulled = number
-            if number > newest and aggregator.admission.state.passes is not None:
-                newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
-            if not 0 <= number <= newest:
-                raise _no_such_version(client_id, number, newest)
-        examples = num_examples
-        if type(num_examples) is not int or not 0 < num_examples < 2**63:
-            examples = _examples(client_id, num_examples)
-        if examples == 0:
-            return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", found)
-        known_loss = nan
-        if loss is not None:
-            known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
-        steps = 0 if local_steps is None else _local_steps(client_id, local_steps)
-        client_facts: Facts = ()
-        if facts is not None or aggregator.rule.needs.facts:
-            client_facts = facts_of(client_id, facts, aggregator.admission.fact_names, aggregator.rule)
-        name = client_id if type(client_id) is int else brief(client_id)
-        what = f"[push] client {name}'s {given}"
-        scale = None if client_lr is None else _scale(client_id, client_lr, steps)
-        parts, own = vector, None
-        if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-            parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
-        if adapter.layout is not None and adapter.layout.apart:
-            most = aggregator.admission.limits.max_abs
-            own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, buffers, most)
-        norm, extremes = nan, (nan, nan)
-        if copy:
-            ticket.slot = aggregator.take_slot(timeout)
-            rows = aggregator.admission.state.rows
-            row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
-            if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
-                ticket.reading = True
-                aggregator.reading.add(ticket)
-                base = _base(aggregator, task, version, pulled)
-                if base is None and "model" in (given, adapter.kind):
-                    return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
-                conversion = _conversion(what, given, adapter.kind, base, scale)
-            beside = None if row is None else row.check
-            sweep, norm = take_in(what, adapter, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
-            _, squares, low, high = sweep
-            if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
-                raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
-            extremes = (low, high)
-        else:
-            ticket.slot = adapter.lent(what, parts)
-        if conversion is not None:
-            base = conversion = None  # the round that this push completes may need the memory
-            aggregator.reading.discard(ticket)
-        if row is not None:  # the row was read while the vector was copied
-            ticket.staged_row = row.finish()
-        pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, client_facts)
-        checking = False
-        if aggregator.fast is not None and ticket.staged_row is None:
-            receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
-            if receipt is not None:
-                return receipt
-        return aggregator.join(pushed, ticket)
-    except TaskClosedError as error:
-        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
-    except Exception as error:
-        clear_tracebacks(error)
-        if isinstance(error, StoreError):
-            ticket.add_to(error)
-        if ticket.decision is None and not ticket.counted:
-            if options.faults == "record" and _is_clients(error, checking=checking):
-                return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
-            aggregator.count_refused()
-        raise
-    except BaseException as error:
-        clear_tracebacks(error)
-        raise
-    finally:
-        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-        pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
-        task = version = update = gradient = model = buffers = vector = parts = own = None
-        clear_stored_frames()
-        if ticket.reading:
-            aggregator.reading.discard(ticket)
-        aggregator.notify_waiters()
-        if ticket.made_step or ticket.overdue:
-            aggregator.report_steps()
+            if found is None:
+                client_id = plain_id(client)
+                number = version if type(version) is int else _number(client_id, version)
+                newest = aggregator.admission.state.current.version
+                pulled = number
+                if number > newest and aggregator.admission.state.passes is not None:
+                    newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
+                if not 0 <= number <= newest:
+                    raise _no_such_version(client_id, number, newest)
+            examples = num_examples
+            if type(num_examples) is not int or not 0 < num_examples < 2**63:
+                examples = _examples(client_id, num_examples)
+            if examples == 0:
+                return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", found)
+            known_loss = nan
+            if loss is not None:
+                known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
+            steps = 0 if local_steps is None else _local_steps(client_id, local_steps)
+            client_facts: Facts = ()
+            if facts is not None or aggregator.rule.needs.facts:
+                client_facts = facts_of(client_id, facts, aggregator.admission.fact_names, aggregator.rule)
+            name = client_id if type(client_id) is int else brief(client_id)
+            what = f"[push] client {name}'s {given}"
+            scale = None if client_lr is None else _scale(client_id, client_lr, steps)
+            parts, own = vector, None
+            if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
+                parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
+            if adapter.layout is not None and adapter.layout.apart:
+                most = aggregator.admission.limits.max_abs
+                own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, buffers, most)
+            norm, extremes = nan, (nan, nan)
+            if copy:
+                ticket.slot = aggregator.take_slot(timeout)
+                rows = aggregator.admission.state.rows
+                row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
+                if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
+                    ticket.reading = True
+                    aggregator.reading.add(ticket)
+                    base = _base(aggregator, task, version, pulled)
+                    if base is None and "model" in (given, adapter.kind):
+                        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
+                    conversion = _conversion(what, given, adapter.kind, base, scale)
+                beside = None if row is None else row.check
+                sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+                _, squares, low, high = sweep
+                if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
+                    raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
+                extremes = (low, high)
+            else:
+                ticket.slot = adapter.lent(what, parts)
+            if conversion is not None:
+                base = conversion = None  # the round that this push completes may need the memory
+                aggregator.reading.discard(ticket)
+            if row is not None:  # the row was read while the vector was copied
+                ticket.staged_row = row.finish()
+            pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, client_facts)
+            checking = False
+            if aggregator.fast is not None and ticket.staged_row is None:
+                receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
+                if receipt is not None:
+                    return receipt
+            return aggregator.join(pushed, ticket)
+        except TaskClosedError as error:
+            return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
+        except Exception as error:
+            clear_tracebacks(error)
+            if isinstance(error, StoreError):
+                ticket.add_to(error)
+            if ticket.decision is None and not ticket.counted:
+                if options.faults == "record" and _is_clients(error, checking=checking):
+                    return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
+                aggregator.count_refused()
+            raise
+        except BaseException as error:
+            clear_tracebacks(error)
+            raise
+        finally:
+            # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
+            pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
+            task = version = update = gradient = model = buffers = vector = parts = own = None
+            clear_stored_frames()
+            if ticket.reading:
+                aggregator.reading.discard(ticket)
+            aggregator.notify_waiters()
+            if ticket.made_step or ticket.overdue:
+                aggregator.report_steps()
 
 
 _GONE = (
@@ -420,7 +419,7 @@ def _base(
         return task.copied
     newest = aggregator.admission.state.current
     if newest.version == number and aggregator.plane.inplace:  # a round may overwrite it
-        newest = reading.newest(aggregator)
+        newest = versions.newest(aggregator)
     return newest if newest.version == number else aggregator.tasks.base(number)
 
 

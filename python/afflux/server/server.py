@@ -7,31 +7,31 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NoReturn, Self, Unpack
+from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
+from afflux.aggregation.options import Durability, Options, ServerOptions, options_of, slots_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
+from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
-from afflux.server import persistence, pushing, reading, replacement
+from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.late import flush_late
-from afflux.server.rule_vectors import rule_vector
-from afflux.server.steps import OnStep
-from afflux.server.tracebacks import clears_tracebacks
+from afflux.server.pushing import PushReceiver
+from afflux.server.step_callbacks import OnStep
+from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server:
+class Server(PushReceiver):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -178,10 +178,118 @@ class Server:
             raise
         return server
 
-    checkout = checking.checkout
-    pull = reading.pull
-    push = pushing.push
-    replace_rule = replacement.replace_rule
+    @overload
+    def pull(self) -> Pulled: ...
+    @overload
+    def pull(self, *, out: "ops.Array | Tree") -> int: ...
+    def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
+        """Return the newest params and their version.
+
+        A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make
+        a step itself, and then call on_step.
+
+        Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params
+        (and buffers) are copied into `out`, and only the version is returned.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
+        >>> mine = {"weight": np.empty((2, 2), np.float32), "bias": np.empty(2, np.float32)}
+        >>> server.pull(out=mine), mine["weight"].tolist()
+        (0, [[1.0, 1.0], [1.0, 1.0]])
+        """
+        aggregator, adapter = self._aggregator, self._adapter
+        try:
+            if self.options.inplace:
+                self._enter("pull")
+            if self.options.flush_after is not None:
+                aggregator.flush_late()
+            if out is None:
+                return versions.newest(aggregator)
+            return versions.copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+        except BaseException as error:
+            clear_tracebacks(error)
+            raise
+
+    @clears_tracebacks
+    def replace_rule(self, rule: Rule) -> bool:
+        """Replace the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
+
+        Arrivals in the buffer keep the rule under which they joined. The new rule is in force from the next empty
+        buffer on. The state that the server keeps for its rule (moments, cached rows, numbers) does not change. The log
+        gets an entry `Replaced`. The next commit to a store contains the new rule, even if the rule is not yet in
+        force. Other threads may push at the same time.
+
+        Args:
+            rule: a rule with the name, the kind and the codec of the previous rule, and the same names of rule vectors,
+                scalars and vectors that the user sets. The new rule must need norms, need inner products, and take each
+                client once per pass, each if and only if the previous rule does.
+
+        Returns:
+            Whether the new rule is already in force, because the buffer was empty.
+
+        Raises:
+            AffluxError: the rule differs in one of these properties, or an option of the server (max_slots,
+                num_clients, memory_budget) cannot be combined with it; nothing has changed.
+
+        Without `max_slots` the number of slots grows with buffer_size, but is never reduced.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedbuff(buffer_size=2), np.zeros(2, np.float32))
+        >>> receipt = server.push(client=1, version=0, update=np.ones(2))
+        >>> server.replace_rule(rules.fedbuff(buffer_size=1, server_lr=0.5)), server.rule.buffer_size
+        (False, 2)
+        >>> receipt = server.push(client=2, version=0, update=np.ones(2))
+        >>> server.rule.buffer_size, server.params.tolist()
+        (1, [1.0, 1.0])
+        """
+        self._enter("replace_rule")
+        a_rule("replace_rule", "rule", rule)
+        aggregator = self._aggregator
+        try:
+            options = self.options.for_replacement(aggregator.rule, rule)
+            folder = None if aggregator.storage is None else aggregator.storage.path
+            persistence.for_place(rule, self._adapter, options, folder)
+        except AffluxError as error:
+            raise AffluxError(f"[replace_rule] {str(error).removeprefix('[Server] ')}") from None
+        return aggregator.replace_rule(rule, slots_of(rule, options.max_slots, accumulate=options.accumulate))
+
+    @clears_tracebacks
+    def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> checking.Task:
+        """Open a task: a client trains from the newest version.
+
+        A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several tasks.
+
+        Args:
+            client: the client's id.
+            lease: seconds after which the task is closed, so that a later push is `expired`; None: no limit. The
+                next call of `push`, `checkout`, `tasks`, `poll` and others closes tasks whose lease has ended.
+            hold: whether the server holds the version's params while the task is open, for conversions from and to
+                models. The server releases them when the version's staleness exceeds max_staleness, or when
+                max_versions (default 64) versions are held, the oldest first. After that a push that needs them is
+                `expired`; other pushes are not affected. With False the params exist as long as the version is the
+                newest one. A server with inplace=True holds no versions and needs hold=False; the task then has its own
+                copy.
+
+        Raises:
+            AffluxError: an argument has a wrong type or value.
+
+        Cost: no array is copied, except with inplace.
+
+        With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedavg(), np.zeros(2))
+        >>> task = server.checkout(7, lease=600)
+        >>> task.version, task.params.tolist(), [other.client for other in server.tasks]
+        (0, [0.0, 0.0], [7])
+        >>> task.cancel(), server.push(task=task.id, update=np.ones(2)).status
+        (True, 'expired')
+        """
+        self._enter_on_time("checkout")
+        return checking.open_task(self._aggregator, self._adapter, client, lease, hold)
 
     @property
     def rule(self) -> Rule:
@@ -226,8 +334,9 @@ class Server:
         ([0.5], [-1.5, -2.0])
         """
         self._enter("set_rule_vector")
-        new = rule_vector(self._aggregator, self._adapter, name, vector)
-        self._aggregator.hand_in(name, new)
+        aggregator = self._aggregator
+        new = self._adapter.rule_vector(aggregator.rule, name, vector, aggregator.admission.limits)
+        aggregator.hand_in(name, new)
 
     @clears_tracebacks
     def flush(self) -> Report | None:
@@ -354,7 +463,12 @@ class Server:
     @property
     def state_bytes(self) -> int:
         """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
-        return reading.state_bytes(self._aggregator, self.options)
+        state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
+        buffered = (state.rule.buffer_size + len(state.deferred())) * slot
+        if self.options.accumulate:
+            buffered = slot + 8 * size
+        vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
+        return vectors + buffered + (0 if state.rows is None else state.rows.nbytes)
 
     @clears_tracebacks
     def checkpoint(self, notes: object = None, *, keep: Iterable[Pulled] = ()) -> None:
@@ -473,5 +587,5 @@ class Server:
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first make a due step, and close the tasks whose lease has ended."""
         self._enter(op)
-        flush_late(self._aggregator)
+        self._aggregator.flush_late()
         checking.close_overdue(self._aggregator)

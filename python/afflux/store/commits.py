@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from afflux.rules.rule import ClientId
-from afflux.store.entries import (
+from afflux.store.index_entries import (
     ListUpdate,
     StoredArrival,
     arrival_entries,

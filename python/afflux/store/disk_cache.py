@@ -13,9 +13,10 @@ from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
+from afflux.store.checksums import SweepChecksums, row_blocks, row_crc
 from afflux.store.index import Index
 from afflux.store.segments import Place, Row, Segments
-from afflux.store.vectors import SweepChecksums, VectorSlots, row_blocks, row_crc
+from afflux.store.vector_slots import VectorSlots
 
 
 class DiskRows(LocalRows):

@@ -8,26 +8,28 @@ list and each client's row has one. A client's row whose entry does not match it
 import json
 import os
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
-from typing import Any
+from threading import Lock, RLock
+from typing import Any, Literal
 
 from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.commits import LISTS, Commits, Transaction
-from afflux.store.entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
 from afflux.store.files import LOSS, reason
+from afflux.store.index_entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
 from afflux.store.metadata import BACKUP, DAMAGED
-from afflux.store.recent import RecentPlaces
 from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal, sqlite_reason
 from afflux.store.segments import Place
 
 _MOST_FACTS = 32
+_MOST_RECENT_BYTES = 8 << 20  #: bytes of memory, approximately
+_ENTRY_BYTES = 300  #: bytes of an entry, without its checksums and the text of a client id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +52,74 @@ class CommittedState:
         for name, place in places:
             last[name] = max(last.get(name, -1), place.slot)
         return last
+
+
+class RecentPlaces:
+    """The places of rows that were read or committed recently. They spare most pushes a query to SQLite.
+
+    The newest places by client; None for clients that have no row. The oldest entries are removed.
+
+    An entry agrees with the last commit. While a commit is written, its clients have no entry. A place that a thread
+    has read before the end of a commit is not added after the commit. After an interrupt, entries may be missing, but
+    are never wrong.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_RECENT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._places: OrderedDict[ClientId, Place | None] = OrderedDict()
+        self._lock = Lock()
+        #: A counter that changes when a commit begins and when it ends.
+        self.generation = 0
+
+    def get(self, client_id: ClientId) -> Place | Literal["unknown"] | None:
+        """Return the client's place; None if the client has no row, "unknown" if there is no entry."""
+        return self._places.get(client_id, "unknown")
+
+    def add(self, client_id: ClientId, place: Place | None, generation: int) -> None:
+        """Add a place that was read from the last commit, unless a commit has begun or ended since.
+
+        Args:
+            client_id: the client.
+            place: its place; None if it has no row.
+            generation: the value of `generation` before the place was read.
+        """
+        with self._lock:
+            if generation == self.generation and not generation % 2:
+                self._put(client_id, place)
+
+    def begin_commit(self, rows: Mapping[ClientId, Place], *, others: bool) -> dict[ClientId, Place | None]:
+        """Remove the places of the clients of `rows` until `end_commit`, and return these places.
+
+        With `others`, remove the places of all clients.
+        """
+        with self._lock:
+            self.generation += 1 + self.generation % 2  # odd also after a commit that has failed
+            before = {client_id: self._places[client_id] for client_id in rows if client_id in self._places}
+            for client_id in list(self._places) if others else before:
+                self._remove(client_id)
+        return before
+
+    def end_commit(self, rows: Mapping[ClientId, Place], before: Mapping[ClientId, Place | None]) -> None:
+        """Add the rows that are now committed; `before` is the result of `begin_commit`."""
+        with self._lock:
+            for client_id, place in rows.items():
+                if place.rank >= 0:
+                    self._put(client_id, place)
+                elif (old := before.get(client_id)) is not None:  # the rank does not change
+                    self._put(client_id, Place(place.slot, place.crc, old.rank))
+            self.generation += 1
+
+    def _put(self, client_id: ClientId, place: Place | None) -> None:
+        if client_id in self._places:
+            self._remove(client_id)
+        self._places[client_id] = place
+        self._bytes += _entry_bytes(client_id, place)
+        while self._bytes > self._most_bytes and len(self._places) > 1:
+            self._remove(next(iter(self._places)))
+
+    def _remove(self, client_id: ClientId) -> None:
+        self._bytes -= _entry_bytes(client_id, self._places.pop(client_id))
 
 
 class Index:
@@ -104,7 +174,7 @@ class Index:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts with which the store was made, and its settings."""
-        from afflux.store.facts import read_facts  # msgspec: a server in memory does not need it
+        from afflux.store.index_types import read_facts  # a server in memory does not need it
 
         with self._errors("read"):
             texts = dict(self._read(f"SELECT name, value FROM facts ORDER BY name LIMIT {_MOST_FACTS}"))
@@ -120,7 +190,7 @@ class Index:
 
         By default, the facts are those in the file.
         """
-        from afflux.store.facts import ArrivalEntry, VectorEntry, check_entries, read_state
+        from afflux.store.index_types import ArrivalEntry, VectorEntry, check_entries, read_state
 
         facts = self.facts() if facts is None else facts
         with self._errors("read"), self._one_commit():
@@ -154,7 +224,7 @@ class Index:
         If `numbered`, the first column must count from 0, else its values must differ. Reading stops at the first
         invalid entry, because a damaged file may refer to one page many times.
         """
-        from afflux.store.facts import decoded
+        from afflux.store.index_types import decoded
 
         found, seen = list[Any](), set[object]()
         with self._reading:
@@ -300,3 +370,8 @@ class Index:
 
 def _size(path: Path) -> int:
     return path.lstat().st_size if path.exists() else 0
+
+
+def _entry_bytes(client_id: ClientId, place: Place | None) -> int:
+    text = len(client_id) if isinstance(client_id, str) else 0
+    return _ENTRY_BYTES + text + (0 if place is None else len(place.crc))

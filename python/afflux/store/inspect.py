@@ -22,8 +22,8 @@ from afflux.store.files import reason
 from afflux.store.lock import InUseError, Lock
 from afflux.store.metadata import folder_of
 from afflux.store.reader import StoreReader, locked_reader
-from afflux.store.records import layout_of
 from afflux.store.segments import Place
+from afflux.store.stored_state import layout_of
 
 
 @dataclass(frozen=True, slots=True)

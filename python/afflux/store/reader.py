@@ -12,12 +12,12 @@ from afflux.aggregation.cache.staging import Row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
+from afflux.store.checksums import refuse_damage, row_crc
 from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Segments
-from afflux.store.vectors import refuse_damage, row_crc
 
 
 @contextmanager

@@ -13,15 +13,15 @@ import numpy.typing as npt
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId, client_order
+from afflux.store.checksums import crc, damage
 from afflux.store.commits import Transaction
-from afflux.store.entries import ListUpdate, StoredArrival
 from afflux.store.files import UnreadableError, irregular, refuse_irregular
 from afflux.store.index import CommittedState, Index
+from afflux.store.index_entries import ListUpdate, StoredArrival
 from afflux.store.inspect import missing
 from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
-from afflux.store.vectors import crc, damage
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far, and the bytes to read."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from afflux.sim.errors import ConfigError
 
@@ -87,6 +88,11 @@ def single_precision(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: single_precision(array) for name, array in tree.items()}
     return tuple(map(single_precision, tree)) if isinstance(tree, tuple) else tree
+
+
+def on_device(tree: Any, device: str) -> Any:
+    """Return the tree with its tensors on a device."""
+    return tree if device == "cpu" else tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), tree)
 
 
 def call(module: Callable[..., Any], x: Any) -> Any:

@@ -22,12 +22,13 @@ from afflux.sim.workload.task import positional_parameters
 def reproducible_torch() -> Iterator[None]:
     """Run torch on one thread in the block, and restore torch's random state after the block.
 
-    The bits of a sum may depend on the number of threads.
+    The bits of a sum may depend on the number of threads; on a GPU also on how cuDNN chooses its kernels.
     """
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
@@ -66,30 +67,36 @@ def _computed(module: torch.nn.Module) -> str | None:
 
 
 class FlatModel:
-    """A module on the CPU; its trained parameters and their gradients are views into two flat float32 vectors.
+    """A module; its trained parameters and their gradients are views into two flat float32 vectors on its device.
 
     Parameters that require no gradient do not change. Buffers of the layout are part of the model; they are read by
     name, so that a buffer in whose place the module puts another tensor is followed. Every `load` sets all else back to
     its state at the start: other buffers, plain attributes, modes, gradients.
     """
 
-    def __init__(self, module: torch.nn.Module, roles: Roles | None = None) -> None:
+    def __init__(self, module: torch.nn.Module, roles: Roles | None = None, device: str = "cpu") -> None:
         """Bind the module's parameters and buffers.
 
-        `roles` are those of `Layout.of`. No array may be local, because one module serves all clients.
+        `roles` are those of `Layout.of`. No array may be local, because one module serves all clients. The module is
+        moved to the device.
 
         Raises:
-            ConfigError: an array is local, not initialised or not on the CPU, or a trained parameter is not float32.
+            ConfigError: an array is local, not initialised or not on the CPU, or a trained parameter is not float32; or
+                there is no such device.
         """
         self.module = module
         _check_arrays(module)
-        self._state = state = ModuleState(module)
         self.layout = layout = Layout.of(module, "trainable", roles=roles)
-        self.params = np.zeros(layout.size, dtype=np.float32)
-        """(d,) the trained parameters, which the module reads and writes."""
         self.initial_params = np.asarray(layout.flatten(module))
-        gradient = np.zeros(layout.size, dtype=np.float32)
-        self.flat, self.gradient = torch.from_numpy(self.params), torch.from_numpy(gradient)
+        self.device = device
+        if device != "cpu":
+            if device.startswith("cuda") and not torch.cuda.is_available():
+                raise ConfigError(f"device is {device}, but torch finds no GPU")
+            module.to(device)
+        self._state = state = ModuleState(module)
+        self._params = np.zeros(layout.size, dtype=np.float32)  # on the CPU the memory of `flat`
+        self.flat = torch.from_numpy(self._params).to(device)
+        self.gradient = torch.zeros_like(self.flat)
         parameters, buffers = dict(state.parameters), dict(state.buffers)
         self._trained = []
         for field in layout.fields:
@@ -107,7 +114,17 @@ class FlatModel:
         self._fixed = [(named, named.tensor.clone()) for name, named in held.items() if name in buffers]
         self._modes = [(part, part.training) for part in module.modules()]
         self.initial_buffers = self.buffers()
-        np.copyto(self.params, self.initial_params)
+        self._set_params(self.initial_params)
+
+    @property
+    def params(self) -> np.ndarray:
+        """The trained parameters (d,), on the host: on the CPU those that the module reads and writes, else a copy."""
+        return self._params if self.device == "cpu" else self.flat.numpy(force=True)
+
+    def _set_params(self, params: np.ndarray) -> None:
+        np.copyto(self._params, params)
+        if self.device != "cpu":
+            self.flat.copy_(torch.from_numpy(self._params))
 
     def load(self, params: np.ndarray, buffers: np.ndarray | None = None) -> None:
         """Set the parameters (d,) and buffers of the module, and all else as at the start."""
@@ -116,7 +133,7 @@ class FlatModel:
             named.restored()
             if not named.tensor.requires_grad:
                 named.tensor.requires_grad = True
-        np.copyto(self.params, params)
+        self._set_params(params)
         for named, first in self._fixed:
             named.restored().copy_(first)
         if buffers is not None:
@@ -140,7 +157,7 @@ class FlatModel:
             values[field.start : field.stop].view(field.shape).copy_(named.current())
         out = np.asarray(values.numpy())
         for field, named in self._copied:
-            out[field.start : field.stop] = to_words(field, named.current())
+            out[field.start : field.stop] = to_words(field, named.current().cpu())
         return out
 
     def zero_gradient(self) -> None:
@@ -212,6 +229,6 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     layout = flat.layout
     tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
     fields = (*layout.fields, *layout.buffers, *layout.copied)
-    arrays = {field.name: tensors[field.name].detach().clone() for field in fields}
+    arrays = {field.name: tensors[field.name].detach().cpu().clone() for field in fields}
     copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
     return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)

@@ -18,7 +18,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, brief, raise_if_from_signal, shortened
 from afflux.server.server import Server
-from afflux.sim.clients.batches import batch_indices, call, take
+from afflux.sim.clients.batches import batch_indices, call, on_device, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
@@ -93,6 +93,8 @@ class Trainer:
         self._training = None if task.training is None else with_settings(task.training, config)
         if config.compile and self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
+        if config.compile and config.device != "cpu":
+            raise ConfigError(f"compile is for the CPU, and device is {config.device}")
         self._compiled = CompiledStep(model, self._loss, config) if config.compile else None
 
     def train(
@@ -121,7 +123,11 @@ class Trainer:
         model = self._model
         model.load(pulled, buffers)
         if self._task.seeds_torch:
-            torch.default_generator.manual_seed(int(rng.integers(2**63)))
+            seed = int(rng.integers(2**63))
+            if model.device == "cpu":
+                torch.default_generator.manual_seed(seed)
+            else:
+                torch.manual_seed(seed)
         loss: float | None
         try:
             data = self._data[client]
@@ -147,7 +153,7 @@ class Trainer:
         size, config = self._count(data), self._config
         steps = self._steps(size, rng)
         batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
-        own_shift = None if shift is None else torch.from_numpy(shift)
+        own_shift = None if shift is None else torch.from_numpy(shift).to(self._model.device)
         losses, seen, terms = 0.0, 0, self._gradient_terms(pulled, own_shift)
         made: Iterator[tuple[float, int]]
         made = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
@@ -205,7 +211,7 @@ class Trainer:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
         self._model.load(params, buffers)
         self._backward(*take(self._task.validation, examples))
-        return self._model.gradient.numpy().copy()
+        return self._model.gradient.numpy(force=True).copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
         config = self._config
@@ -228,7 +234,7 @@ class Trainer:
         if config.weight_decay:
             terms.append(lambda gradient, local: gradient.add_(local, alpha=config.weight_decay))
         if config.client_optimizer in PROXIMAL:
-            start = torch.tensor(pulled)
+            start = torch.tensor(pulled, device=self._model.device)
             terms.append(lambda gradient, local: gradient.add_(local - start, alpha=config.mu))
         if shift is not None:
             terms.append(lambda gradient, local: gradient.add_(shift))
@@ -237,6 +243,7 @@ class Trainer:
     def _backward(self, x: Any, y: torch.Tensor) -> float:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
+        x, y = on_device((x, y), self._model.device)
         try:
             loss = self._loss(call(self._model.module, x), y)
         except Exception as error:

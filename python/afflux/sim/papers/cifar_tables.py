@@ -134,7 +134,7 @@ def ca2fl_tables() -> Iterator[Table]:
     speed = Reading("accuracy after 200 rounds", lambda rows: rows[-1].accuracy)
     why = "The paper's CA2FL reaches .50 in round 294: below it after 200 rounds is its speed."
     trial = "Which setting learns at the paper's speed: CA2FL, 200 rounds"
-    yield Table("ca2fl-speed", CA2FL, trial, CNN, 2.3, tuple(_ca2fl_speed()), 1, speed, (), "", why, 2.5)
+    yield Table("ca2fl-speed", CA2FL, trial, "CIFAR-10, CNNs", 2.3, tuple(_ca2fl_speed()), 1, speed, (), "", why, 2.5)
 
     def run(name: str, shows: str, hours: float, cells: Iterable[Cell], seeds: int = 3, **more: Any) -> Table:
         more = dict[str, Any](reading=LAST, others=others, memory=2.5) | more

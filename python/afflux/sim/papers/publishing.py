@@ -65,9 +65,7 @@ def measure(
         ConfigError: some jobs are not finished after `at_most` runs, or finished ones began with other data.
     """
     require("torch", "matplotlib", "rich")
-    from rich.console import Console
-
-    from afflux.sim.results.terminal import show_progress
+    from afflux.sim.results.terminal import open_console, show_progress
 
     inputs = inputs_of_jobs(jobs, task)
     ended = load_outcomes(folder / FILE, jobs, inputs)
@@ -80,7 +78,7 @@ def measure(
         with ExitStack() as screen:
             watch = None
             if progress:
-                bars = show_progress([job.title for job in wanted], config.arrivals, Console(stderr=True))
+                bars = show_progress([job.title for job in wanted], config.arrivals, open_console(stderr=True))
                 watch = screen.enter_context(bars)
             compare(wanted, config, processes=count, watch=watch, finished=finished, task=task, workers=workers)
         ended = load_outcomes(folder / FILE, jobs)

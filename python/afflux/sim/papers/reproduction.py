@@ -55,13 +55,24 @@ NO_LIMITS = Limits()
 Rows = Callable[[Mapping[str, Any]], Sequence[Evaluation]]
 
 
-def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None, rounds: int = 0) -> list[Job]:
-    """Return the runs, seed by seed; with `rounds` shortened to so many server steps."""
+class Changes(NamedTuple):
+    """What differs from the settings of the cells."""
+
+    data_dir: str | None = None
+    rounds: int = 0  #: if not 0, the server steps of each run
+    device: str = "cpu"
+
+
+UNCHANGED = Changes()
+
+
+def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], changes: Changes = UNCHANGED) -> list[Job]:
+    """Return the runs, seed by seed."""
     jobs = []
     for seed in seeds:
         for cell in cells:
-            config = SimConfig(data_dir=data_dir, **cell.settings)
-            config = replace(config, rounds=rounds) if rounds else config
+            config = SimConfig(data_dir=changes.data_dir, device=changes.device, **cell.settings)
+            config = replace(config, rounds=changes.rounds) if changes.rounds else config
             jobs.append(Job(parse_rule(cell.rule), seed, config=config, may_diverge=True))
     return jobs
 
@@ -105,8 +116,7 @@ def runs_of(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     lines: Sequence[dict[str, Any]],
-    data_dir: str | None = None,
-    rounds: int = 0,
+    changes: Changes = UNCHANGED,
 ) -> tuple[list[Run], int]:
     """Return the runs of the cells, trials first, and the number of runs that wait for trials.
 
@@ -115,19 +125,17 @@ def runs_of(
 
     def runs(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Run]:
         pairs = [(seed, cell) for seed in seeds for cell in cells if not cell.seeds or seed < cell.seeds]
-        return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], data_dir, rounds)]
+        return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], changes)]
 
-    trials, best, timed = list[Run](), dict[str, Choice](), rows_of(table, lines)
-    for search in {cell.search.name: cell.search for cell in cells if cell.search is not None}.values():
-        choices = trials_of(search)
-        tried = runs(list(choices.values()), [TRIALS_SEED])
-        ended = lines_of_jobs(lines, [run.job for run in tried])
-        trials += tried
-        if len(ended) == len(tried):
-            evaluations = {choice: timed(ended[place]) for place, choice in enumerate(choices)}
-            values = {choice: table.reading.of(rows) for choice, rows in evaluations.items() if rows}
-            if values:
-                best[search.name] = max(values, key=lambda choice: values[choice])
+    searches = {cell.search.name: trials_of(cell.search) for cell in cells if cell.search is not None}
+    trials = runs([cell for choices in searches.values() for cell in choices.values()], [TRIALS_SEED])
+    ended, timed = lines_of_jobs(lines, [run.job for run in trials]), rows_of(table, lines)
+    places, best = iter(range(len(trials))), dict[str, Choice]()
+    for name, choices in searches.items():
+        evaluations = {choice: timed(ended[place]) for choice in choices if (place := next(places)) in ended}
+        values = {choice: table.reading.of(rows) for choice, rows in evaluations.items() if rows}
+        if values and len(evaluations) == len(choices):
+            best[name] = max(values, key=lambda choice: values[choice])
     ready = []
     for cell in cells:
         if cell.search is None:
@@ -143,8 +151,7 @@ def reproduce(
     seeds: Sequence[int],
     *,
     pattern: str = "*",
-    data_dir: str | None = None,
-    rounds: int = 0,
+    changes: Changes = UNCHANGED,
     limits: Limits = NO_LIMITS,
 ) -> tuple[Page, int]:
     """Make the runs that `folder` does not hold yet, and return the page of all that have ended.
@@ -154,8 +161,7 @@ def reproduce(
         folder: holds the finished runs of all tables, NAME.jsonl; runs that two tables share are made once.
         seeds: of each cell.
         pattern: of the names of the cells, with * and ?.
-        data_dir: the folder of the data.
-        rounds: server steps of each run, if not those of the paper.
+        changes: what differs from the settings of the cells.
         limits: the ends of this call.
 
     Returns:
@@ -180,7 +186,7 @@ def reproduce(
     if not cells:
         raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
     for _ in range(2):  # the trials, and then the cells that waited for them
-        runs, waiting = runs_of(table, cells, seeds, _lines_in(folder), data_dir, rounds)
+        runs, waiting = runs_of(table, cells, seeds, _lines_in(folder), changes)
         limits, left = _make(table, folder, runs, limits)
         if not waiting or left or limits.hours == 0:
             break
@@ -192,9 +198,7 @@ def reproduce(
 
 def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tuple[Limits, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
-    from rich.console import Console
-
-    from afflux.sim.results.terminal import show_progress
+    from afflux.sim.results.terminal import open_console, show_progress
 
     jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs)
@@ -223,7 +227,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
     processes = min(limits.processes or default_threads(), most)
     with ExitStack() as screen:
         titles = [f"{name}, seed {job.seed}" for name, job in zip(names, wanted, strict=True)]
-        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), Console(stderr=True)))
+        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), open_console(stderr=True)))
         compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
     runs_left = None if limits.runs is None else limits.runs - len(finished)
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
@@ -241,9 +245,16 @@ def folder_page(table: Table, folder: Path) -> Page | None:
     records = _lines_in(folder)
     own = [line for line in records if line.get("table") == table.name]
     seeds = {line["seed"] for line in own if line["config"].get("part") != "validation"}
-    runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records)
+    changes = changes_of(table, records)
+    runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records, changes)
     lines = lines_of_jobs(records, [run.job for run in runs])
     return page_of(table, runs, lines, rows_of(table, records)) if lines else None
+
+
+def changes_of(table: Table, lines: Sequence[Mapping[str, Any]], data_dir: str | None = None) -> Changes:
+    """Return the device of the table's finished runs, that of the last one."""
+    devices = [line["config"].get("device", "cpu") for line in lines if line.get("table") == table.name]
+    return Changes(data_dir, device=devices[-1] if devices else "cpu")
 
 
 def rows_of(table: Table, lines: Sequence[Mapping[str, Any]]) -> Rows:
@@ -312,7 +323,7 @@ def record(result: RunResult, inputs: Mapping[str, str]) -> dict[str, Any]:
         "evaluations": rows,
         "schedule": schedule_digest(result, inputs),
         "params": result.digest,
-        "machine": machine(),
+        "machine": machine(result.settings.get("device", "cpu")),
         "seconds": round(result.seconds, 2),
     }
 
@@ -331,12 +342,12 @@ def schedule_digest(result: RunResult, inputs: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def machine() -> dict[str, str]:
-    """Return what the bits of torch's training depend on: processor, torch and its kernels."""
+def machine(device: str = "cpu") -> dict[str, str]:
+    """Return what the bits of torch's training depend on: processor (or GPU), torch and its kernels."""
     import torch
 
     return {
-        "cpu": _processor(),
+        "cpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
         "torch": str(torch.__version__),
         "kernels": torch.backends.cpu.get_cpu_capability(),
     }
@@ -378,7 +389,7 @@ def states(folder: Path) -> list[State]:
     records = _lines_in(folder)
     content = []
     for table in TABLES.values():
-        runs, waiting = runs_of(table, table.cells, range(table.seeds), records)
+        runs, waiting = runs_of(table, table.cells, range(table.seeds), records, changes_of(table, records))
         lines = lines_of_jobs(records, [run.job for run in runs])
         differences = [abs(line.difference) for line in _lines_of(table, runs, lines)]
         mean = float(np.nanmean(differences)) if not all(map(isnan, differences)) else nan
@@ -416,7 +427,7 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
     for table in TABLES.values():
         if name in (None, table.name) and table.cells:
             records = all_lines([folder / f"{table.name}.jsonl"])
-            runs, _ = runs_of(table, table.cells, range(table.seeds), records, data_dir)
+            runs, _ = runs_of(table, table.cells, range(table.seeds), records, changes_of(table, records, data_dir))
             lines = lines_of_jobs(records, [run.job for run in runs])
             choices += [(table, runs, lines, index) for index, line in lines.items() if line["evaluations"]]
     if not choices:

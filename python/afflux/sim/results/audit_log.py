@@ -224,7 +224,6 @@ class AuditOutput(NamedTuple):
 
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
-    tensorboard: Path | None = None  #: write TensorBoard's event files into this folder, too
     save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
 
 

@@ -1,12 +1,12 @@
-"""What curves.png and report.html share: curves over evaluations, bins of staleness, colours and dashes."""
+"""What figures and report.html share: curves over evaluations, bins of staleness, colours, dashes and markers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from afflux.sim.results.run_result import Evaluated
+from afflux.sim.results.run_result import Evaluated, RunResult, arrivals_per_client
 
 #: Ratio of the rules' numbers of rounds from which the axis of the rounds is logarithmic.
 MANY_TIMES = 3
@@ -30,13 +30,45 @@ COLOURS = (
     Colour("#56B4E9", "#2c8fc9", "#8ccaf2"),
     Colour("#000000", "#1c2024", "#e6e9ec"),
 )
-#: Lengths of lines and gaps of the series: the first ones have the first dashes, further ones repeat the colours.
+#: Lengths of lines and gaps.
 DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+#: Names of matplotlib; the first four series have none.
+MARKERS = ("", "o", "s", "^")
+MOST_MARKERS = 8  #: the most markers of a line
 
 
-def colour_and_dashes(index: int) -> tuple[int, tuple[int, ...]]:
-    """Return the index of the colour, and the dashes, of a series."""
-    return index % len(COLOURS), DASHES[index // len(COLOURS) % len(DASHES)]
+class SeriesStyle(NamedTuple):
+    """How a line is drawn. The first 16 lines differ in dashes or marker: they can be told apart without colours."""
+
+    colour: int  #: index into COLOURS
+    dashes: tuple[int, ...]
+    marker: str
+
+
+def series_style(index: int) -> SeriesStyle:
+    """Return the style of a series."""
+    kinds = len(DASHES)
+    return SeriesStyle(index % len(COLOURS), DASHES[index % kinds], MARKERS[index // kinds % len(MARKERS)])
+
+
+class Schedule(NamedTuple):
+    """Rules whose arrivals are the same in a respect."""
+
+    label: str
+    first: int  #: number of the first rule
+    runs: Sequence[RunResult]  #: of the first rule
+
+
+def schedules(groups: Mapping[str, Sequence[RunResult]], name: str) -> list[Schedule]:
+    """Return the schedules of the rules by a field of their runs: `staleness` or `clients` of the arrivals."""
+    labels: dict[tuple[bytes, ...], list[str]] = {}
+    for label, runs in groups.items():
+        labels.setdefault(tuple(getattr(run, name).tobytes() for run in runs), []).append(label)
+    rules = list(groups)
+    return [
+        Schedule("all rules" if len(same) == len(rules) > 1 else ", ".join(same), rules.index(same[0]), groups[same[0]])
+        for same in labels.values()
+    ]
 
 
 class Curve(NamedTuple):
@@ -62,6 +94,7 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
     """
     x = [np.array([getattr(row, across) for row in run.evaluations], float) for run in runs]
     y = [np.array([getattr(row, up) for row in run.evaluations], float) for run in runs]
+    y = [np.where(np.isfinite(values), values, np.nan) for values in y]
     if len({tuple(row.arrivals for row in run.evaluations) for run in runs}) > 1:
         return Curve(x, y, None, None)
     mean = np.mean(y, axis=0)
@@ -76,6 +109,12 @@ def staleness_bins(largest: int) -> tuple[np.ndarray, list[str]]:
     edges = [0, *(2**power for power in range(int(largest).bit_length() + 1))]
     names = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(edges)]
     return np.array(edges), names
+
+
+def cumulated_shares(run: RunResult) -> np.ndarray:
+    """Return the share of the arrivals of the k busiest clients, k = 0, 1, ..., of a run with arrivals."""
+    counts = arrivals_per_client(run.clients, run.num_clients)[::-1]
+    return np.concatenate([[0.0], np.cumsum(counts) / max(counts.sum(), 1)])
 
 
 def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:

@@ -1,58 +1,141 @@
-"""The figure of a comparison: its score over rounds and over virtual time, and the staleness."""
+"""Figures of a comparison: curves of metrics, staleness and participation."""
 
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.curves import (
     COLOURS,
     MANY_TIMES,
+    MOST_MARKERS,
     Curve,
-    colour_and_dashes,
+    Schedule,
+    cumulated_shares,
     curve,
+    schedules,
+    series_style,
     staleness_bins,
     staleness_shares,
 )
 from afflux.sim.results.run_result import Evaluated, RunResult, group_by_rule
-from afflux.sim.results.statistics import score_of, shown_target
+from afflux.sim.results.statistics import shown_metrics, shown_target
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 
 LEGEND_COLUMNS = 4
+FORMATS = ("pdf", "png", "svg")
+PANELS = ("staleness", "participation")  #: beside those of metrics
+#: Fields of `Evaluation`, and titles, of the axes below curves.
+ACROSS = {
+    "rounds": ("version", "rounds"),
+    "time": ("virtual_time", "virtual time (units of the delay law)"),
+    "arrivals": ("arrivals", "arrivals"),
+}
+NARROW = 4.0  #: inches of a panel below which text is small
+SMALL: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "lines.linewidth": 1.1, "lines.markersize": 3.5}
+LARGE: Any = {"axes.titlesize": 10, "lines.linewidth": 1.6, "lines.markersize": 4.5}
+#: Fonts are embedded as TrueType, and the same figure has the same bytes.
+FILES: Any = {"pdf.fonttype": 42, "svg.hashsalt": "afflux"}
+UNDATED: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
-def draw_comparison(results: Sequence[RunResult], title: str, target: float, path: Path) -> None:
-    """Write a figure (PNG, PDF, by the name of `path`): lines are means over seeds, bands one standard deviation."""
-    figure = Figure(figsize=(13.5, 4.7), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)
-    for index, (label, runs) in enumerate(groups.items()):
-        for axes, across in ((left, "version"), (middle, "virtual_time")):
-            _draw_curve(axes, curve(runs, across, metric.name), label, index, metric)
-    _score_axes(left, metric, goal)
-    _score_axes(middle, metric, goal)
-    middle.set_ylim(left.get_ylim())
-    left.set_title(f"{metric.words} over rounds (server steps)")
-    left.set_xlabel("rounds")
+def draw_comparison(
+    results: Sequence[RunResult],
+    title: str,
+    target: float,
+    path: Path,
+    panels: Sequence[str] = ("score", "staleness"),
+    x: Sequence[str] = ("rounds", "time"),
+    size: float | tuple[float, float] | None = None,
+) -> None:
+    """Write a figure: lines are means over seeds, bands one standard deviation; see `SimulationResults.draw`."""
+    suffix = path.suffix[1:].lower()
+    metrics, goal = {metric.name: metric for metric in shown_metrics(results)}, shown_target(results, target)
+    score = metrics["score"] = next(iter(metrics.values()))
+    kinds = [("panel", panels, (*metrics, *PANELS)), ("x", x, ACROSS), ("kind of file", (suffix,), FORMATS)]
+    for what, names, choices in kinds:
+        for name in names:
+            known(what, name, choices)
+    drawn = [(panel, axis) for panel in panels for axis in (x if panel in metrics else [""])]
+    if not drawn:
+        raise ConfigError("give at least one panel and, for curves, one x")
+    lengths = (4.5,) if size is None else size if isinstance(size, tuple) else (size,)
+    if not all(0.5 <= length <= 100 for length in lengths):
+        raise ConfigError(f"size is {size}, must be from 0.5 to 100 inches")
+    width = 4.5 * len(drawn) if size is None else lengths[0]
+    rows = -(-len(drawn) // max(1, int(width / 2.2)))
+    columns = -(-len(drawn) // rows)
+    groups = group_by_rule(results)
+    small = width / columns < NARROW
+    label_width = 0.7 + (0.06 if small else 0.08) * max(map(len, groups))
+    legend_columns = max(1, min(LEGEND_COLUMNS, len(groups) + 1, int(width / label_width)))
+    if not isinstance(size, tuple):
+        legend_rows = len(groups) // legend_columns + 1
+        size = (width, 4.7 if size is None else rows * 0.75 * width / columns + 0.17 * legend_rows)
+    with rc_context({**FILES, **(SMALL if small else LARGE)}):
+        figure = Figure(figsize=size, layout="constrained")
+        places = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes in places[len(drawn) :]:
+            axes.set_visible(False)
+        for axes, (panel, axis) in zip(places, drawn, strict=False):
+            if axis:
+                _draw_panel(axes, metrics[panel], axis, groups)
+                _metric_axes(axes, metrics[panel], goal if metrics[panel] is score else None)
+            else:
+                (_staleness if panel == "staleness" else _participation)(axes, groups)
+        handles = [_line(index) for index in range(len(groups))]
+        labels = list(groups)
+        if goal is not None and score in map(metrics.get, panels):
+            handles.append(Line2D([], [], color="#888888", linewidth=0.8, linestyle=":"))
+            labels.append(f"target {score.text(goal, '.0f')}")
+        legend = figure.legend(
+            handles,
+            ["\u200b" + label for label in labels],  # a label that begins with _ would be left out
+            loc="outside lower center",
+            ncols=legend_columns,
+            frameon=False,
+            handlelength=3.6,  # shows all dashes
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        if title:
+            figure.suptitle(title, fontsize=11, parse_math=False)
+        figure.savefig(path, format=suffix, dpi=150 if size[0] > 7 else 300, metadata=UNDATED[suffix])
+
+
+def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunResult]]) -> None:
+    """Draw a metric over rounds, time or arrivals."""
+    across, title = ACROSS[x]
+    for index, runs in enumerate(groups.values()):
+        _draw_curve(axes, curve(runs, across, metric.name), "", index)
+    style_axes(axes)
+    axes.set_xlim(left=0)
     ends = [float(np.mean([run.evaluations[-1].version for run in runs])) for runs in groups.values()]
-    if max(ends) > MANY_TIMES * min(ends):
+    if x == "rounds" and max(ends) > MANY_TIMES * min(ends):
         # A round is one arrival for some rules and a bufferful for others.
-        left.set_xscale("symlog", linthresh=10)
-        left.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        left.set_xlabel("rounds (logarithmic: buffer sizes differ)")
-    middle.set_title(f"{metric.words} over virtual time")
-    middle.set_xlabel("virtual time (units of the delay law)")
-    if max(len(runs) for runs in groups.values()) > 1:
-        left.set_ylabel(f"{left.get_ylabel()} (band: one standard deviation)")
-    _staleness(right, groups)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), LEGEND_COLUMNS), frameon=False)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=150)
+        axes.set_xscale("symlog", linthresh=10)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        title = "rounds (logarithmic: buffer sizes differ)"
+    axes.set_xlabel(title)
+
+
+def _metric_axes(axes: Axes, metric: Metric, target: float | None) -> None:
+    """Label the axis of a metric, draw the target, and end the axis where the range does."""
+    if metric.is_share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel(f"test {metric.words if metric.is_share else metric.title()}", parse_math=False)
+    if target is not None:
+        axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
+    low, high = axes.get_ylim()  # fits the curves and the target, with a margin
+    axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
 
 
 def draw_scores(
@@ -74,36 +157,44 @@ def draw_scores(
         for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
             named = index < len(COLOURS)
             line = curve(runs, "arrivals", metric.name)
-            _draw_curve(axes, line, label if named else "", index if named else None, metric)
+            _draw_curve(axes, line, label if named else "", index if named else None)
         if metric.is_share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
         axes.set_xlabel("arrivals")
-        axes.set_ylabel(metric.words if metric.is_share else metric.title())
+        axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
         more = len(curves) - len(COLOURS)
         axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
         handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], labels[::-1], fontsize=8, loc="lower right")
+        axes.legend(
+            handles[::-1], labels[::-1], fontsize=8, loc="upper right" if metric.lower_is_better else "lower right"
+        )
     figure.savefig(path, dpi=120)
 
 
-def _draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None, metric: Metric) -> None:
-    """Draw a curve in the colour and dashes of a series; None: grey."""
-    place, dashes = colour_and_dashes(index or 0)
-    colour = "#bbbbbb" if index is None else COLOURS[place].picture
+def _draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
+    """Draw a curve in the style of a series; None: grey."""
+    colour = "#bbbbbb" if index is None else COLOURS[series_style(index).colour].picture
     if drawn.low is not None and drawn.high is not None:
-        low, high = np.maximum(drawn.low, metric.bounds[0]), np.minimum(drawn.high, metric.bounds[1])
-        axes.fill_between(drawn.x[0], low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(drawn.x[0], drawn.low, drawn.high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        name = label if number == 0 and label else None
-        axes.plot(
-            x,
-            np.where(np.isfinite(y), y, np.nan),
-            color=colour,
-            linestyle=(0, dashes) if dashes else "-",
-            linewidth=1.6,
-            label=name,
-        )
+        line = _line(index or 0)
+        line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
+        line.set_label(label if number == 0 and label else "_")
+        axes.add_line(line)
+    axes.autoscale_view()
+
+
+def _line(index: int) -> Line2D:
+    """Return a line in the style of a series, without points."""
+    colour, dashes, marker = series_style(index)
+    return Line2D(
+        [],
+        [],
+        color=COLOURS[colour].picture,
+        linestyle=(0, dashes) if dashes else "-",
+        marker=marker or "None",
+    )
 
 
 def style_axes(axes: Axes) -> None:
@@ -113,34 +204,40 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _score_axes(axes: Axes, metric: Metric, target: float | None) -> None:
-    style_axes(axes)
-    if metric.is_share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlim(left=0)
-    axes.set_ylabel(f"test {metric.words if metric.is_share else metric.title()}")
-    if target is not None:
-        name = f"target {metric.text(target, '.0f')}"
-        axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":", label=name)
-    low, high = axes.get_ylim()  # fits the curves and the target, with a margin
-    axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
-
-
 def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
-    # Staleness spans three orders of magnitude under the large-delay law.
+    # Staleness and its shares span three orders of magnitude under the large-delay law: linear below 1% only.
     edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
-    width = 0.8 / len(groups)
-    for index, (label, runs) in enumerate(groups.items()):
-        place = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
-        shares = staleness_shares([run.staleness for run in runs], edges)
-        axes.bar(place, shares, width, color=COLOURS[index % len(COLOURS)].picture, label=label)
+    for _, index, runs in _schedules(axes, groups, "staleness"):
+        line = _line(index)
+        line.set_data(np.arange(len(names)), staleness_shares([run.staleness for run in runs], edges))
+        axes.add_line(line)
+    axes.autoscale_view()
     style_axes(axes)
-    axes.grid(False, axis="x")
     axes.set_xticks(np.arange(len(names)), names)
-    axes.tick_params(axis="x", labelsize=8, labelrotation=40)
+    axes.tick_params(axis="x", labelrotation=40)
     axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
     axes.set_ylim(bottom=0)
     axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
-    axes.set_title("staleness of the arrivals")
     axes.set_xlabel("staleness (rounds)")
-    axes.set_ylabel("share of arrivals (linear below 1%)")
+    axes.set_ylabel("share of arrivals")
+
+
+def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> list[Schedule]:
+    """Return the schedules; the title says it if rules share a line."""
+    lines = schedules(groups, name)
+    if len(lines) < len(groups):
+        axes.set_title("all rules" if len(lines) == 1 else "rules of one schedule share a line")
+    return lines
+
+
+def _participation(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
+    for _, index, runs in _schedules(axes, groups, "clients"):
+        line, shares = _line(index), cumulated_shares(runs[0])
+        line.set(data=(np.linspace(0, 1, len(shares)), shares), markevery=len(shares) // MOST_MARKERS + 1)
+        axes.add_line(line)
+    axes.autoscale_view()
+    style_axes(axes)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("clients, from the busiest on")
+    axes.set_ylabel("share of the arrivals")

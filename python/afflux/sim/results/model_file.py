@@ -25,7 +25,7 @@ def constants_sha256(module: "nn.Module", roles: Mapping[str, str]) -> str:
     constants = {name: tensor for name, tensor in module_arrays(module).items() if name not in roles}
     digest = sha256(repr([(name, tensor.shape) for name, tensor in constants.items()]).encode())
     for name, tensor in constants.items():
-        digest.update(raw_bytes(name, tensor).tobytes())
+        digest.update(raw_bytes(name, tensor.cpu()).tobytes())
     return digest.hexdigest() if constants else ""
 
 

@@ -7,6 +7,7 @@ messages is data: the template escapes it. The page's own policy forbids scripts
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,29 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from afflux.sim.results import svg
-from afflux.sim.results.curves import COLOURS, MANY_TIMES, curve, staleness_bins, staleness_shares
-from afflux.sim.results.run_result import RunResult, arrivals_per_client, group_by_rule, seed_statistics
+from afflux.sim.results.curves import (
+    COLOURS,
+    MANY_TIMES,
+    Schedule,
+    cumulated_shares,
+    curve,
+    schedules,
+    staleness_bins,
+    staleness_shares,
+)
+from afflux.sim.results.run_result import RunResult, group_by_rule, seed_statistics
 from afflux.sim.results.statistics import (
     LEVEL,
     PairedDifference,
+    p_text,
     paired_differences,
     reach_targets,
     score_of,
+    shown_metrics,
     shown_target,
     summary_rows,
     usual_targets,
+    wilcoxon_note,
 )
 from afflux.sim.workload.metrics import Metric
 
@@ -66,12 +79,14 @@ def render_report(
         target=None if goal is None else metric.text(goal),
         level=f"{LEVEL:.0%}",
         summary=[[title, *cells] for title, cells in summary_rows(results, target, brief=False)],
-        curves=list(_curves(groups, [metric, *results[0].metrics[1:]], goal)),
+        curves=list(_curves(groups, shown_metrics(results), goal)),
         differences=_differences(differences[:MOST_PAIRS], metric),
+        wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
         targets=_targets(results, target),
         staleness=_staleness(groups),
-        participation=[_participation(label, runs) for label, runs in groups.items()],
+        shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
+        participation=[_participation(schedule) for schedule in schedules(groups, "clients")],
         shares=_shares(groups),
         rejections=list(_rejections(groups)),
         configuration=configuration,
@@ -118,9 +133,7 @@ def _points(*columns: np.ndarray) -> list[Any]:
 
 
 def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
-    def text(value: float) -> str:
-        return f"{100 * value:+.2f}" if metric.is_share else f"{value:+.4g}"
-
+    text = partial(metric.difference, sign="+")
     largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
     return [
         [
@@ -129,6 +142,8 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> lis
             f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
             svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
+            p_text(row.p_holm),
+            p_text(row.p_wilcoxon),
         ]
         for row in differences
     ]
@@ -147,16 +162,18 @@ def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
 
 def _staleness(groups: Groups) -> tuple[svg.Chart, svg.Chart]:
     edges, names = staleness_bins(max(run.max_staleness for runs in groups.values() for run in runs))
-    bars, lines = [], []
+    shares, lines = [], []
+    for label, index, runs in schedules(groups, "staleness"):
+        heights = staleness_shares([run.staleness for run in runs], edges).tolist()
+        shares.append(svg.Series(label, index, [list(enumerate(heights))]))
     for index, (label, runs) in enumerate(groups.items()):
-        bars.append((label, staleness_shares([run.staleness for run in runs], edges).tolist()))
         lines.append(svg.Series(label, index, [list(_mean_weights(runs, len(names)))]))
     across = svg.category_axis("staleness (rounds)", names)
     highest = max((y for series in lines for line in series.lines for _, y in line), default=1.0)
     weights = svg.linear_axis("mean weight, relative to an equal share", 0, max(highest, 1.0))
     return (
-        svg.bar_chart("Staleness of the arrivals", across, svg.share_axis("share of arrivals"), bars),
-        svg.line_chart("Weight by staleness", across, weights, lines, level=1.0, markers=True),
+        svg.line_chart("Staleness of the arrivals", across, svg.share_axis("share of arrivals"), shares, points=True),
+        svg.line_chart("Weight by staleness", across, weights, lines, level=1.0, points=True),
     )
 
 
@@ -168,7 +185,8 @@ def _mean_weights(runs: Sequence[RunResult], bins: int) -> Iterator[tuple[float,
             yield bin_, sum(total.bin_weights[bin_] for total in totals) / count
 
 
-def _participation(label: str, runs: Sequence[RunResult]) -> list[str]:
+def _participation(schedule: Schedule) -> list[str]:
+    label, _, runs = schedule
     rows = [run.participation for run in runs]
     cells = [label]
     for name, digits in (("clients", 0), ("least", 0), ("median", 1), ("most", 0), ("gini", 3), ("busiest_tenth", 3)):
@@ -179,10 +197,9 @@ def _participation(label: str, runs: Sequence[RunResult]) -> list[str]:
 
 def _shares(groups: Groups) -> svg.Chart:
     series = []
-    for index, (label, runs) in enumerate(groups.items()):
-        counts = arrivals_per_client(runs[0].clients, runs[0].num_clients)[::-1]
-        if counts.sum():
-            up = np.concatenate([[0.0], np.cumsum(counts) / counts.sum()])
+    for label, index, runs in schedules(groups, "clients"):
+        if len(runs[0].clients):
+            up = cumulated_shares(runs[0])
             series.append(svg.Series(label, index, [_points(np.linspace(0, 1, len(up)), up)]))
     return svg.line_chart(
         f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}",

@@ -1,7 +1,7 @@
 """The progress of a run, and its history so far, which a checkpoint stores and `RunResult` is made from."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Annotated, Any, NamedTuple
 
@@ -39,6 +39,21 @@ class RunProgress(NamedTuple):
 #: Called after each arrival, and once more at the end of a run that ends before its limits; may raise to stop it.
 Progress = Callable[[RunProgress], None]
 JobProgress = Callable[[int, RunProgress], None]  #: called with (index of the job, its progress)
+
+
+class TrackedRun(NamedTuple):
+    """A run, as `on_evaluation` gets it."""
+
+    rule: str  #: label of the rule
+    seed: int
+    name: str  #: a text that is a file name, different for each run
+    settings: Mapping[str, Any]  #: the settings that the run reads
+    options: Mapping[str, Any]  #: all options of the rule
+    resumed_after: int = 0  #: number of arrivals after which the run was resumed; its later evaluations come again
+
+
+#: Called after each evaluation but that of the initial params, with the run and its numbers by name; may raise to stop.
+OnEvaluation = Callable[[TrackedRun, dict[str, float]], None]
 
 
 class RunHistory(Struct, forbid_unknown_fields=True):

@@ -344,6 +344,7 @@ class Number(NamedTuple):
     digits: int
     of_score: bool = False  #: whether it is in the unit of the score
     brief: bool = True  #: whether the terminal shows it
+    horizon: str = ""  #: of a time to the target: the field of `Evaluation` that is larger in runs without the target
 
 
 #: The numbers of `RunResult.summary` that tables show as mean and deviation; "{}" stands for the metric or the target.
@@ -352,8 +353,8 @@ NUMBERS = (
     Number("best_score", "best {}", 1, True),
     Number("late_score", "mean {} of the last tenth", 1, True, False),
     Number("stability", "stability (deviation in the last tenth)", 2, True),
-    Number("rounds_to_target", "rounds to {}", 0),
-    Number("time_to_target", "virtual time to {}", 0),
+    Number("rounds_to_target", "rounds to {}", 0, horizon="version"),
+    Number("time_to_target", "virtual time to {}", 0, horizon="virtual_time"),
     Number("max_staleness", "max staleness, rounds", 0),
     Number("mean_staleness", "mean staleness", 1),
     Number("mean_max_staleness", "mean max staleness", 1),
@@ -402,6 +403,30 @@ class SeedStatistics(NamedTuple):
         return text if runs in (None, self.seeds) else f"{text} ({self.seeds} of {runs})"
 
 
+class TimeStatistics(NamedTuple):
+    """Median over seeds of a time to a target; a run that never reaches the target counts as later than its end."""
+
+    median: float  #: a lower bound, if the median depends on runs that did not reach the target
+    is_bound: bool
+    seeds: int  #: number of runs that reached the target
+
+    def text(self, runs: int | None, digits: int | None = None, scale: float = 1.0) -> str:
+        """Return the median, after ">" if it is a bound, and how many runs reached it; see `SeedStatistics.text`."""
+        number = SeedStatistics(self.median, math.nan, 1).text(None, digits, scale)
+        text = f"> {number}" if self.is_bound else number
+        return text if runs in (None, self.seeds) else f"{text} ({self.seeds} of {runs})"
+
+
+def time_statistics(values: Sequence[float], horizons: Sequence[float]) -> TimeStatistics:
+    """Return the median of times, of which nan means: later than the run's horizon."""
+    reached = [not math.isnan(value) for value in values]
+    low, high = (float(np.median(np.where(reached, values, late))) for late in (horizons, [math.inf] * len(horizons)))
+    return TimeStatistics(low, low < high, sum(reached))
+
+
+Statistics = SeedStatistics | TimeStatistics
+
+
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """Return mean and standard deviation over seeds; nan values (target not reached) are left out and not counted."""
     finite = [value for value in values if not math.isnan(value)]
@@ -419,10 +444,10 @@ def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return groups
 
 
-class Summary(dict[str, dict[str, SeedStatistics]]):
-    """{rule: {number: mean and deviation over seeds}}, which is printed as a table with a column for each rule."""
+class Summary(dict[str, dict[str, Statistics]]):
+    """{rule: {number: statistics over seeds}}, which is printed as a table with a column for each rule."""
 
-    def __init__(self, content: Mapping[str, dict[str, SeedStatistics]], runs: Mapping[str, int]) -> None:
+    def __init__(self, content: Mapping[str, dict[str, Statistics]], runs: Mapping[str, int]) -> None:
         """Hold the content; `runs` is the number of runs of each rule."""
         super().__init__(content)
         self._runs = dict(runs)
@@ -439,9 +464,18 @@ class Summary(dict[str, dict[str, SeedStatistics]]):
 
 
 def summarise(results: Sequence[RunResult], target: float) -> Summary:
-    """Return {rule: {number: mean and deviation over seeds}}."""
-    table = {}
+    """Return {rule: {number: statistics over seeds}}: mean and deviation (nan for one seed), of times the median."""
+    horizons = {number.name: number.horizon for number in NUMBERS if number.horizon}
+    table: dict[str, dict[str, Statistics]] = {}
     for label, runs in group_by_rule(results).items():
         rows = [run.summary(target) for run in runs]
-        table[label] = {name: seed_statistics([row[name] for row in rows]) for name in rows[0]}
+        table[label] = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            if name in horizons:
+                ends = [getattr(run.evaluations[-1], horizons[name]) for run in runs]
+                table[label][name] = time_statistics(values, ends)
+            else:
+                mean = seed_statistics(values)
+                table[label][name] = mean if mean.seeds > 1 else mean._replace(std=math.nan)
     return Summary(table, {label: len(runs) for label, runs in group_by_rule(results).items()})

@@ -20,6 +20,7 @@ from afflux.sim.results.statistics import (
     PairedDifference,
     TargetStatistics,
     data_frame,
+    latex_table,
     paired_differences,
     reach_targets,
     usual_targets,
@@ -95,17 +96,49 @@ class SimulationResults(tuple[RunResult, ...]):
         """
         return data_frame(self, table, self.config.target)
 
-    def draw(self, path: Path | str) -> None:
-        """Write a figure: the score over rounds and over virtual time, and staleness.
+    def draw(
+        self,
+        path: Path | str,
+        *,
+        panels: Sequence[str] = ("score", "staleness"),
+        x: str | Sequence[str] = ("rounds", "time"),
+        size: float | tuple[float, float] | None = None,
+        title: str | None = None,
+    ) -> None:
+        """Write a figure: the score over rounds and over virtual time, and staleness, or other panels.
+
+        The same results give the same bytes. Fonts are embedded, and text is text: no label is read as mathematics.
+
+        Args:
+            path: of a .pdf, .svg or .png file.
+            panels: some of score (the first metric), the names of the metrics (accuracy and loss, unless the task
+                declares others), staleness and participation.
+            x: below curves of metrics: rounds, time or arrivals; for several, each has its panels.
+            size: width in inches, such as 3.3 for one column of a page, or width and height. Narrow panels have smaller
+                text and stand in several rows. Default: 4.5 inches for each panel.
+            title: above the figure; default: the settings, or nothing if `size` is given.
 
         Raises:
+            ConfigError: an unknown panel, x or kind of file, or an impossible size.
             MissingExtraError: matplotlib is not installed.
         """
         require("matplotlib")
         from afflux.sim.results.figures import draw_comparison
 
-        title = run_folder.describe_setting(self.config, self)
-        draw_comparison(self, title, self.config.target, Path(path))
+        if title is None:
+            title = run_folder.describe_setting(self.config, self) if size is None else ""
+        across = (x,) if isinstance(x, str) else tuple(x)
+        draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
+
+    def to_latex(self) -> str:
+        r"""Return a LaTeX table with a row for each rule, for the package booktabs, and a note below it.
+
+        Its columns are the final accuracy, rounds and virtual time to the target, milliseconds of the server per round
+        and the server's state, the best of each in bold; and, from two seeds on, the paired difference to the rule
+        with the best accuracy with its interval, p of the paired t test with Holm's adjustment and, from six seeds on,
+        of Wilcoxon's test.
+        """
+        return latex_table(self, self.config.target)
 
     def write(self, folder: Path | str) -> "SimulationResults":
         """Write the files of a run folder into `folder`, which is made if there is none; return these results."""

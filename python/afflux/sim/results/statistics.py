@@ -1,9 +1,9 @@
 """Statistics over seeds, the rows of tables, and results as data frames: the CSV files of a run folder."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from afflux.sim.results.run_result import (
     NUMBERS,
     PLACE,
     RunResult,
-    SeedStatistics,
+    TimeStatistics,
     group_by_rule,
     seed_statistics,
     summarise,
+    time_statistics,
 )
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import Metric
@@ -25,25 +26,32 @@ from afflux.sim.workload.metrics import Metric
 #: The shares in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 LEVEL = 0.95  #: level of confidence intervals
+WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
+
+
+Key = TypeVar("Key")
 
 
 class TargetStatistics(NamedTuple):
-    """The first time at which a rule's runs reached a target: arrivals, rounds and virtual time.
-
-    The statistics are over the seeds that reached the target.
-    """
+    """The first time at which a rule's runs reached a target: arrivals, rounds and virtual time."""
 
     rule: str
     target: float
     runs: int  #: number of all runs, also those that did not reach the target
-    arrivals: SeedStatistics
-    rounds: SeedStatistics
-    virtual_time: SeedStatistics
+    arrivals: TimeStatistics
+    rounds: TimeStatistics
+    virtual_time: TimeStatistics
+
+
+def shown_metrics(results: Sequence[RunResult]) -> list[Metric]:
+    """Return the metrics, as tables and figures show the values of these runs."""
+    rows = [row for run in results for row in run.evaluations]
+    return [metric.shown(getattr(row, metric.name) for row in rows) for metric in results[0].metrics]
 
 
 def score_of(results: Sequence[RunResult]) -> Metric:
-    """Return the first metric, as tables and figures show the values of these runs."""
-    return results[0].metrics[0].shown(row.score for run in results for row in run.evaluations)
+    """Return the first of `shown_metrics`."""
+    return shown_metrics(results)[0]
 
 
 def shown_target(results: Sequence[RunResult], target: float) -> float | None:
@@ -67,9 +75,10 @@ def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> lis
     rows, targets = [], list(targets)
     for label, runs in group_by_rule(results).items():
         for target in targets:
-            hits = [hit for run in runs if (hit := run.first_to_reach(target)) is not None]
-            columns = list(zip(*hits, strict=True))[:3] or [(), (), ()]  # arrivals, version, virtual time
-            rows.append(TargetStatistics(label, target, len(runs), *map(seed_statistics, columns)))
+            never = (math.nan, math.nan, math.nan)
+            hits = zip(*((run.first_to_reach(target) or never)[:3] for run in runs), strict=True)
+            ends = zip(*(run.evaluations[-1][:3] for run in runs), strict=True)  # arrivals, version, virtual time
+            rows.append(TargetStatistics(label, target, len(runs), *map(time_statistics, hits, ends)))
     return rows
 
 
@@ -82,6 +91,18 @@ class PairedDifference(NamedTuple):
     mean: float
     low: float  #: lower end of the confidence interval; nan for a single seed
     high: float
+    p: float  #: of the paired t test, two-sided; nan for a single seed, and if the differences of all seeds are equal
+    p_holm: float  #: adjusted by Holm for the number of pairs
+    p_wilcoxon: float  #: of Wilcoxon's signed-rank test, not adjusted; nan for fewer than six seeds
+
+
+def holm(values: Mapping[Key, float]) -> dict[Key, float]:
+    """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
+    adjusted, largest = {}, 0.0
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+        adjusted[name] = largest
+    return adjusted
 
 
 def paired_differences(
@@ -90,8 +111,8 @@ def paired_differences(
     """Compare the rules two by two on the seeds that they share.
 
     For one seed, all rules see the same clients, delays and batches, so the differences vary less than the numbers. The
-    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences. Each interval by itself
-    holds with probability `level`; there is no correction for the number of pairs.
+    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences, as is the p of the t test.
+    Each interval by itself holds with probability `level`; only `p_holm` is corrected for the number of pairs.
 
     Args:
         results: one for each rule and seed.
@@ -114,26 +135,54 @@ def paired_differences(
             name = number or f"final_{run.metrics[0].name}"
             known("number", name, summary)
             values.setdefault(label, {})[run.seed] = summary[name]
-    found = []
+    rows = []
     for (first, mine), (second, theirs) in combinations(values.items(), 2):
         both = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
         mean, std, seeds = seed_statistics(both)
         if seeds:
-            half = t_quantile(seeds - 1, (1 + level) / 2) * std / math.sqrt(seeds) if seeds > 1 else math.nan
-            found.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half))
-    return found
+            error = std / math.sqrt(seeds) if seeds > 1 else math.nan
+            half = t_quantile(seeds - 1, (1 + level) / 2) * error
+            p = 2 * t_probability(seeds - 1, -abs(mean) / error) if error > 0 else math.nan
+            rows.append(
+                PairedDifference(first, second, seeds, mean, mean - half, mean + half, p, math.nan, _wilcoxon(both))
+            )
+    adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
+    return [row._replace(p_holm=adjusted.get(row, math.nan)) for row in rows]
+
+
+def wilcoxon_note(seeds: int) -> str:
+    """Return what Wilcoxon's test can say of so many seeds, if they are too few; else nothing."""
+    if seeds >= WILCOXON_SEEDS:
+        return ""
+    return f"Wilcoxon's test is left out: with {seeds} seeds its smallest p is {2.0 ** (1 - seeds):g}."
+
+
+def _wilcoxon(differences: Sequence[float]) -> float:
+    if len(differences) < WILCOXON_SEEDS or not any(differences):
+        return math.nan
+    from scipy.stats import wilcoxon  # type: ignore[import-untyped]
+
+    return float(wilcoxon(differences).pvalue)
+
+
+def t_probability(degrees: int, value: float) -> float:
+    """Return the probability of at most `value` under Student's t distribution."""
+    require("sklearn")  # which brings SciPy
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    return float(stdtr(degrees, value))
 
 
 def t_quantile(degrees: int, probability: float) -> float:
     """Return the quantile of Student's t distribution."""
     require("sklearn")  # which brings SciPy
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+    from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
 
 
 def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) -> list[tuple[str, list[str]]]:
-    """Return (title, one cell for each rule): mean +- standard deviation over seeds.
+    """Return (title, one cell for each rule): mean +- standard deviation over seeds; of times to a target, the median.
 
     Args:
         results: one for each rule and seed.
@@ -158,10 +207,83 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
         shown.append((f"{decision} arrivals", cells))
-    seconds = (summary[label]["server_ms"].mean for label in groups)
+    seconds = (seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values())
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
-    shown.append(("server state", [in_bytes(summary[label]["state_bytes"].mean) for label in groups]))
+    shown.append(("server state", [_state_bytes(runs) for runs in groups.values()]))
     return shown
+
+
+def _state_bytes(runs: Sequence[RunResult]) -> str:
+    return in_bytes(seed_statistics([run.state_bytes for run in runs]).mean)
+
+
+def latex_table(results: Sequence[RunResult], target: float) -> str:
+    """Return a LaTeX table with a row for each rule; see `SimulationResults.to_latex`."""
+    groups, summary = group_by_rule(results), summarise(results, target)
+    rows = dict(summary_rows(results, target, brief=True))
+    metric, goal = score_of(results), shown_target(results, target)
+    sign = 1 if metric.lower_is_better else -1
+    scores = [sign * seed_statistics([run.final_score for run in runs]).mean for runs in groups.values()]
+    best = min(zip(scores, groups, strict=True), key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])[1]
+    costs = {metric.title("final {}"): scores}
+    for number in NUMBERS:
+        if number.horizon and goal is not None:
+            times = [summary[label][number.name] for label in groups]
+            costs[number.title.format(metric.text(goal))] = [
+                math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
+            ]
+    costs["server ms per round"] = [seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values()]
+    costs["server state"] = [seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values()]
+    columns = {title: list(map(_latex, rows[title])) for title in costs}
+    for title, values in costs.items():
+        finite = [value for value in values if math.isfinite(value)]
+        if finite and (min(finite) < max(finite) or len(finite) < len(values)):
+            columns[title] = [
+                f"\\textbf{{{cell}}}" if value == min(finite) else cell
+                for cell, value in zip(columns[title], values, strict=True)
+            ]
+    notes = (
+        "Mean ± standard deviation over seeds; for times to a target the median, in which a run that never reaches it "
+    )
+    notes += "counts as later than its end."
+    place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
+    pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
+    against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
+    if against:
+        gaps, seeds = [against.get(label) for label in groups], min(row.seeds for row in against.values())
+        columns[f"{'above' if metric.lower_is_better else 'below'} the best [{LEVEL:.0%}]"] = [
+            "-" if row is None else "${}$ [${}$, ${}$]".format(*map(metric.difference, (row.mean, row.low, row.high)))
+            for row in gaps
+        ]
+        tests = {"p (t, Holm)": "p_holm"} | ({} if wilcoxon_note(seeds) else {"p (Wilcoxon)": "p_wilcoxon"})
+        for title, name in tests.items():
+            columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
+        unit = "points" if metric.is_share else metric.unit
+        notes += f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
+        notes += "the t test is adjusted by Holm for all pairs of rules. "
+        notes += wilcoxon_note(seeds)
+    table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
+    head, *body = (" & ".join(row) + " \\\\" for row in table)
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]
+    return "\n".join([*lines, "\\end{tabular}", f"\\par\\smallskip{{\\footnotesize {_latex(notes.strip())}\\par}}", ""])
+
+
+_LATEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "-": "{-}"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {sign: f"${sign}$" for sign in "<>|"}
+
+
+def _latex(text: str) -> str:
+    """Return a text for LaTeX, in which no character is markup; -- is no dash."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def p_text(p: float) -> str:
+    """Return a p as tables show it.
+
+    >>> p_text(0.25), p_text(0.0002), p_text(math.nan)
+    ('0.250', '< 0.001', '-')
+    """
+    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 Rows = Iterable[Any]  #: tuples, or dicts by column
@@ -211,7 +333,8 @@ def _summary(results: Sequence[RunResult], target: float) -> Rows:
     for label, row in summarise(results, target).items():
         numbers: dict[str, Any] = {"rule": label, "seeds": len(groups[label])}
         for name, value in row.items():
-            numbers |= {name: value.mean, f"{name}_std": value.std}
+            kind = "is_bound" if isinstance(value, TimeStatistics) else "std"
+            numbers |= {name: value[0], f"{name}_{kind}": value[1]}
         yield numbers
 
 

@@ -1,4 +1,4 @@
-"""Charts as SVG elements for the page: lines with bands, and bars. Colours and frames are those of the template."""
+"""Charts as SVG elements for the page: lines with bands. Colours and frames are those of the template."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 from matplotlib.ticker import MaxNLocator
 
-from afflux.sim.results.curves import colour_and_dashes
+from afflux.sim.results.curves import MOST_MARKERS, series_style
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 46, 20, 12, 42
@@ -39,7 +39,7 @@ class Chart(NamedTuple):
     up: str
     rows: list[tuple[float, str]]  #: heights and names of the horizontal lines
     columns: list[tuple[float, str]]  #: places and names below the horizontal axis
-    shapes: Markup  #: lines, bands and bars
+    shapes: Markup  #: lines, bands and markers
 
 
 def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
@@ -78,13 +78,24 @@ def category_axis(title: str, names: Sequence[str]) -> Axis:
 
 def style(shape: str, index: int) -> Markup:
     """Return the class of a shape in the colour of a series, and the dashes of a line."""
-    colour, dashes = colour_and_dashes(index)
+    colour, dashes, _ = series_style(index)
     drawn = f' stroke-dasharray="{" ".join(map(str, dashes))}"' if dashes and shape == "line" else ""
     return Markup(f'class="{shape} c{colour}"{drawn}')
 
 
+def marker(index: int, x: float, y: float, plain: float = 0.0) -> Markup:
+    """Return the marker of a series at a point; `plain` is the radius of the dot of a series without a marker."""
+    kind, dot = series_style(index).marker, style("dot", index)
+    if kind == "s":
+        return Markup(f'<rect {dot} x="{x - 2.5:.1f}" y="{y - 2.5:.1f}" width="5" height="5"/>')
+    if kind == "^":
+        return Markup(f'<path {dot} d="M{x:.1f} {y - 3.5:.1f}l3.5 6h-7z"/>')
+    radius = 2.8 if kind else plain
+    return Markup(f'<circle {dot} cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' if radius else "")
+
+
 def line_chart(
-    title: str, across: Axis, up: Axis, series: Sequence[Series], level: float | None = None, markers: bool = False
+    title: str, across: Axis, up: Axis, series: Sequence[Series], level: float | None = None, points: bool = False
 ) -> Chart:
     """Return a chart of lines.
 
@@ -94,7 +105,7 @@ def line_chart(
         up: the vertical axis.
         series: points with a value that is not finite are left out.
         level: height of a dotted line, such as a target.
-        markers: whether each point has one.
+        points: whether each point has a dot or a marker; else a few have a marker.
     """
     parts = []
     if level is not None:
@@ -108,28 +119,11 @@ def line_chart(
     for one in series:
         line_style, inner = style("line", one.number), f"<title>{escape(one.label)}</title>"
         for line in one.lines:
-            points = [_point(across, up, x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)]
-            parts.append(f'<polyline {line_style} points="{" ".join(points)}">{inner}</polyline>')
-            if markers:
-                places = (point.split(",") for point in points)
-                parts += (f'<circle {style("dot", one.number)} cx="{x}" cy="{y}" r="2.5"/>' for x, y in places)
-    return _chart(title, across, up, parts)
-
-
-def bar_chart(title: str, across: Axis, up: Axis, series: Sequence[tuple[str, Sequence[float]]]) -> Chart:
-    """Return a chart of bars in groups: `across` is a category axis; series are (label, a height for each category)."""
-    count = len(across.ticks)
-    width = 0.8 * (WIDTH - LEFT - RIGHT) / count / max(len(series), 1)
-    parts = []
-    for index, (label, heights) in enumerate(series):
-        for k, height in enumerate(heights):
-            if not height > 0:
-                continue
-            x = _x(across, k) + (index - len(series) / 2) * width
-            y = _y(up, height)
-            shape = f'x="{x:.1f}" y="{y}" width="{max(width - 0.5, 0.5):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
-            inner = f"<title>{escape(f'{label}, {across.ticks[k][1]}: {height:.2%}')}</title>"
-            parts.append(f"<rect {style('bar', index)} {shape}>{inner}</rect>")
+            places = [(_x(across, x), _y(up, y)) for x, y in line if math.isfinite(x) and math.isfinite(y)]
+            corners = " ".join(f"{x},{y}" for x, y in places)
+            parts.append(f'<polyline {line_style} points="{corners}">{inner}</polyline>')
+            every = 1 if points else len(places) // MOST_MARKERS + 1
+            parts += (marker(one.number, *place, plain=1.5 * points) for place in places[::every])
     return _chart(title, across, up, parts)
 
 

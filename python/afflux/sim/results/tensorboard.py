@@ -1,12 +1,13 @@
-"""TensorBoard's event files of a run, by torch: evaluations, and the rounds between two of them."""
+"""TensorBoard's event files of runs, by torch."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from afflux.aggregation.reports import Report
 from afflux.sim.errors import MissingExtraError
-from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.run_history import OnEvaluation, TrackedRun
 
 FOLDER = "tensorboard"  #: in a run folder
 
@@ -17,45 +18,37 @@ def require_tensorboard() -> None:
         raise MissingExtraError("event files need the package tensorboard: pip install tensorboard")
 
 
-class TensorBoardWriter(AbstractContextManager["TensorBoardWriter"]):
-    """A writer of the scalars of one run; the step of each scalar is the number of arrivals.
+@contextmanager
+def event_files(folder: Path | None, on_evaluation: OnEvaluation | None = None) -> Iterator[OnEvaluation | None]:
+    """Write event files in the block; the step of each scalar is the number of arrivals.
 
-    Rounds are written with the next evaluation, as the mean of each number of `Report.metrics` over the rounds since
-    the one before: a run may have a round for each arrival.
+    Args:
+        folder: each run has a folder of its own inside it; None: no event files.
+        on_evaluation: called after each evaluation is written.
+
+    Yields:
+        An `on_evaluation`, which writes the numbers; a resumed run supersedes the later ones of an earlier process.
     """
+    if folder is None:
+        yield on_evaluation
+        return
+    writers: dict[str, Any] = {}
 
-    def __init__(self, folder: Path, arrivals: int = 0) -> None:
-        """Open event files in `folder`, which must not hold those of another run.
+    def write(run: TrackedRun, metrics: dict[str, float]) -> None:
+        if run.name not in writers:
+            from torch.utils.tensorboard import SummaryWriter
 
-        Args:
-            folder: is created.
-            arrivals: number of arrivals before the run was resumed; later values of an earlier process are superseded.
-        """
-        from torch.utils.tensorboard import SummaryWriter
+            purge = run.resumed_after + 1 if run.resumed_after else None
+            writers[run.name] = SummaryWriter(folder / run.name, purge_step=purge)
+        for name, value in metrics.items():
+            if name != "arrivals":
+                writers[run.name].add_scalar(name, value, metrics["arrivals"])
+        writers[run.name].flush()
+        if on_evaluation is not None:
+            on_evaluation(run, metrics)
 
-        self._writer = SummaryWriter(folder, purge_step=arrivals + 1 if arrivals else None)
-        self._sums: dict[str, float] = {}
-        self._rounds = 0
-
-    def add_round(self, report: Report) -> None:
-        """Add a round to the means that the next evaluation writes."""
-        for name, value in report.metrics().items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        self._rounds += 1
-
-    def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation, and the rounds since the previous one."""
-        step = evaluation.arrivals
-        for name in evaluation.names:
-            self._writer.add_scalar(f"test/{name}", getattr(evaluation, name), step)
-        self._writer.add_scalar("run/version", evaluation.version, step)
-        self._writer.add_scalar("run/virtual_time", evaluation.virtual_time, step)
-        for name, value in self._sums.items():
-            if name != "version":
-                self._writer.add_scalar(f"round/{name}", value / self._rounds, step)
-        self._sums, self._rounds = {}, 0
-        self._writer.flush()
-
-    def __exit__(self, *error: object) -> None:
-        """Close the file."""
-        self._writer.close()
+    try:
+        yield write
+    finally:
+        for writer in writers.values():
+            writer.close()

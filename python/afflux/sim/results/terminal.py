@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from afflux.sim.results.run_history import JobProgress, RunProgress
 from afflux.sim.results.run_result import RunResult, group_by_rule
-from afflux.sim.results.statistics import summary_rows
+from afflux.sim.results.statistics import score_of, shown_target, summary_rows
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from afflux.sim.workload.metrics import Metric
 
@@ -22,6 +23,15 @@ MOST_BARS = 12
 BAR_SECONDS = 0.1
 #: Seconds before the first line if the output is not a terminal; the interval doubles up to LINE_SECONDS.
 FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 60.0
+WIDTH_OF_FILES = 200  #: columns of an output that is not a terminal
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return the console to which all commands print: text is text, without markup, emoji and highlights."""
+    console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILES
+    return console
 
 
 @contextmanager
@@ -33,7 +43,8 @@ def show_progress(
     Args:
         titles: one for each run.
         arrivals: of each run, at most; UNLIMITED if it ends otherwise.
-        console: the output: bars on a terminal, else a line after 10, 30 and 70 seconds, then every minute.
+        console: the output: bars on a terminal, else a line after 10, 30 and 70 seconds, then every minute. The line
+            has all runs with an arrival since the line before.
         clock: seconds, for the estimates.
 
     Yields:
@@ -56,6 +67,8 @@ def show_progress(
     tasks = [bars.add_task(title, total=1.0, visible=count == 1, facts="") for title in titles]
     shares, updated = [0.0] * count, [-math.inf] * count
     interval, due = FIRST_LINE_SECONDS, clock() + FIRST_LINE_SECONDS
+    arrivals_of: dict[int, int] = {}
+    news: dict[int, RunProgress] = {}  # of the runs with an arrival since the last line
 
     def watch(index: int, run: RunProgress) -> None:
         nonlocal interval, due
@@ -69,14 +82,20 @@ def show_progress(
             facts = describe(run, arrivals)
             bars.update(tasks[index], completed=shares[index], visible=shown, facts=facts, refresh=first)
             bars.update(everything, completed=sum(shares), facts=f"{_ended(shares)} of {count} finished")
-        if not live and now >= due:
+        if live:
+            return
+        if arrivals_of.get(index) != run.arrivals:
+            arrivals_of[index], news[index] = run.arrivals, run
+        if now >= due:
             interval = min(2 * interval, LINE_SECONDS)
             due = now + interval
-            task = bars.tasks[tasks[index]]
-            text = f"{titles[index]}: {describe(run, arrivals)}"
-            text += f", {left.render(task)} left" if task.time_remaining else ""
-            text += f"; {_ended(shares)} of {count} runs finished" if count > 1 else ""
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            bars.update(everything, completed=sum(shares))
+            task = bars.tasks[everything]
+            time_left = f", {left.render(task)} left" if task.time_remaining else ""
+            text = "; ".join(f"{titles[k]}: {describe(row, arrivals)}" for k, row in sorted(news.items()))
+            text = f"{_ended(shares)} of {count} runs finished{time_left}; {text}" if count > 1 else text + time_left
+            console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            news.clear()
 
     with bars:
         yield watch
@@ -107,18 +126,24 @@ def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
     return shown
 
 
+def fitting_table(results: Sequence[RunResult], config: SimConfig, console: Console) -> Table:
+    """Return the table with a column for each rule if the labels fit the width of the console, else one by rule."""
+    shown = results_table(results, config)
+    least = Measurement.get(console, console.options.update(width=UNLIMITED), shown).minimum
+    return shown if least <= console.width else table_by_rule(results, config)
+
+
 def table_by_rule(results: Sequence[RunResult], config: SimConfig) -> Table:
     """Return the main numbers of the summary, one row per rule: many rules fit a terminal of 80 columns."""
     rows = dict(summary_rows(results, config.target, brief=True))
-    goal = f"{100 * config.target:g}%"
-    columns = {
-        "final accuracy, %": "final\naccuracy, %",
-        f"rounds to {goal}": f"rounds\nto {goal}",
-        f"virtual time to {goal}": f"virtual time\nto {goal}",
-        "server state": "server\nstate",
-    }
+    metric, goal = score_of(results), shown_target(results, config.target)
+    columns = {metric.title("final {}"): metric.title("final\n{}")}
+    if goal is not None:
+        columns |= {f"{time} to {(to := metric.text(goal))}": f"{time}\nto {to}" for time in ("rounds", "virtual time")}
+    columns["server state"] = "server\nstate"
+    columns |= {title: title.replace(" ", "\n") for title in rows if title.endswith(" arrivals")}
     headers = [Column(header, justify="right", no_wrap=True) for header in columns.values()]
-    shown = Table(Column("\nrule", no_wrap=True), *headers, box=SIMPLE_HEAD)
+    shown = Table(Column("\nrule", overflow="fold"), *headers, box=SIMPLE_HEAD)
     for index, label in enumerate(group_by_rule(results)):
         shown.add_row(label, *(rows[title][index] for title in columns))
     return shown

@@ -15,7 +15,7 @@ from afflux.ops import default_threads
 from afflux.sim import interrupts
 from afflux.sim.errors import DivergedError, require
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_history import JobProgress, RunProgress
+from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.sim.runs.simulation import simulate
@@ -74,6 +74,7 @@ def compare(
     task: Task | None = None,
     workers: int = 1,
     enough: Callable[[], bool] = lambda: False,
+    on_evaluation: OnEvaluation | None = None,
 ) -> list[RunResult]:
     """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
 
@@ -92,6 +93,7 @@ def compare(
             pickled.
         workers: processes of each run that train; see `WorkerPool`.
         enough: called after each job; if true, no other job starts, and those that have started come to their end.
+        on_evaluation: called in this process after each evaluation of each run.
 
     Returns:
         The results in the order of `jobs`, without those that did not start; within a job, in the order of its rules.
@@ -106,13 +108,14 @@ def compare(
             with closing(WorkerPool(workers)) as workers_pool:
                 for index, job in enumerate(jobs):
                     progress = None if watch is None else partial(watch, index)
-                    finished[index] = _run_job(job, config, progress, output, task, workers_pool)
+                    finished[index] = _run_job(job, config, progress, output, task, workers_pool, None, on_evaluation)
                     if enough():
                         break
         else:
             shared = CONTEXT.RawArray("b", len(jobs) * FACTS.itemsize)  # each job writes its own row: no lock is needed
             rows = np.frombuffer(shared, FACTS)
-            pool = ProcessPool(min(processes, len(jobs)), _begin, shared, pickled(task), workers)
+            evaluations = None if on_evaluation is None else CONTEXT.SimpleQueue()
+            pool = ProcessPool(min(processes, len(jobs)), _begin, shared, pickled(task), workers, evaluations)
             with killed_processes_as("a process of the runs was killed, or could not be started"), pool:
                 futures = {pool.job(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
                 pending = set(futures)
@@ -123,6 +126,8 @@ def compare(
                         for index in range(len(jobs)):
                             arrivals, version, *facts = rows[index].item()
                             watch(index, RunProgress(int(arrivals), int(version), *facts))
+                    while on_evaluation is not None and evaluations is not None and not evaluations.empty():
+                        on_evaluation(*evaluations.get())
                     done = {future for future in done if not future.cancelled()}
                     for future in sorted(done, key=lambda future: future.exception() is not None):
                         finished[futures[future]] = future.result()
@@ -147,12 +152,13 @@ def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
 _shared: Any = None
 _task: Task | None = None
 _pool = WorkerPool(1)
+_evaluations: Any = None
 
 
-def _begin(shared: Any, task: bytes, workers: int) -> None:
-    global _shared, _task, _pool
+def _begin(shared: Any, task: bytes, workers: int, evaluations: Any) -> None:
+    global _shared, _task, _pool, _evaluations
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _shared, _task, _pool = shared, pickle.loads(task), WorkerPool(workers)
+    _shared, _task, _pool, _evaluations = shared, pickle.loads(task), WorkerPool(workers), evaluations
 
 
 def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
@@ -161,4 +167,8 @@ def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOut
     def progress(run: RunProgress) -> None:
         rows[index] = tuple(run)
 
-    return _run_job(job, config, progress, output, _task, _pool)
+    def on_evaluation(run: TrackedRun, metrics: dict[str, float]) -> None:
+        _evaluations.put((run, metrics))
+
+    track = None if _evaluations is None else on_evaluation
+    return _run_job(job, config, progress, output, _task, _pool, None, track)

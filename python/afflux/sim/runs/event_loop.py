@@ -228,6 +228,7 @@ class _StartedEvaluation(NamedTuple):
     version: int
     time: float
     figures: "Future[tuple[float, ...]]"
+    round_means: dict[str, float]  #: `RunRecord.take_round_means`
 
 
 class SimulatedServer:
@@ -279,7 +280,7 @@ class SimulatedServer:
         """The models from which clients train, by dispatch."""
         self.history = history
         self.record = RunRecord(spec, setup, leader, self.server, history)
-        """The audit log, the event files and the result of the run."""
+        """The audit log and the result of the run."""
 
     def progress(self) -> RunProgress:
         """Return the progress of the run; the score is that of the last evaluation that has ended."""
@@ -353,7 +354,8 @@ class SimulatedServer:
             figures = _known(last[len(PLACE) :])
         else:
             figures = self._evaluated()
-        self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures))
+        means = self.record.take_round_means()
+        self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures, means))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -373,12 +375,10 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures = started[0]
+            arrivals, version, time, figures, round_means = started[0]
             evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
             started.popleft()
-            self.history.evaluations.append(evaluation)
-            if self.record.metrics is not None:
-                self.record.metrics.add_evaluation(evaluation)
+            self.record.add_evaluation(evaluation, round_means)
 
     @property
     def ended(self) -> bool:

@@ -17,10 +17,10 @@ from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditLog, read_audit_log
-from afflux.sim.results.run_history import JobProgress
+from afflux.sim.results.run_history import JobProgress, OnEvaluation
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
-from afflux.sim.results.tensorboard import FOLDER, require_tensorboard
+from afflux.sim.results.tensorboard import FOLDER, event_files, require_tensorboard
 from afflux.sim.runs.compare import Job, compare, make_jobs
 from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, require_unused_store
 from afflux.sim.runs.setup import checked_settings, num_parameters, refuse_pair
@@ -219,6 +219,7 @@ class Simulation:
         tensorboard: bool = False,
         save_every: int = 0,
         watch: JobProgress | None = None,
+        on_evaluation: OnEvaluation | None = None,
     ) -> SimulationResults:
         """Make all runs.
 
@@ -239,6 +240,9 @@ class Simulation:
             tensorboard: whether TensorBoard's event files are written during the runs.
             save_every: if not 0: the model is saved after each so many arrivals, beside that of the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
+            on_evaluation: called with (`TrackedRun`, dict of numbers) in this process, after each evaluation but that
+                of the initial params: the number of arrivals, those of the evaluation, and the means of
+                `Report.metrics` over the rounds since the previous one. May raise an exception to stop.
 
         Returns:
             The results.
@@ -254,7 +258,8 @@ class Simulation:
             for name, value in given.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
-            return SimulationResults(compare(self.jobs, self.config, **options), self.config)
+            runs = compare(self.jobs, self.config, on_evaluation=on_evaluation, **options)
+            return SimulationResults(runs, self.config)
         _require_packages(tensorboard)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
@@ -262,18 +267,22 @@ class Simulation:
             require_unused_store(Path(store))
         finished: dict[int, list[RunResult]] = {}
         command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard, save_every)
-        with run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder:
+        with (
+            run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder,
+            event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track,
+        ):
             if keep_updates and self.config.arrivals < UNLIMITED:
                 size = 4 * self.num_parameters() * self.config.arrivals * len(self.jobs)
                 run_folder.announce_updates(folder, size)
             output = run_folder.create_audit_folder(folder, keep_updates)
-            output = output._replace(tensorboard=folder / FOLDER if tensorboard else None, save_every=save_every)
+            output = output._replace(save_every=save_every)
             if store is None:
-                runs = compare(self.jobs, self.config, output=output, finished=finished, **options)
+                options |= {"output": output, "finished": finished, "on_evaluation": track}
+                runs = compare(self.jobs, self.config, **options)
             else:
                 spec, seed, *_ = self.jobs[0]
                 stored = StoredRun(Path(store), checkpoint_every)
-                runs = _run_in_store(stored, workers, watch, spec, seed, self.config, output, self.task)
+                runs = _run_in_store(stored, workers, watch, track, spec, seed, self.config, output, self.task)
             return SimulationResults(runs, self.config).write(folder)
 
     def num_parameters(self) -> int:
@@ -292,6 +301,7 @@ def resume(
     save_every: int = 0,
     workers: int = 1,
     watch: JobProgress | None = None,
+    on_evaluation: OnEvaluation | None = None,
 ) -> SimulationResults:
     """Continue a run from the last checkpoint in its store, to the bits and files of a run without an interruption.
 
@@ -305,6 +315,7 @@ def resume(
         save_every: see `Simulation.run`.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.
+        on_evaluation: see `Simulation.run`.
 
     Returns:
         The result of the whole run.
@@ -322,11 +333,12 @@ def resume(
     config, folder = interrupted.config, interrupted.output.folder.parent
     if interrupted.finished:
         _announce(f"the run in {interrupted.path} is finished; its results are written again")
-    output = interrupted.output._replace(tensorboard=folder / FOLDER if tensorboard else None, save_every=save_every)
+    output = interrupted.output._replace(save_every=save_every)
     stored = StoredRun(interrupted.path, checkpoint_every, interrupted)
     own = task if isinstance(task, Task) else None
     facts = interrupted.spec, interrupted.header.seed, config, output, own
-    run = _run_in_store(stored, workers, watch, *facts)
+    with event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track:
+        run = _run_in_store(stored, workers, watch, track, *facts)
     return SimulationResults(run, config).write(folder)
 
 
@@ -378,20 +390,23 @@ def replay(
         return SimulationResults(make(output, own), config).write(folder)
 
 
-def _run_in_store(store: StoredRun, workers: int, watch: JobProgress | None, *run: Any) -> list[RunResult]:
+def _run_in_store(
+    store: StoredRun, workers: int, watch: JobProgress | None, on_evaluation: OnEvaluation | None, *run: Any
+) -> list[RunResult]:
     """Begin or continue a run; after Ctrl-C, a note of the exception says how the run is continued.
 
     Args:
         store: of the run.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.
+        on_evaluation: see `Simulation.run`.
         run: rule, seed, settings, output and task of the run.
     """
     spec, seed, config, output, task = run
     progress = None if watch is None else partial(watch, 0)
     try:
         with interrupts.deferred(), interrupts.sigterm_as_interrupt(), closing(WorkerPool(workers)) as pool:
-            return simulate([spec], seed, config, progress, output, task, pool, store)
+            return simulate([spec], seed, config, progress, output, task, pool, store, on_evaluation)
     except KeyboardInterrupt as error:
         again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
         again += f" --task {quote(config.task)}" if ".py" in config.task else ""

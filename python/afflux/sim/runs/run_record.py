@@ -4,7 +4,7 @@ import logging
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,12 +13,11 @@ from afflux import __version__
 from afflux.aggregation.reports import Receipt
 from afflux.server.server import Server
 from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import DivergedError, TrainingError
+from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
 from afflux.sim.results import audit_log
 from afflux.sim.results.model_file import FOLDER, constants_sha256, write_model
-from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import RunResult, params_sha256
-from afflux.sim.results.tensorboard import TensorBoardWriter
+from afflux.sim.results.run_history import OnEvaluation, RunHistory, TrackedRun
+from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.ignored_settings import unread_by_rules
@@ -54,9 +53,12 @@ class RunRecord:
         self.title = f"{spec.label}, seed {setup.seed}"
         self.sum_of_staleness = sum(history.staleness)
         self.log: audit_log.AuditLogWriter | None = None
-        self.metrics: TensorBoardWriter | None = None
+        self.on_evaluation: OnEvaluation | None = None
         self.updates: UpdatesFile | None = None
         self._setup, self._leader, self._server, self._history = setup, leader, server, history
+        self._resumed_after = len(history.staleness)
+        self._round_sums: dict[str, float] = {}
+        self._rounds = 0
         self._fault_kind: type[TrainingError] = TrainingError
 
     def open(
@@ -81,8 +83,6 @@ class RunRecord:
         log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(updates), size)
         self.log = files.enter_context(log)
         self._models, self._save_every = output.folder.parent / FOLDER / stem, output.save_every
-        if output.tensorboard is not None:
-            self.metrics = files.enter_context(TensorBoardWriter(output.tensorboard / stem, arrivals))
 
     def add_arrival(self, event: UpdateEvent, version: int, receipt: Receipt) -> None:
         """Add an arrival that the server has handled, and the rounds that it completed.
@@ -123,8 +123,10 @@ class RunRecord:
             history.add_round(report)
             if log is not None:
                 log.write_round(report)
-            if self.metrics is not None:
-                self.metrics.add_round(report)
+            if self.on_evaluation is not None:
+                for name, value in report.metrics().items():
+                    self._round_sums[name] = self._round_sums.get(name, 0.0) + value
+                self._rounds += 1
         if log is not None and self._save_every and (event.number + 1) % self._save_every == 0:
             self._save_model(f"-{event.number + 1}")
 
@@ -135,6 +137,34 @@ class RunRecord:
         path = path.with_name(f"{path.name}{suffix}.safetensors")
         write_model(path, model.module, model.layout.roles)
         return path
+
+    def take_round_means(self) -> dict[str, float]:
+        """Return the means of `Report.metrics` over the rounds since the last call: many runs have a round an arrival.
+
+        An evaluation takes them when it starts: other rounds follow before it ends in a worker process.
+        """
+        sums, rounds = self._round_sums, self._rounds
+        self._round_sums, self._rounds = {}, 0
+        return {f"round/{name}": value / rounds for name, value in sums.items() if name != "version"}
+
+    def add_evaluation(self, evaluation: Evaluation, round_means: dict[str, float]) -> None:
+        """Add an evaluation to the history, and call `on_evaluation` with its numbers and those of its rounds."""
+        self._history.evaluations.append(evaluation)
+        if self.on_evaluation is None:
+            return
+        metrics: dict[str, float] = {"arrivals": evaluation.arrivals}
+        metrics |= {f"test/{name}": getattr(evaluation, name) for name in evaluation.names}
+        metrics |= {f"run/{name}": getattr(evaluation, name) for name in ("version", "virtual_time")}
+        metrics |= round_means
+        seed, label = self._setup.seed, self.spec.label
+        run = TrackedRun(label, seed, audit_log.file_stem(label, seed), self._settings(), self.spec.all_options())
+        with note_on_errors(f"in on_evaluation, after {evaluation.arrivals} arrivals of {self.title}"):
+            self.on_evaluation(run._replace(resumed_after=self._resumed_after), metrics)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that the run reads."""
+        unread = unread_by_rules([self.spec])
+        return {name: value for name, value in self._setup.settings.items() if name not in unread}
 
     def _add_fault(self, event: UpdateEvent, reason: str) -> None:
         """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
@@ -176,7 +206,7 @@ class RunRecord:
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
         history, setup, server = self._history, self._setup, self._server
-        unread, model = unread_by_rules([self.spec]), setup.model
+        model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
         result = RunResult(
             spec=self.spec,
@@ -187,7 +217,7 @@ class RunRecord:
             params=np.array(server.params),
             digest=params_sha256(server.params),
             leader=self._leader,
-            settings={name: value for name, value in setup.settings.items() if name not in unread},
+            settings=self._settings(),
             division=setup.division,
             options=self.spec.all_options(),
             parts=server.rule.to_config(),

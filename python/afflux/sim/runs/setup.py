@@ -97,7 +97,7 @@ class SimulationSetup:
             raise ConfigError("client_optimizer is scaffold, but the task has a training function of its own")
         if config.delays == DELAYS_OF_TASK and task.delays is None:
             raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
-        model = FlatModel(make_module(task.model, seed), task.roles)
+        model = FlatModel(make_module(task.model, seed), task.roles, config.device)
         clients = clients_with_data(data)
         return cls(
             config,

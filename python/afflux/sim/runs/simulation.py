@@ -14,7 +14,7 @@ from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
-from afflux.sim.results.run_history import Progress
+from afflux.sim.results.run_history import OnEvaluation, Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.processes import killed_processes_as
@@ -36,6 +36,7 @@ def simulate(
     task: Task | None = None,
     pool: WorkerPool | None = None,
     store: StoredRun | None = None,
+    on_evaluation: OnEvaluation | None = None,
 ) -> list[RunResult]:
     """Simulate one seed, and one rule or several over one stream of updates.
 
@@ -56,6 +57,7 @@ def simulate(
         pool: processes that train; None: this one. More processes give the same bits, and need a task that can be
             pickled.
         store: of the server of a single rule; needs `output`.
+        on_evaluation: called after each evaluation of each rule.
 
     Returns:
         One result for each rule.
@@ -83,7 +85,7 @@ def simulate(
         servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
         workers = None if pool is None else pool.for_run(setup, task)
         for server in servers:
-            server.workers = workers
+            server.workers, server.record.on_evaluation = workers, on_evaluation
         stream = TrainingStream(setup, leader)
         header, size = None, 0
         if interrupted is not None:

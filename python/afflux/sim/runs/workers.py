@@ -203,6 +203,7 @@ _content: bytes
 def _begin(shapes: Shapes, raw: Mapping[str, Any], content: bytes) -> None:
     global _memory, _content
     torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
     _memory, _content = _arrays(shapes, raw), content
 
 

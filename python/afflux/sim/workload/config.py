@@ -42,8 +42,9 @@ PROXIMAL = ("fedprox", "fedasync")
 CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 #: Settings of the evaluation of single clients.
 OF_CLIENTS = ("fairness_every", "fairness_clients")
+DEVICES = ("cpu", "cuda")
 #: Settings that logs of format 1 first did not have.
-SINCE_FORMAT_1 = ("task", "part", "compile", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS)
+SINCE_FORMAT_1 = ("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS)
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -171,6 +172,11 @@ class SimConfig:
         "Compile the clients' steps on full batches to native code, which takes 8 s and more in each process; needs a "
         "C++ compiler. The last bits of the results differ from those without it.",
     )
+    device: str = _setting(
+        "cpu",
+        "Device on which clients train and models are evaluated, one client at a time: cpu, cuda or cuda:NUMBER. A "
+        "task of your own moves its data there itself. The results differ in the last bits from those of the CPU.",
+    )
     faults: str = _setting(
         "record",
         "A client's training that raises an exception, or whose loss or update is not finite: record it as a faulty "
@@ -211,6 +217,7 @@ class SimConfig:
                 known(setting.name.replace("_", " "), getattr(self, setting.name), names)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
             delay_law(self.delays)
+        known("device", self.device.partition(":")[0], DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):
             for name in names:
                 if (value := getattr(self, name)) < least:

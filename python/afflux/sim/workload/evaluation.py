@@ -57,8 +57,11 @@ class Classification:
     def __call__(self, model: nn.Module) -> tuple[float, float]:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         starts = range(0, len(self.y), EVALUATION_BATCH)
+        device = next((parameter.device for parameter in model.parameters()), self.x.device)
         try:
-            logits = torch.cat([model(self.x[start : start + EVALUATION_BATCH]) for start in starts])
+            logits = torch.cat(
+                [model(self.x[start : start + EVALUATION_BATCH].to(device)).to(self.y.device) for start in starts]
+            )
         except Exception as error:
             add_note_on_examples(error, self.x)
             raise

@@ -9,8 +9,11 @@ from msgspec import Struct, structs
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
 
-#: Names that columns of tables and attributes of an evaluation have already.
-_TAKEN = ("rule", "seed", "arrivals", "version", "virtual_time", "client", "model", "score", "names", "count", "index")
+#: Names that columns of tables, attributes of an evaluation and panels of figures have already.
+_TAKEN = (
+    *("rule", "seed", "arrivals", "version", "virtual_time", "client", "model", "score", "names", "count", "index"),
+    *("staleness", "participation"),
+)
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +72,10 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
         if self.is_share:
             return f"{100 * value:{sign}{digits}}%"
         return f"{value:{sign}.4g}" + (f" {self.unit}" if self.unit else "")
+
+    def difference(self, value: float, sign: str = "") -> str:
+        """Return a difference of values: of shares in points, with two digits; others have four, without the unit."""
+        return f"{100 * value:{sign}.2f}" if self.is_share else f"{value:{sign}.4g}"
 
     def reaches(self, value: float, target: float) -> bool:
         """Return whether a value is as good as the target, or better."""

@@ -1,6 +1,6 @@
-"""The parts of a commit besides vectors and rows: arrivals in the buffer, and the growing lists."""
+"""What a commit holds besides vectors and rows: arrivals in the buffer, the lists that grow, and the layout."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +11,11 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import arrival_record, log_record
 from afflux.aggregation.state import ServerState
-from afflux.aggregation.streaming import Term
-from afflux.arrays.interop import on_host
 from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.store.entries import ListUpdate, StoredArrival
 from afflux.store.index import CommittedState
-from afflux.store.segments import Place, Segments
-from afflux.store.vectors import crc, refuse_damage
+from afflux.store.index_entries import ListUpdate, StoredArrival
+from afflux.store.segments import Place
 
 
 class WrittenList(NamedTuple):
@@ -74,6 +71,12 @@ def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> L
     return layout
 
 
+def stored_arrival(arrival: PendingArrival, place: Place | None) -> StoredArrival:
+    """Return the entry of an arrival whose vector is in this place; None: it is in a sum."""
+    buffers = None if arrival.buffers is None else arrival.buffers.tobytes()
+    return StoredArrival(arrival.join, place, arrival_record(arrival), buffers)
+
+
 def state_of(
     facts: Mapping[str, Any],
     last: CommittedState,
@@ -98,54 +101,3 @@ def state_of(
         own = b"".join(stored.buffers or b"" for stored in waiting)
         arrays["slot_buffers"] = np.frombuffer(own, np.float64).reshape(len(waiting), arrays["buffers"].size)
     return {"meta": meta, "arrays": arrays}
-
-
-class ArrivalSlots:
-    """The vectors of arrivals. Each is written once, to its own slot.
-
-    The slot becomes free after the first commit without the arrival.
-    """
-
-    def __init__(self, segments: Segments, committed: Sequence[StoredArrival], num_threads: int) -> None:
-        self._segments = segments
-        self._num_threads = num_threads
-        self._places = {stored.join: stored.place for stored in committed if stored.place is not None}
-        for place in self._places.values():
-            refuse_damage(segments, place, num_threads)
-
-    def write(self, waiting: Sequence[PendingArrival]) -> list[StoredArrival]:
-        """Write the vectors that are not on disk yet; return the entries of all these arrivals for a commit."""
-        taken = {place.slot for place in self._places.values()}
-        stored, new = [], dict(self._places)
-        for w in waiting:
-            if not isinstance(w.slot, Term) and w.join not in new:
-                slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-                taken.add(slot)
-                self._segments.reserve(slot + 1)
-                vector = on_host(w.slot)
-                self._segments.write(slot, vector)
-                new[w.join] = Place(slot, crc(vector, self._num_threads))
-            place = None if isinstance(w.slot, Term) else new[w.join]
-            buffers = None if w.buffers is None else w.buffers.tobytes()
-            stored.append(StoredArrival(w.join, place, arrival_record(w), buffers))
-        return stored
-
-    def set_committed(self, stored: Sequence[StoredArrival]) -> None:
-        """Record that these arrivals are committed, and no others."""
-        self._places = {each.join: each.place for each in stored if each.place is not None}
-
-    def check(self) -> None:
-        """Raise StoreError if a file has vanished or was truncated."""
-        self._segments.check(place.slot for place in self._places.values())
-
-    def flush(self, stored: Sequence[StoredArrival]) -> None:
-        """Wait until these vectors are on the disk itself."""
-        self._segments.flush(each.place.slot for each in stored if each.place is not None)
-
-    def stacked(self, stored: Sequence[StoredArrival]) -> np.ndarray:
-        """Return a copy of the vectors of these arrivals, (n, d), without those in a sum."""
-        places = [each.place for each in stored if each.place is not None]
-        out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
-        for row, place in zip(out, places, strict=True):
-            row[:] = self._segments.array(place.slot)
-        return out

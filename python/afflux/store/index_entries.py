@@ -48,7 +48,7 @@ def record_of(text: str) -> list[Any]:
     Raises:
         ValueError, msgspec.ValidationError: the record is invalid.
     """
-    from afflux.store.facts import ArrivalRecord, decoded
+    from afflux.store.index_types import ArrivalRecord, decoded
 
     record: list[Any] = json.loads(text)
     decoded(record, ArrivalRecord)

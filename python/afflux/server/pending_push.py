@@ -1,4 +1,4 @@
-"""The resources of a push in progress."""
+"""A push in progress: its decision, and the resources that it holds."""
 
 from msgspec import Struct, field
 

@@ -2,76 +2,20 @@
 
 `VectorSlots` holds the sum of the rows and the rule's vectors. Each has two slots: the committed one and the next one.
 `ParamsSlots` holds versions of params. Each version has a slot, which is reused when nothing refers to the version.
+`ArrivalSlots` holds the vectors of waiting arrivals.
 """
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from afflux import ops
-from afflux._engine import SUPERBLOCK, address
-from afflux.arrays.interop import bring, on_gpu
+import numpy as np
+import numpy.typing as npt
+
+from afflux._engine import address
+from afflux.arrays.interop import bring, on_gpu, on_host
 from afflux.arrays.pools import Vector
-from afflux.ops.codecs import Codec
-from afflux.ops.errors import StoreError
+from afflux.store.checksums import SweepChecksums, crc, refuse_damage
 from afflux.store.segments import Place, Row, Segments
-
-#: Checksums of the vectors that a sweep has just written, by address.
-SweepChecksums = Mapping[int, bytes]
-NO_CHECKSUMS: SweepChecksums = MappingProxyType({})
-
-
-def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums:
-    """Return the checksums that the sweep itself has computed, by address."""
-    out, total, rows, states, rule_vectors = checksums
-    written: list[tuple[ops.Array | None, bytes]] = [(sweep.out, out)]
-    if (cache := sweep.calibrate) is not None:
-        written += [(cache.sum if cache.sum_out is None else cache.sum_out, total)]
-        written += zip(cache.new_rows, rows, strict=True)
-    written += zip(sweep.states_out or sweep.states, states, strict=True)
-    if rule_vectors and (memory := sweep.rule_vectors) is not None:
-        written += zip(memory.outs or memory.vectors, rule_vectors, strict=True)
-    return {address(vector): crcs for vector, crcs in written if vector is not None}
-
-
-def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) -> bytes:
-    """Return the CRC-32C of each superblock of a vector."""
-    found = checksums.get(address(row))
-    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
-
-
-def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
-    """Return the checksums of an encoded row: of the head, if there is one, and of the code of each superblock."""
-    block, head = row_blocks(codec)
-    return ops.crc32c(row, block, head=head, num_threads=num_threads)
-
-
-def row_blocks(codec: Codec) -> tuple[int, int]:
-    """Return the bytes of a block of an encoded row, and of its head. Each block and the head have a checksum."""
-    head = codec.row_bytes(0)
-    return codec.row_bytes(SUPERBLOCK) - head, head
-
-
-def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
-    """Describe the damage of the vector in a slot that a commit refers to; return None if the vector is sound."""
-    problem = segments.missing_slot(place.slot)
-    if problem is not None:
-        return problem
-    row = segments.array(place.slot)
-    segments.populate([place.slot])
-    if crc(row, num_threads) == place.crc:
-        return None
-    return f"{segments.folder} is damaged: slot {place.slot} does not agree with its checksum"
-
-
-def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
-    """Check the vector in a slot to which a commit refers.
-
-    Raises:
-        StoreError: the vector is missing, or does not match its checksum.
-    """
-    found = damage(segments, place, num_threads)
-    if found is not None:
-        raise StoreError(f"[store] {found}; {segments.remedy}")
 
 
 class VectorSlots:
@@ -198,3 +142,51 @@ class ParamsSlots:
     def flush(self, slots: Iterable[int]) -> None:
         """Wait until these slots are on the disk itself."""
         self._segments.flush(slots)
+
+
+class ArrivalSlots:
+    """The vectors of arrivals, by the number of their join. Each is written once, to its own slot.
+
+    The slot becomes free after the first commit without the arrival.
+    """
+
+    def __init__(self, segments: Segments, committed: Mapping[int, Place], num_threads: int) -> None:
+        self._segments = segments
+        self._num_threads = num_threads
+        self._places = committed
+        for place in committed.values():
+            refuse_damage(segments, place, num_threads)
+
+    def write(self, waiting: Mapping[int, Vector]) -> dict[int, Place]:
+        """Write the vectors that are not on disk yet; return the places of all."""
+        taken, places = {place.slot for place in self._places.values()}, dict[int, Place]()
+        for join, slot in waiting.items():
+            place = self._places.get(join)
+            if place is None:
+                free = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+                taken.add(free)
+                self._segments.reserve(free + 1)
+                vector = on_host(slot)
+                self._segments.write(free, vector)
+                place = Place(free, crc(vector, self._num_threads))
+            places[join] = place
+        return places
+
+    def set_committed(self, places: Mapping[int, Place]) -> None:
+        """Record that these arrivals are committed, and no others."""
+        self._places = places
+
+    def check(self) -> None:
+        """Raise StoreError if a file has vanished or was truncated."""
+        self._segments.check(place.slot for place in self._places.values())
+
+    def flush(self, places: Iterable[Place]) -> None:
+        """Wait until these vectors are on the disk itself."""
+        self._segments.flush(place.slot for place in places)
+
+    def stacked(self, places: Sequence[Place]) -> npt.NDArray[Any]:
+        """Return a copy of these vectors, (n, d)."""
+        out = np.empty((len(places), self._segments.size), self._segments.shape.dtype)
+        for row, place in zip(out, places, strict=True):
+            row[:] = self._segments.array(place.slot)
+        return out

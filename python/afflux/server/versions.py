@@ -1,0 +1,48 @@
+"""The newest version for callers: the server's own memory, or a copy if a round may overwrite it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from afflux.aggregation.reports import Pulled
+from afflux.server.aggregator import Aggregator
+
+
+def newest(aggregator: Aggregator) -> Pulled:
+    """Return the newest version; a copy only if params are overwritten in place."""
+    admission, plane = aggregator.admission, aggregator.plane
+    if plane.inplace:
+
+        def copy() -> Pulled:
+            now = admission.state.current
+            return replace(now, params=plane.copy(now.params, read_only=True))
+
+        return aggregator.when_idle("pull", copy)
+    _check_pull(aggregator)
+    return shared(aggregator, admission.state.current)
+
+
+def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
+    """Return a version for callers."""
+    params = aggregator.plane.shown(version.params)
+    return version if params is version.params else replace(version, params=params)
+
+
+def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
+    """Copy the newest version with `copy`. Return its number."""
+
+    def copied_version() -> int:
+        now = aggregator.admission.state.current
+        copy(shared(aggregator, now))
+        return now.version
+
+    if aggregator.plane.inplace:
+        return aggregator.when_idle("pull", copied_version)
+    _check_pull(aggregator)
+    aggregator.check_storage()
+    return copied_version()
+
+
+def _check_pull(aggregator: Aggregator) -> None:
+    aggregator.plane.refuse_damage("pull")
+    if aggregator.plane.alone is not None:
+        aggregator.check_process("pull")

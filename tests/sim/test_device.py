@@ -1,0 +1,113 @@
+"""The setting device: another memory than the host's, which `cpu:0` is without a GPU; ResNet-18; records of tables."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from afflux.sim import Task, classification
+from afflux.sim.errors import ConfigError
+from afflux.sim.papers import reproduction
+from afflux.sim.papers.all_tables import TABLES
+from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, machine, reproduce, states
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+from made_runs import run
+from test_paper_task import write_images
+
+#: Another device to the code, but with the CPU's bits.
+COPY = "cpu:0"
+SMALL = {"model": "logreg", "num_clients": 8, "concurrency": 4, "arrivals": 12, "eval_every": 6}
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("ca2fl:buffer_size=3", {"weight_decay": 1e-3}),
+        ("zenopp", {"client_optimizer": "fedprox", "model": "cnn"}),
+        ("afa_cd:buffer_size=3", {"client_optimizer": "scaffold"}),
+    ],
+)
+def test_another_device_makes_the_same_run(rule, settings):
+    plain = SimConfig(**SMALL | settings)
+    ours, other = (run(parse_rule(rule), 0, replace(plain, device=device)) for device in ("cpu", COPY))
+    assert ours.digest == other.digest
+    assert ours.evaluations == other.evaluations
+    assert "device" not in plain.recorded()
+    assert replace(plain, device=COPY).recorded()["device"] == COPY
+
+
+@pytest.fixture
+def resnet(tmp_path):
+    """A table with one cell of FADAS's Table 2, on small data, and the folder of the data."""
+    write_images(tmp_path, "cifar10", (32, 32, 3), 10)
+    (cell,) = [cell for cell in TABLES["fadas-table2"].cells if cell.name == "Dir(0.1), FADAS"]
+    small = {"num_clients": 4, "concurrency": 2, "refill": 1, "alpha": 100.0, "local_epochs": 0, "batch_size": 4}
+    small |= {"local_steps": 1, "eval_every": 2}
+    rule = cell.rule.replace("buffer_size=5", "buffer_size=1")
+    cells = (cell._replace(rule=rule, settings=cell.settings | small),)
+    return replace(TABLES["fadas-table2"], cells=cells, seeds=1), tmp_path
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("device", [COPY, "cpu"])
+def test_two_rounds_of_resnet_18(device, resnet):
+    """On the CPU the suite makes those of a preset; the device is part of the record, and of what finds it again."""
+    table, folder = resnet
+    out, changes = folder / "out", Changes(str(folder), 2, device)
+    _, left = reproduce(table, out, (0,), changes=changes, limits=Limits(processes=1))
+    assert left == 0
+    (line,) = [json.loads(text) for text in (out / "fadas-table2.jsonl").read_text().splitlines()]
+    assert [row[1] for row in line["evaluations"]] == [0, 2]
+    assert np.isfinite([row[4] for row in line["evaluations"]]).all()
+    assert line["config"].get("device", "cpu") == device
+    assert reproduce(table, out, (0,), changes=changes, limits=Limits(runs=1, processes=1))[1] == 0
+
+
+def test_buffers_are_those_of_the_device():
+    """BatchNorm's, which the server averages, and a count that it copies."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(8, 3)).astype(np.float32), np.arange(8) % 2) for _ in range(8)]
+    layers = (torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    task = Task(torch.nn.Sequential(*layers), clients, classification(*clients[0]))
+    settings = SMALL | {"task": "python:task", "arrivals": 9, "eval_every": 3}
+    del settings["model"]
+    plain = SimConfig(**settings, delays="ca2fl", local_steps=2)
+    for rule in ("fedbuff:buffer_size=3", "fedasync"):
+        ours, other = (run(parse_rule(rule), 0, replace(plain, device=one), task=task) for one in ("cpu", COPY))
+        assert (ours.digest, ours.evaluations) == (other.digest, other.evaluations)
+
+
+def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch):
+    cell = TABLES["fadas-table2"].cells[0]._replace(rule="fedbuff:buffer_size=3", settings=SMALL)
+    table = replace(TABLES["fadas-table2"], cells=(cell,), seeds=1)
+    monkeypatch.setattr(reproduction, "TABLES", {table.name: table})
+    reproduce(table, tmp_path, (0,), changes=Changes(device=COPY), limits=Limits(processes=1))
+    assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]
+    assert len(folder_page(table, tmp_path).content["cells"]) == 1
+    lines, (run_here, *_) = reproduction._lines_in(tmp_path), reproduction.runs_of(table, table.cells, (0,), [])[0]
+    assert reproduction.lines_of_jobs(lines, [run_here.job]) == {}, "a run on the CPU is another one"
+    assert check(tmp_path, None)[-1].endswith("equal")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"device": "tpu"}, "unknown device 'tpu'"), ({"device": "cuda"}, "device is cuda, but torch finds no GPU")],
+)
+def test_devices_that_are_not_there(settings, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=message):
+        run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL | settings))
+
+
+def test_compiled_steps_are_for_the_cpu():
+    with pytest.raises(ConfigError, match="compile is for the CPU, and device is cpu:0"):
+        run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL, device=COPY, compile=True))
+
+
+def test_a_record_names_the_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
+    assert machine("cuda:1")["cpu"] == "name of cuda:1"
+    assert machine("cpu") == machine()
