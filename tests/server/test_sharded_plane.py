@@ -248,3 +248,47 @@ def test_errors_name_the_elements_and_arrays_of_the_whole(data):
         each.push(client=1, version=0, update=tree)
         each.push(client=1, version=each.pull(), model={**tree, "b": tree["b"].astype(np.float16)})
     assert bits(trees.params) == bits(one.params)
+
+
+class Dlpack:
+    """A vector that only the engine can read."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_vectors_that_only_the_engine_reads_get_the_type_of_their_place(data):
+    """Not that of the slots."""
+    vector = data[1][:SIZE]
+    server = Server(rules.zenopp(), Dlpack(vector), slot_dtype="bfloat16", plane=ShardedPlane(2))
+    server.set_rule_vector("validation", Dlpack(vector))
+    assert bits(server.params) == bits(server.rule_vectors["validation"]) == bits(vector)
+
+
+@pytest.mark.parametrize("more", [-SUPERBLOCK, 1])
+def test_a_base_of_another_size_is_refused(more, data):
+    server = Server(rules.fedbuff(), data[0][:SIZE], plane=ShardedPlane(2))
+    other = Server(rules.fedbuff(), data[0][: SIZE + more]).pull()
+    with pytest.raises(AffluxError, match=f"base has {SIZE + more} elements, expected {SIZE}"):
+        server.push(client=1, version=other, model=data[0][:SIZE])
+
+
+def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
+    """Both would wait, or raise BusyError, if each had a slot of some shards only."""
+    plane, held, reserve = ShardedPlane(2), [], LocalPlane.reserve
+    server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), max_slots=1, plane=plane)
+
+    def interrupted(own, **options):
+        if own is plane._planes[-1] and len(held) < len(plane._planes):
+            assert plane.reserve() is None  # of another thread
+        held.append(reserve(own, **options))
+        return held[-1]
+
+    monkeypatch.setattr(LocalPlane, "reserve", interrupted)
+    assert server.push(client=1, version=0, update=np.zeros(SIZE, np.float32), timeout=0).status == "joined"

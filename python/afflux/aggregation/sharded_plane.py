@@ -79,7 +79,6 @@ class ShardedPlane(DataPlane):
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
         self._planes = [LocalPlane() for _ in nodes]
         self._whole = Pool(self.size, options.dtype, 0)
-        self._slot_dtype = options.slot_dtype
         for plane, span in zip(self._planes, self._spans, strict=True):
             plane.allocate(replace(options, size=span.stop - span.start))
 
@@ -89,6 +88,8 @@ class ShardedPlane(DataPlane):
 
     def _scattered(self, values: Any) -> list[Any]:
         """Return the part of a flat array for each plane."""
+        if len(values) != self.size:
+            raise AffluxError(f"an array has {len(values)} elements, expected {self.size}")
         return [values[span] for span in self._spans]
 
     def _root(self, values: Sequence[_Value], join: Callable[[_Value, _Value], _Value]) -> _Value:
@@ -104,8 +105,13 @@ class ShardedPlane(DataPlane):
         return value(0, self._total)
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
-        slots = self._each(lambda plane: plane.reserve(counted=counted))
-        return None if None in slots else Shards(slots)
+        # Slots are taken in the order of the parts and freed in the reverse one: if the first part has a slot, all have.
+        slots: list[Any] = []
+        for plane in self._planes:
+            if (slot := plane.reserve(counted=counted)) is None:
+                return None
+            slots.append(slot)
+        return Shards(slots)
 
     def grow(self, limit: int) -> None:
         self._each(lambda plane: plane.grow(limit))
@@ -127,14 +133,14 @@ class ShardedPlane(DataPlane):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        conversions: list[ops.Conversion | None] = [None] * len(self._planes)
-        if conversion is not None:
-            base = conversion.base
-            bases = base.parts if isinstance(base, Shards) else [None] * len(self._planes)
-            if base is not None and not isinstance(base, Shards):
-                bases = self._scattered(base)
-            conversions = [conversion._replace(base=each) for each in bases]
+        conversions: Sequence[ops.Conversion | None] = [None] * len(self._planes)
         try:
+            if conversion is not None:
+                base = conversion.base
+                bases = base.parts if isinstance(base, Shards) else [None] * len(self._planes)
+                if base is not None and not isinstance(base, Shards):
+                    bases = self._scattered(base)
+                conversions = [conversion._replace(base=each) for each in bases]
             arrays = [_flat(array) for array in as_list(parts)]
             facts = [
                 plane.ingest(_cut(arrays, span), own, num_threads, each)
@@ -143,7 +149,8 @@ class ShardedPlane(DataPlane):
         except Exception:  # arrays that only the engine can read, or an error that names the caller's own
             if conversion is not None:
                 conversion = conversion._replace(base=self.shown(conversion.base))
-            whole = Buffer(Pool(self.size, self._slot_dtype, 0))
+            dtype = np.asarray(vector.parts[0]).dtype.name
+            whole = Buffer(Pool(self.size, "bfloat16" if dtype == "uint16" else dtype, 0))
             whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
             self.fill(vector, np.asarray(whole))
             return whole_facts
