@@ -217,7 +217,7 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
 def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
     plane = ShardedPlane(2)
     server = Server(rules.fedbuff(), np.zeros(3), plane=plane)
-    with pytest.raises(AffluxError, match=r"\[Server\] plane is that of another server"):
+    with pytest.raises(AffluxError, match=r"\[Server\] plane was given to a server before"):
         Server(rules.fedbuff(), np.zeros(3), plane=plane)
     with pytest.raises(AffluxError, match=r"\[Server\] plane is 3, must be a DataPlane"):
         Server(rules.fedbuff(), np.zeros(3), plane=3)
@@ -292,3 +292,25 @@ def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
 
     monkeypatch.setattr(LocalPlane, "reserve", interrupted)
     assert server.push(client=1, version=0, update=np.zeros(SIZE, np.float32), timeout=0).status == "joined"
+
+
+def test_the_squares_of_shards_are_added_in_the_engines_floating_point_mode():
+    torch = pytest.importorskip("torch")
+    vector, states = np.zeros(SIZE), []
+    vector[[0, SUPERBLOCK, -1]] = 1.6e-154, 1.2e-154, 1e-154  # two of the squares are subnormal
+    for flush, plane in ((False, None), (True, None), (True, ShardedPlane(2))):
+        server = Server(rules.fedbuff(), np.zeros(SIZE), dtype="float64", plane=plane)
+        if flush and not torch.set_flush_denormal(True):
+            pytest.skip("this CPU cannot flush denormals")
+        try:
+            server.push(client=1, version=0, update=vector)
+        finally:
+            torch.set_flush_denormal(False)
+        states.append(server.state_dict()["meta"])
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("wrong", [{"shards": 0}, {"shards": -1}, {"shards": "2"}, {"cuts": [1.5]}, {"cuts": [-1]}])
+def test_shards_and_cuts_are_numbers(wrong):
+    with pytest.raises(AffluxError, match=rf"\[ShardedPlane\] {next(iter(wrong))} is .*, must be an int of at least"):
+        ShardedPlane(**wrong)

@@ -15,13 +15,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from afflux import ops
-from afflux._engine import SUPERBLOCK, Buffer, Pool
+from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
 
 _Value = TypeVar("_Value")
@@ -62,17 +63,19 @@ class ShardedPlane(DataPlane):
     copies = "the server's vectors are in shards"
 
     def __init__(self, shards: int = 2, *, cuts: Sequence[int] | None = None) -> None:
-        self._shards = shards
-        self._cuts = cuts
+        self._shards = integer(1)("ShardedPlane", "shards", shards)
+        self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
     def allocate(self, options: PlaneOptions) -> None:
         if hasattr(self, "size"):
-            raise AffluxError("[Server] plane is that of another server")
+            raise AffluxError("[Server] plane was given to a server before: give a new one")
         if options.check_versions:
             raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
         total = -(-options.size // SUPERBLOCK)
-        cuts = self._cuts or [total * i // self._shards for i in range(1, self._shards)]
-        edges = [0, *(min(max(cut, 0), total) for cut in sorted(cuts)), total]
+        cuts = self._cuts
+        if cuts is None:
+            cuts = [total * i // self._shards for i in range(1, self._shards)]
+        edges = [0, *(min(cut, total) for cut in sorted(cuts)), total]
         nodes = [node for begin, end in pairwise(edges) for node in subtrees(begin, end, total)] or [(0, 0)]
         self.size, self.inplace = options.size, options.inplace
         self._total, self._nodes, self._begins = total, nodes, [first * SUPERBLOCK for first, _ in nodes]
@@ -102,7 +105,7 @@ class ShardedPlane(DataPlane):
             left = left_part(count)
             return join(value(first, left), value(first + left, count - left))
 
-        return value(0, self._total)
+        return strict_float_mode(lambda total: value(0, total), self._total)  # as the engine adds
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         # Slots are taken in the order of the parts and freed in the reverse one: if the first part has a slot, all have.
