@@ -108,7 +108,7 @@ class ShardedPlane(DataPlane):
         return strict_float_mode(lambda total: value(0, total), self._total)  # as the engine adds
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
-        # Slots are taken in the order of the parts and freed in the reverse one: if the first part has a slot, all have.
+        # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
         slots: list[Any] = []
         for plane in self._planes:
             if (slot := plane.reserve(counted=counted)) is None:
