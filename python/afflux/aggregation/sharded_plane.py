@@ -49,6 +49,9 @@ class ShardedRound(Struct, frozen=True, eq=False):
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
 
+    Such a server has no store, no check_versions and no copy=False. `pull` and `Task.params` copy a version, once as
+    long as callers have the copy; neither max_versions nor memory_budget counts the copies.
+
     Args:
         shards: the number of shards, which are about equally long. Shards of a vector with fewer superblocks are empty.
         cuts: the superblocks with which the second shard and the later ones begin, in place of `shards`.
@@ -67,8 +70,6 @@ class ShardedPlane(DataPlane):
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
     def allocate(self, options: PlaneOptions) -> None:
-        if hasattr(self, "size"):
-            raise AffluxError("[Server] plane was given to a server before: give a new one")
         if options.check_versions:
             raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
         total = -(-options.size // SUPERBLOCK)
