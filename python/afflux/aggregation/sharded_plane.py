@@ -6,7 +6,7 @@ vector (engine/include/afflux/order.hpp), and a shard's range is in general no s
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -59,7 +59,7 @@ class ShardedPlane(DataPlane):
     >>> from afflux import Server, rules
     >>> server = Server(rules.fedbuff(buffer_size=1), np.zeros(200_000, np.float32), plane=ShardedPlane(3))
     >>> receipt = server.push(client=1, version=0, update=np.ones(200_000, np.float32))
-    >>> server.params.sum()
+    >>> float(server.params.sum())
     200000.0
     """
 
@@ -70,12 +70,12 @@ class ShardedPlane(DataPlane):
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
     def allocate(self, options: PlaneOptions) -> None:
+        if hasattr(self, "size"):
+            raise AffluxError("[Server] plane was given to a server before: give a new one")
         if options.check_versions:
             raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
         total = -(-options.size // SUPERBLOCK)
-        cuts = self._cuts
-        if cuts is None:
-            cuts = [total * i // self._shards for i in range(1, self._shards)]
+        cuts = [total * i // self._shards for i in range(1, self._shards)] if self._cuts is None else self._cuts
         edges = [0, *(min(cut, total) for cut in sorted(cuts)), total]
         nodes = [node for begin, end in pairwise(edges) for node in subtrees(begin, end, total)] or [(0, 0)]
         self.size, self.inplace = options.size, options.inplace
@@ -110,12 +110,8 @@ class ShardedPlane(DataPlane):
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
-        slots: list[Any] = []
-        for plane in self._planes:
-            if (slot := plane.reserve(counted=counted)) is None:
-                return None
-            slots.append(slot)
-        return Shards(slots)
+        slots = [*takewhile(lambda slot: slot is not None, (each.reserve(counted=counted) for each in self._planes))]
+        return Shards(slots) if len(slots) == len(self._planes) else None
 
     def grow(self, limit: int) -> None:
         self._each(lambda plane: plane.grow(limit))
@@ -140,10 +136,8 @@ class ShardedPlane(DataPlane):
         conversions: Sequence[ops.Conversion | None] = [None] * len(self._planes)
         try:
             if conversion is not None:
-                base = conversion.base
-                bases = base.parts if isinstance(base, Shards) else [None] * len(self._planes)
-                if base is not None and not isinstance(base, Shards):
-                    bases = self._scattered(base)
+                base, none = conversion.base, [None] * len(self._planes)
+                bases = base.parts if isinstance(base, Shards) else none if base is None else self._scattered(base)
                 conversions = [conversion._replace(base=each) for each in bases]
             arrays = [_flat(array) for array in as_list(parts)]
             facts = [

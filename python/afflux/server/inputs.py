@@ -92,8 +92,6 @@ class InputAdapter:
         """Return the adapter of a server whose vectors are in another plane."""
         if not isinstance(plane, DataPlane):
             raise AffluxError(f"[Server] plane is {brief(plane)}, must be a DataPlane")
-        if hasattr(plane, "size"):
-            raise AffluxError("[Server] plane was given to a server before: give a new one")
         if self.plane.gpu is not None:
             raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
         return replace(self, plane=plane)
