@@ -42,8 +42,11 @@ Node tree(std::int64_t d, int num_threads, const Node& node, const Leaf& leaf, c
     const std::int64_t count = first + chunk < superblocks ? chunk : superblocks - first;
     subtree(first, count, leaf, join, nodes[static_cast<std::size_t>(i)]);
   });
+  if (chunks == 1) return nodes.front();
   Node root = node;
-  subtree(0, chunks, [&](std::int64_t i, Node& out) { out = nodes[static_cast<std::size_t>(i)]; }, join, root);
+  const auto leaf_of_chunk = [&](std::int64_t i, Node& out) { out = nodes[static_cast<std::size_t>(i)]; };
+  // In the engine's floating-point mode, as the nodes.
+  parallel_for(1, 1, [&](std::int64_t) { subtree(0, chunks, leaf_of_chunk, join, root); });
   return root;
 }
 

@@ -172,3 +172,20 @@ def test_flush_denormal_in_the_caller(reference):
     assert flushed == [reference["operations"]] * 2
     assert flushed_types == [reference["types"]] * 2
     assert still_on
+
+
+def test_sums_over_superblocks_keep_subnormals_in_the_callers_mode():
+    """The root of the tree is added after the threads have ended."""
+    torch = pytest.importorskip("torch")
+    vector, sums = np.zeros(2 * 65536 + 1), []
+    vector[[0, 65536, -1]] = 1.6e-154, 1.2e-154, 1e-154  # two of the squares are subnormal
+    out = np.empty_like(vector)
+    for flush in (False, True):
+        if flush and not torch.set_flush_denormal(True):
+            pytest.skip("this CPU cannot flush denormals")
+        try:
+            squares = ops.ingest(vector, out).sum_of_squares
+            sums.append((squares, ops.gram([vector])[0, 0], ops.inner([vector]).squares[0]))
+        finally:
+            torch.set_flush_denormal(False)
+    assert sums[0] == sums[1]

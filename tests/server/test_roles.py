@@ -157,6 +157,17 @@ def test_the_servers_own_constants_are_not_read(monkeypatch):
     assert pushed(server, own).status == "joined"
 
 
+def test_a_state_with_damaged_constants_does_not_overwrite_params():
+    start = {"w": np.zeros(2), "mask": np.array([0.0, -np.inf])}
+    layout = Layout.of(start, roles={"mask": "constant"})
+    server = Server(fedbuff(buffer_size=1), start, layout=layout, inplace=True)
+    state = server.state_dict()
+    state["arrays"] |= {"params": np.ones_like(state["arrays"]["params"]), "constants": np.zeros(3, np.uint8)}
+    with pytest.raises(AffluxError, match="constants has 3 bytes"):
+        server.load_state_dict(state)
+    assert server.params.tolist() == [0.0, 0.0]
+
+
 def test_constants_survive_a_state_and_a_store(tmp_path):
     server = Server(fedbuff(buffer_size=1), Model())
     state = server.state_dict()

@@ -217,7 +217,7 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
 def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
     plane = ShardedPlane(2)
     server = Server(rules.fedbuff(), np.zeros(3), plane=plane)
-    with pytest.raises(AffluxError, match=r"\[Server\] plane is that of another server"):
+    with pytest.raises(AffluxError, match=r"\[Server\] plane was given to a server before"):
         Server(rules.fedbuff(), np.zeros(3), plane=plane)
     with pytest.raises(AffluxError, match=r"\[Server\] plane is 3, must be a DataPlane"):
         Server(rules.fedbuff(), np.zeros(3), plane=3)
@@ -248,3 +248,69 @@ def test_errors_name_the_elements_and_arrays_of_the_whole(data):
         each.push(client=1, version=0, update=tree)
         each.push(client=1, version=each.pull(), model={**tree, "b": tree["b"].astype(np.float16)})
     assert bits(trees.params) == bits(one.params)
+
+
+class Dlpack:
+    """A vector that only the engine can read."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_vectors_that_only_the_engine_reads_get_the_type_of_their_place(data):
+    """Not that of the slots."""
+    vector = data[1][:SIZE]
+    server = Server(rules.zenopp(), Dlpack(vector), slot_dtype="bfloat16", plane=ShardedPlane(2))
+    server.set_rule_vector("validation", Dlpack(vector))
+    assert bits(server.params) == bits(server.rule_vectors["validation"]) == bits(vector)
+
+
+@pytest.mark.parametrize("more", [-SUPERBLOCK, 1])
+def test_a_base_of_another_size_is_refused(more, data):
+    server = Server(rules.fedbuff(), data[0][:SIZE], plane=ShardedPlane(2))
+    other = Server(rules.fedbuff(), data[0][: SIZE + more]).pull()
+    with pytest.raises(AffluxError, match=f"base has {SIZE + more} elements, expected {SIZE}"):
+        server.push(client=1, version=other, model=data[0][:SIZE])
+
+
+def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
+    """Both would wait, or raise BusyError, if each had a slot of some shards only."""
+    plane, held, reserve = ShardedPlane(2), [], LocalPlane.reserve
+    server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), max_slots=1, plane=plane)
+
+    def interrupted(own, **options):
+        if own is plane._planes[-1] and len(held) < len(plane._planes):
+            assert plane.reserve() is None  # of another thread
+        held.append(reserve(own, **options))
+        return held[-1]
+
+    monkeypatch.setattr(LocalPlane, "reserve", interrupted)
+    assert server.push(client=1, version=0, update=np.zeros(SIZE, np.float32), timeout=0).status == "joined"
+
+
+def test_the_squares_of_shards_are_added_in_the_engines_floating_point_mode():
+    torch = pytest.importorskip("torch")
+    vector, states = np.zeros(SIZE), []
+    vector[[0, SUPERBLOCK, -1]] = 1.6e-154, 1.2e-154, 1e-154  # two of the squares are subnormal
+    for flush, plane in ((False, None), (True, None), (True, ShardedPlane(2))):
+        server = Server(rules.fedbuff(), np.zeros(SIZE), dtype="float64", plane=plane)
+        if flush and not torch.set_flush_denormal(True):
+            pytest.skip("this CPU cannot flush denormals")
+        try:
+            server.push(client=1, version=0, update=vector)
+        finally:
+            torch.set_flush_denormal(False)
+        states.append(server.state_dict()["meta"])
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("wrong", [{"shards": 0}, {"shards": -1}, {"shards": "2"}, {"cuts": [1.5]}, {"cuts": [-1]}])
+def test_shards_and_cuts_are_numbers(wrong):
+    with pytest.raises(AffluxError, match=rf"\[ShardedPlane\] {next(iter(wrong))} is .*, must be an int of at least"):
+        ShardedPlane(**wrong)

@@ -6,7 +6,7 @@ vector (engine/include/afflux/order.hpp), and a shard's range is in general no s
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -15,13 +15,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from afflux import ops
-from afflux._engine import SUPERBLOCK, Buffer, Pool
+from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
 from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
 
 _Value = TypeVar("_Value")
@@ -48,6 +49,9 @@ class ShardedRound(Struct, frozen=True, eq=False):
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
 
+    Such a server has no store, no check_versions and no copy=False. `pull` and `Task.params` copy a version, once as
+    long as callers have the copy; neither max_versions nor memory_budget counts the copies.
+
     Args:
         shards: the number of shards, which are about equally long. Shards of a vector with fewer superblocks are empty.
         cuts: the superblocks with which the second shard and the later ones begin, in place of `shards`.
@@ -62,24 +66,23 @@ class ShardedPlane(DataPlane):
     copies = "the server's vectors are in shards"
 
     def __init__(self, shards: int = 2, *, cuts: Sequence[int] | None = None) -> None:
-        self._shards = shards
-        self._cuts = cuts
+        self._shards = integer(1)("ShardedPlane", "shards", shards)
+        self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
     def allocate(self, options: PlaneOptions) -> None:
         if hasattr(self, "size"):
-            raise AffluxError("[Server] plane is that of another server")
+            raise AffluxError("[Server] plane was given to a server before: give a new one")
         if options.check_versions:
             raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
         total = -(-options.size // SUPERBLOCK)
-        cuts = self._cuts or [total * i // self._shards for i in range(1, self._shards)]
-        edges = [0, *(min(max(cut, 0), total) for cut in sorted(cuts)), total]
+        cuts = [total * i // self._shards for i in range(1, self._shards)] if self._cuts is None else self._cuts
+        edges = [0, *(min(cut, total) for cut in sorted(cuts)), total]
         nodes = [node for begin, end in pairwise(edges) for node in subtrees(begin, end, total)] or [(0, 0)]
         self.size, self.inplace = options.size, options.inplace
         self._total, self._nodes, self._begins = total, nodes, [first * SUPERBLOCK for first, _ in nodes]
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
         self._planes = [LocalPlane() for _ in nodes]
         self._whole = Pool(self.size, options.dtype, 0)
-        self._slot_dtype = options.slot_dtype
         for plane, span in zip(self._planes, self._spans, strict=True):
             plane.allocate(replace(options, size=span.stop - span.start))
 
@@ -89,6 +92,8 @@ class ShardedPlane(DataPlane):
 
     def _scattered(self, values: Any) -> list[Any]:
         """Return the part of a flat array for each plane."""
+        if len(values) != self.size:
+            raise AffluxError(f"an array has {len(values)} elements, expected {self.size}")
         return [values[span] for span in self._spans]
 
     def _root(self, values: Sequence[_Value], join: Callable[[_Value, _Value], _Value]) -> _Value:
@@ -101,11 +106,12 @@ class ShardedPlane(DataPlane):
             left = left_part(count)
             return join(value(first, left), value(first + left, count - left))
 
-        return value(0, self._total)
+        return strict_float_mode(lambda total: value(0, total), self._total)  # as the engine adds
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
-        slots = self._each(lambda plane: plane.reserve(counted=counted))
-        return None if None in slots else Shards(slots)
+        # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
+        slots = [*takewhile(lambda slot: slot is not None, (each.reserve(counted=counted) for each in self._planes))]
+        return Shards(slots) if len(slots) == len(self._planes) else None
 
     def grow(self, limit: int) -> None:
         self._each(lambda plane: plane.grow(limit))
@@ -127,14 +133,12 @@ class ShardedPlane(DataPlane):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        conversions: list[ops.Conversion | None] = [None] * len(self._planes)
-        if conversion is not None:
-            base = conversion.base
-            bases = base.parts if isinstance(base, Shards) else [None] * len(self._planes)
-            if base is not None and not isinstance(base, Shards):
-                bases = self._scattered(base)
-            conversions = [conversion._replace(base=each) for each in bases]
+        conversions: Sequence[ops.Conversion | None] = [None] * len(self._planes)
         try:
+            if conversion is not None:
+                base, none = conversion.base, [None] * len(self._planes)
+                bases = base.parts if isinstance(base, Shards) else none if base is None else self._scattered(base)
+                conversions = [conversion._replace(base=each) for each in bases]
             arrays = [_flat(array) for array in as_list(parts)]
             facts = [
                 plane.ingest(_cut(arrays, span), own, num_threads, each)
@@ -143,7 +147,8 @@ class ShardedPlane(DataPlane):
         except Exception:  # arrays that only the engine can read, or an error that names the caller's own
             if conversion is not None:
                 conversion = conversion._replace(base=self.shown(conversion.base))
-            whole = Buffer(Pool(self.size, self._slot_dtype, 0))
+            dtype = np.asarray(vector.parts[0]).dtype.name
+            whole = Buffer(Pool(self.size, "bfloat16" if dtype == "uint16" else dtype, 0))
             whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
             self.fill(vector, np.asarray(whole))
             return whole_facts

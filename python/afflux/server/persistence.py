@@ -216,10 +216,10 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
     rule_vectors = {name: plane.vector(vector) for name, vector in saved.rule_vectors.items()}
+    constants = _saved_constants(state)  # before the draft, which with inplace is the server's own params
     draft = plane.draft("load_state_dict")
     plane.fill(draft, saved.params)
     now = Pulled(plane.finish(draft, saved.version), saved.version, saved.buffers)
-    constants = _saved_constants(state)
     admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
     if constants is not None:
         adapter.constants.replace(constants)

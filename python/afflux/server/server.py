@@ -51,7 +51,7 @@ class Server(PushReceiver):
             on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
             unfinished is reported with the next step, or by `poll`.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
-            `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits.
+            `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits; what callers get are copies.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:

@@ -141,7 +141,7 @@ def table_by_rule(results: Sequence[RunResult], config: SimConfig) -> Table:
     if goal is not None:
         columns |= {f"{time} to {(to := metric.text(goal))}": f"{time}\nto {to}" for time in ("rounds", "virtual time")}
     columns["server state"] = "server\nstate"
-    columns |= {title: title.replace(" ", "\n") for title in rows if title.endswith(" arrivals")}
+    columns |= {"faulty arrivals": "faulty\narrivals"} if "faulty arrivals" in rows else {}
     headers = [Column(header, justify="right", no_wrap=True) for header in columns.values()]
     shown = Table(Column("\nrule", overflow="fold"), *headers, box=SIMPLE_HEAD)
     for index, label in enumerate(group_by_rule(results)):
