@@ -8,17 +8,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.papers.finished_runs import Outcome
 from afflux.sim.papers.paper_tables import Cell, Reading, Search, Table
-from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
 from afflux.sim.results.run_result import Evaluation, RunResult, seed_statistics
 from afflux.sim.results.statistics import LEVEL, holm, t_quantile
-from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
+
+if TYPE_CHECKING:
+    from afflux.sim.papers.publishing import Page
+    from afflux.sim.runs.compare import Job
 
 #: The rule with which all others are compared.
 REFERENCE = "fedbuff"
@@ -113,7 +114,7 @@ def verdict(mean: float, p: float) -> str:
     return ("better" if mean > 0 else "worse") if p < 1 - LEVEL else "not decided"
 
 
-def lowest_tenth(job: Job, result: RunResult) -> dict[str, float]:
+def lowest_tenth(job: "Job", result: RunResult) -> dict[str, float]:
     """Return the mean accuracy of the tenth of the clients with the lowest one, with the final model.
 
     A client's accuracy is that of the test part's classes, weighted by the classes of its own examples.
@@ -173,7 +174,7 @@ _Runs = Mapping[str, Mapping[str, Mapping[int, _Run]]]
 Rows = Callable[[Mapping[str, Any]], Sequence[Evaluation]]
 
 
-def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[str, Any]], timed: Rows) -> Page:
+def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[str, Any]], timed: Rows) -> "Page":
     """Return the page of the runs that have ended.
 
     Args:
@@ -182,6 +183,9 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         lines: those of the finished runs, by index into `runs`.
         timed: returns the evaluations of a line until the end of the equal time.
     """
+    from afflux.sim.papers.finished_runs import Outcome
+    from afflux.sim.papers.publishing import Page
+
     content: dict[str, dict[str, dict[int, _Run]]] = {}
     trials: dict[str, list[float]] = {}
     chosen: dict[str, str] = {}
@@ -266,12 +270,16 @@ def _mean(runs: Mapping[int, _Run], name: str) -> float:
 
 
 def _overall(overall: Mapping[str, tuple[Difference, float]]) -> str:
+    from afflux.sim.papers.publishing import markdown_table
+
     ranked = sorted(overall.items(), key=lambda item: -item[1][0].mean)
     rows = [(label, str(one), f"{one.pairs}", f"{p:.2g}", verdict(one.mean, p)) for label, (one, p) in ranked]
     return markdown_table(("rule", "minus FedBuff, points, 95 %", "pairs", "p (sign flips, Holm)", ""), rows)
 
 
 def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen: Mapping[str, str]) -> str:
+    from afflux.sim.papers.publishing import markdown_table
+
     rows = []
     for label in sorted(runs, key=lambda label: -_mean(runs[label], "late")):
         own, reference = runs[label], runs.get(REFERENCE, {})
@@ -301,6 +309,8 @@ FACTS = ("lowest_tenth", "state_bytes", "server_ms")
 
 
 def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:
+    from afflux.sim.papers.publishing import markdown_table
+
     rows = []
     for label in RULES:
         own = [values for name, values in trials.items() if name.partition(": ")[2] == label]
@@ -315,6 +325,7 @@ def _number(value: float) -> float | None:
 
 def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
     """Write a PNG: a row for each rule, its mean difference from FedBuff with the interval, and the band."""
+    from afflux.sim.papers.publishing import draw_rows
     from afflux.sim.results.curves import COLOURS
 
     ranked = sorted(overall, key=lambda label: -overall[label][0].mean)

@@ -1,15 +1,15 @@
-"""Cross entropy of classes, and the evaluation of a classifier on a test set."""
+"""Cross entropy of classes, and the evaluation of a classifier on a test set. Only calls import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from afflux.sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Examples that are evaluated at once; limits the memory.
 EVALUATION_BATCH = 1000
@@ -17,6 +17,8 @@ EVALUATION_BATCH = 1000
 
 def class_labels(y: Any) -> Any:
     """Return labels as torch's cross entropy takes them: whole numbers of any dtype, (n,) or (n, 1), as (n,) int64."""
+    import torch
+
     if (y.dtype == torch.int64 and y.ndim == 1) or y.is_floating_point() or y.is_complex():
         return y
     return (y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y).long()
@@ -24,8 +26,10 @@ def class_labels(y: Any) -> Any:
 
 def class_loss(output: Any, y: Any) -> Any:
     """Return the mean cross entropy of outputs (n, classes) and labels; raise ValueError if these do not fit."""
+    import torch
+
     try:
-        return cross_entropy(output, class_labels(y))
+        return torch.nn.functional.cross_entropy(output, class_labels(y))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if not isinstance(output, torch.Tensor):
             raise ValueError(
@@ -54,8 +58,10 @@ class Classification:
     x: Any
     y: Any
 
-    def __call__(self, model: nn.Module) -> tuple[float, float]:
+    def __call__(self, model: "nn.Module") -> tuple[float, float]:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
+        import torch
+
         starts = range(0, len(self.y), EVALUATION_BATCH)
         device = next((parameter.device for parameter in model.parameters()), self.x.device)
         try:
@@ -75,6 +81,8 @@ class Classification:
 
 def as_arrays(what: str, *columns: Any) -> list[Any]:
     """Return tensors as they are, and others as arrays; raise ConfigError if an array does not hold numbers."""
+    import torch
+
     arrays = [own if isinstance(own, torch.Tensor) else np.asarray(own) for own in columns]
     for name, array in zip("xy", arrays, strict=True):
         if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
@@ -84,6 +92,8 @@ def as_arrays(what: str, *columns: Any) -> list[Any]:
 
 def refuse_nonfinite(what: str, x: Any) -> None:
     """Raise ConfigError if a row of an array or tensor has a value that is not finite; it names the row."""
+    import torch
+
     if isinstance(x, torch.Tensor):
         # The sum needs no memory. It is not finite either if it overflows.
         finite = not x.is_floating_point() or bool(torch.isfinite(x.sum())) or torch.isfinite(x).numpy(force=True)
@@ -110,6 +120,8 @@ def classification(x: Any, y: Any) -> Classification:
     Raises:
         ConfigError: an example has a value that is not finite.
     """
+    import torch
+
     refuse_nonfinite("classification", x)
     examples, labels = (
         own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own))
