@@ -8,8 +8,8 @@ store and the folder of a grid that BASE has written are also replayed, resumed 
 its file in --data-dir or AFFLUX_DATA.
 
 Not compared: in the headers of logs the version of afflux and the digests of rule and task files; the measured seconds
-of the server; the ids of runs; files of models, and digests of their buffers, which BASE may not have; what pages and
-pictures look like, and what commands print.
+of the server; the ids of runs; files of models, digests of their buffers and the setting device, which BASE may not
+have; summaries, which come from the other tables; what pages and pictures look like, and what commands print.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import same_runs_inputs
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 HERE = Path(__file__).parent
-LEFT_OUT = ("afflux", "code")  #: of the header of a log
+LEFT_OUT = ("afflux", "code", "device")  #: of the header of a log
 OUTPUT = "output.txt"  #: of the last program of a side
 STATES = "states.txt"  #: see `same_runs_task.evaluate`
 ENGINE = ("engine", "csrc", "CMakeLists.txt")
@@ -163,7 +163,7 @@ def contents(folder: Path) -> Contents:
     kinds: Contents = defaultdict(dict)
     paths = folder.rglob("*") if folder.is_dir() else [folder]
     for path in sorted(path for path in paths if path.is_file() and path.name != "run_id.txt"):
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" or path.stem == "summary":
             continue
         name = str(path.relative_to(folder))
         kinds["names of files"][name] = []
@@ -201,7 +201,7 @@ def _without_left_out(header: str) -> str:
 
 def _without_seconds(content: object) -> object:
     if isinstance(content, dict):
-        left_out = ("server_ms", "afflux", "buffers_sha256")
+        left_out = ("server_ms", "afflux", "buffers_sha256", "device")
         return {name: _without_seconds(value) for name, value in content.items() if name not in left_out}
     return [_without_seconds(item) for item in content] if isinstance(content, list) else content
 
