@@ -15,7 +15,7 @@ def write(folder, header=HEADER, weight=0.5, seconds=1.0, accuracy="0.25", buffe
     lines = [header, {"type": "round", "weights": [weight]}, {"type": "end", "params_sha256": "ab"}]
     (folder / "audit" / "fedbuff-seed0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (folder / "audit" / "run_id.txt").write_text(str(folder))
-    (folder / "summary.csv").write_text(f"rule,server_ms,server_ms_std\nfedbuff,{seconds},0\n")
+    (folder / "rules.csv").write_text(f"rule,server_ms,server_ms_std\nfedbuff,{seconds},0\n")
     (folder / "metrics.csv").write_text(f"rule,accuracy\nfedbuff,{accuracy}\n")
     (folder / "config.json").write_text(
         json.dumps({"versions": {"afflux": str(seconds)}, "rows": [{"server_ms": seconds}]})
