@@ -31,7 +31,7 @@ class Calls(dict):
 
 
 class LateFigures(Future):
-    """The figures of an evaluation, which never end before somebody waits for them, as in a busy worker process."""
+    """The numbers of an evaluation that is not finished until its result is read, as in a busy worker process."""
 
     def done(self):
         return False

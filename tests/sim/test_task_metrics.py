@@ -82,7 +82,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
 
         cells = dict(summary_rows(results, own.config.target, brief=True))
         assert cells[metric.title("final {}")][0] == results.summary()[RULES[0]][f"final_{name}"].text(2)
-        assert ("rounds to 0.9" in cells) == (metric is AUC), "a target that nobody has set"
+        assert ("rounds to 0.9" in cells) == (metric is AUC), "the default target is left out"
         charts.clear()
         page = render_report(results, "", own.config.target, _configuration(results, own.config), {})
         assert f"Final {name} of one rule" in page
@@ -162,7 +162,7 @@ def test_figures_and_tables_for_print(tmp_path, monkeypatch):
     assert head[6] == r"above the best [95\%]"
     assert (a[6], b[6]) == ("$11$ [$-1.706$, $23.71$]", "-")
     assert r"Paired differences to b in \$x\$; the t test" in lines[-1]
-    assert "rounds to" not in statistics.latex_table(results, SimConfig.target), "nobody has set the target"
+    assert "rounds to" not in statistics.latex_table(results, SimConfig.target), "the default target is left out"
     table = [column.header for column in table_by_rule(results, results.config).columns]
     assert table[1:4] == ["final\nperplexity, $x$", "rounds\nto 25 $x$", "virtual time\nto 25 $x$"]
 

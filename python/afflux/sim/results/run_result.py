@@ -82,7 +82,7 @@ class ClientEvaluation(NamedTuple):
 
     arrivals: int
     client: int
-    model: str  #: server; or personal: that which the task has adapted to the client
+    model: str  #: "server", or "personal" for the model that the task has adapted to the client
     values: tuple[float, ...]
 
 
