@@ -88,36 +88,36 @@ def client_by_client(made: Callable[[], Coder]) -> ca2fl.Prepare:
 
 
 def baselines(bits: int) -> list[Contender]:
-    own = 2 if bits == 16 else 1
+    row_bytes = 2 if bits == 16 else 1
 
-    def kept(m: int) -> float:
-        return own * m / 4 + 1
+    def vectors(m: int) -> float:
+        return row_bytes * m / 4 + 1
 
     one_scale = "float32 h" if bits == 16 else "one scale a vector; codes of a byte; float32 h"
-    found = [
+    contenders = [
         plain(
             "torch, client by client",
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
             ca2fl.cached(client_by_client(partial(Coder, bits))),
-            kept,
+            vectors,
             9,
         ),
         compiled(
             f"the same, compiled; {one_scale}",
             ca2fl.cached(client_by_client(partial(Coder, bits)), compiles=True),
-            kept,
+            vectors,
             3,
         ),
         compiled(
             f"without random numbers, compiled; {one_scale}",
             ca2fl.cached(client_by_client(partial(Coder, bits, nearest=True)), compiles=True),
-            kept,
+            vectors,
             3,
             caveat="biased rows; float32 sums",
             name="torch.compile, to nearest",
         ),
     ]
-    return found if bits != 16 else found[:2]  # nothing to round
+    return contenders if bits != 16 else contenders[:2]  # nothing to round
 
 
 def stored(line: dict[str, Any]) -> str:

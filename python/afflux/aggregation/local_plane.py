@@ -60,13 +60,13 @@ class LocalPlane(DataPlane):
 
     def use_versions(self, memory: Callable[[], Vector] | None) -> None:
         """Make versions from now on, without the earlier ones. `memory` allocates them; None: the device does."""
-        own = self.options
+        options = self.options
         self.versions = Versions(
-            own.size,
-            own.max_versions,
-            dtype=own.dtype,
-            checked=own.check_versions,
-            inplace=own.inplace,
+            options.size,
+            options.max_versions,
+            dtype=options.dtype,
+            checked=options.check_versions,
+            inplace=options.inplace,
             memory=memory,
             device=self.device,
         )

@@ -98,11 +98,11 @@ class ShardedPlane(DataPlane):
 
     def _root(self, values: Sequence[_Value], join: Callable[[_Value, _Value], _Value]) -> _Value:
         """Return the value at the root of the tree, from those of the parts."""
-        known = dict(zip(self._nodes, values, strict=True))
+        leaves = dict(zip(self._nodes, values, strict=True))
 
         def value(first: int, count: int) -> _Value:
-            if (first, count) in known:
-                return known[first, count]
+            if (first, count) in leaves:
+                return leaves[first, count]
             left = left_part(count)
             return join(value(first, left), value(first + left, count - left))
 
@@ -186,8 +186,8 @@ class ShardedPlane(DataPlane):
     def inner(
         self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
-        held = Shards([None] * len(self._planes)) if memory is None else memory
-        parts = self._each(lambda plane, own, *each: plane.inner(each, weights, own, shift, own_weight), held, *slots)
+        memories = Shards([None] * len(self._planes)) if memory is None else memory
+        parts = self._each(lambda plane, e, *each: plane.inner(each, weights, e, shift, own_weight), memories, *slots)
         squares, products, square = zip(*parts, strict=True)
         return ops.InnerProducts(
             self._root(squares, np.add),
@@ -200,11 +200,11 @@ class ShardedPlane(DataPlane):
     ) -> ShardedRound:
         parts = []
         for k, (plane, begin) in enumerate(zip(self._planes, self._begins, strict=True)):
-            own = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
+            part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
             if plan.rows is not None and rows is not None:
-                own = replace(own, rows=plan_at(plan.rows, rows.codec, begin))
+                part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
             vectors = {name: vector.parts[k] for name, vector in rule_vectors.items()}
-            parts.append(plane.prepare(own, params.parts[k], vectors, None if rows is None else rows.parts[k], op))
+            parts.append(plane.prepare(part, params.parts[k], vectors, None if rows is None else rows.parts[k], op))
         return ShardedRound(plan, parts, [[] for _ in parts])
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:

@@ -176,8 +176,8 @@ class InputAdapter:
         facts = self.ingest(what, parts, slot, conversion, beside)
         bad, squares, low, high = facts
         if bad is not None:
-            made = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
-            raise AffluxError(f"{what} has a non-finite value{made} at index {bad}{self.place(bad)}")
+            kind = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
+            raise AffluxError(f"{what} has a non-finite value{kind} at index {bad}{self.place(bad)}")
         norm = sqrt(squares)
         if not limits.allow(low, high, norm):
             index = self.plane.first_beyond(slot, limits.max_abs)  # None: the norm is too large
@@ -188,9 +188,9 @@ class InputAdapter:
     def rule_vector(self, rule: Rule, name: str, vector: "ops.Array | Tree", limits: Limits) -> Vector:
         """Return a checked copy of the vector of `Server.set_rule_vector`."""
         if as_text(name) not in rule.needs.handed_in:
-            known = ", ".join(rule.needs.handed_in) or "none"
+            names = ", ".join(rule.needs.handed_in) or "none"
             what = f"{brief(name)} is not a vector that is set for {rule.name}"
-            raise AffluxError(f"[set_rule_vector] {what}; known: {known}")
+            raise AffluxError(f"[set_rule_vector] {what}; known: {names}")
         what = f"[set_rule_vector] {name}"
         new = self.plane.vector()
         own_limits = replace(limits, max_norm=inf)  # max_norm is for clients' vectors

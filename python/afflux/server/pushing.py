@@ -131,7 +131,7 @@ class PushReceiver:
         """
         aggregator, adapter, options = self._aggregator, self._adapter, self.options
         pushed: Pushed | None = None
-        known = found = vector = parts = own = None
+        number = result = vector = parts = own = None
         try:
             if (
                 aggregator.fast is not None
@@ -139,11 +139,11 @@ class PushReceiver:
                 and (timeout is None and copy is True)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
-                known = version.version if type(version) is Pulled else version
-                found = aggregator.fast.push(aggregator, client, known, update, gradient, model, num_examples, loss)
-                if type(found) is Receipt:
-                    return found
-                pushed = found  # the vector is in its slot; None: nothing was done
+                number = version.version if type(version) is Pulled else version
+                result = aggregator.fast.push(aggregator, client, number, update, gradient, model, num_examples, loss)
+                if type(result) is Receipt:
+                    return result
+                pushed = result  # the vector is in its slot; None: nothing was done
             if pushed is None:
                 aggregator.enter("push")
             if aggregator.plane.checks_versions:
@@ -153,7 +153,7 @@ class PushReceiver:
             if aggregator.tasks.next_deadline != inf:
                 close_overdue(aggregator)
         except BaseException as error:
-            task = version = pushed = found = update = gradient = model = buffers = None
+            task = version = pushed = result = update = gradient = model = buffers = None
             clear_tracebacks(error)
             if isinstance(error, Exception):
                 aggregator.count_refused()
@@ -162,7 +162,7 @@ class PushReceiver:
         client_id: Any = None
         pulled: Any = None
         checking = False  # the client's arguments are being checked
-        found = base = conversion = row = beside = None
+        entry = base = conversion = row = beside = None
         try:
             if pushed is not None:
                 client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
@@ -174,12 +174,12 @@ class PushReceiver:
             if timeout is not None or copy is not True:
                 _check_call(aggregator, given, timeout, copy)
             if task is not None:
-                ticket.task = found = _found(aggregator, task, client, version)
-                if found is None:
+                ticket.task = entry = _open_task(aggregator, task, client, version)
+                if entry is None:
                     return _no_arrival(
                         aggregator, ticket, None, None, "expired", "the task is closed, or was never opened here"
                     )
-                client_id, pulled = found.opened.client_id, found.opened.version
+                client_id, pulled = entry.opened.client_id, entry.opened.version
             elif client is None or version is None:
                 raise CallError("[push] give task=, or client= and version=")
             if given != "model" and type(vector) is not np.ndarray and is_module(vector):
@@ -190,7 +190,7 @@ class PushReceiver:
                     f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If "
                     f"its arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
                 )
-            if found is None:
+            if entry is None:
                 client_id = plain_id(client)
                 number = version if type(version) is int else _number(client_id, version)
                 newest = aggregator.admission.state.current.version
@@ -203,7 +203,7 @@ class PushReceiver:
             if type(num_examples) is not int or not 0 < num_examples < 2**63:
                 examples = _examples(client_id, num_examples)
             if examples == 0:
-                return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", found)
+                return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", entry)
             known_loss = nan
             if loss is not None:
                 known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
@@ -230,7 +230,7 @@ class PushReceiver:
                     aggregator.reading.add(ticket)
                     base = _base(aggregator, task, version, pulled)
                     if base is None and "model" in (given, adapter.kind):
-                        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, found)
+                        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, entry)
                     conversion = _conversion(what, given, adapter.kind, base, scale)
                 beside = None if row is None else row.check
                 sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
@@ -260,7 +260,7 @@ class PushReceiver:
                 ticket.add_to(error)
             if ticket.decision is None and not ticket.counted:
                 if options.faults == "record" and _is_clients(error, checking=checking):
-                    return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), found)
+                    return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), entry)
                 aggregator.count_refused()
             raise
         except BaseException as error:
@@ -399,7 +399,7 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
     return examples
 
 
-def _found(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
+def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
     """Return the open task of a push; None if the task is not open."""
     if client is not None or version is not None:
         raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
