@@ -162,7 +162,7 @@ class PushReceiver:
         client_id: Any = None
         pulled: Any = None
         checking = False  # the client's arguments are being checked
-        entry = base = conversion = row = beside = None
+        result = entry = base = conversion = row = beside = None
         try:
             if pushed is not None:
                 client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
