@@ -214,6 +214,15 @@ def test_the_page_of_all_runs_says_which_rule_to_use(tmp_path):
     assert {value["pairs"] for value in overall.values()} == {20}
     assert "| ca2fl | 82.2 ± 0.2 | +2.0 ± 0.0 | 82.2 | – | 50.0 | 3.0 | 1.00 |" in text
 
+    first = next(index for index, run in enumerate(runs) if (run.job.spec.name, run.job.seed) == ("wkafl", 0))
+    diverged = {"table": "rules", "evaluations": [], "max_staleness": 0}
+    ended[first] = _identity(runs[first].job) | diverged
+    page = reproduction.page_of(table, runs, ended, rows_of(table, [*ended.values()]))
+    assert "| wkafl | 66.2 ± 31.4 |" in page.markdown
+    assert "| 50.0 | 3.0 | 1.00 |" in next(
+        row for row in page.markdown.splitlines() if row.startswith("| wkafl | 66.2")
+    )
+
 
 @pytest.fixture
 def mnist(tmp_path):

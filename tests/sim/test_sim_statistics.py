@@ -268,6 +268,8 @@ def test_the_paired_t_test_and_wilcoxons_have_their_p():
     assert statistics.wilcoxon_note(3) == "Wilcoxon's test is left out: with 3 seeds its smallest p is 0.25."
     (row,) = statistics.paired_differences(paired([*gaps, 0.05, 0.09, 0.04]))
     assert row.p_wilcoxon == 2 / 2**6, "all six have one sign"
+    (row,) = statistics.paired_differences(paired([*gaps, 0.05, 0.09, 0.04, math.nan]))
+    assert (row.seeds, row.p_wilcoxon) == (6, 2 / 2**6), "a seed without the number is left out"
     assert statistics.wilcoxon_note(6) == ""
     for equal in ([0.0, 0.0], [0.0] * 7, [0.25, 0.25], [0.5]):
         assert math.isnan(statistics.paired_differences(paired(equal))[0].p_holm)

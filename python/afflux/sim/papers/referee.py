@@ -256,7 +256,8 @@ def _answer(content: _Runs) -> list[str]:
         )
     if len(whole) == len(CONDITIONS):
         first = next(iter(whole.values()))
-        sizes = {label: max(run.facts["state_bytes"] for run in first[label].values()) for label in RULES}
+        # A run in which a client has diverged has no facts.
+        sizes = {label: min(run.facts.get("state_bytes", math.inf) for run in first[label].values()) for label in RULES}
         small = [label for label in RULES if sizes[label] <= sizes[REFERENCE] and label not in SYNCHRONOUS]
         total = {label: np.mean([values[label] for values in means.values()]) for label in small}
         best = max(total, key=lambda label: total[label])
@@ -265,8 +266,8 @@ def _answer(content: _Runs) -> list[str]:
 
 
 def _mean(runs: Mapping[int, _Run], name: str) -> float:
-    values = [value for run in runs.values() if not math.isnan(value := getattr(run, name))]
-    return float(np.mean(values)) if values else math.nan
+    """Return the mean of a number or fact over the runs that have it; nan if none has."""
+    return seed_statistics([getattr(run, name, run.facts.get(name, math.nan)) for run in runs.values()]).mean
 
 
 def _overall(overall: Mapping[str, tuple[Difference, float]]) -> str:
@@ -285,9 +286,9 @@ def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen
         own, reference = runs[label], runs.get(REFERENCE, {})
         late = seed_statistics([run.late for run in own.values()])
         pairs = [run.late - reference[seed].late for seed, run in own.items() if seed in reference]
-        facts = {name: np.mean([run.facts.get(name, math.nan) for run in own.values()]) for name in FACTS}
+        facts = {name: _mean(own, name) for name in ("lowest_tenth", "state_bytes", "server_ms")}
         reached = sum(not math.isnan(run.to_target) for run in own.values())
-        to_target = f"{_mean(own, 'to_target'):.0f}" + f" ({reached} of {len(own)})" * (reached < len(own))
+        to_target = f"{_mean(own, 'to_target'):.0f}" + ("" if reached == len(own) else f" ({reached} of {len(own)})")
         rows.append(
             (
                 label,
@@ -303,9 +304,6 @@ def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen
         )
     header = ("rule", "accuracy", "minus FedBuff, 95 %", "by arrivals", f"time to {TARGET:.0%}", "lowest tenth")
     return f"### {condition}\n\n" + markdown_table((*header, "server, MB", "ms a round", "tuned"), rows)
-
-
-FACTS = ("lowest_tenth", "state_bytes", "server_ms")
 
 
 def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:

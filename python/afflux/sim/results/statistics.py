@@ -137,7 +137,7 @@ def paired_differences(
             values.setdefault(label, {})[run.seed] = summary[name]
     rows = []
     for (first, mine), (second, theirs) in combinations(values.items(), 2):
-        both = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        both = [gap for seed in mine if seed in theirs and not math.isnan(gap := mine[seed] - theirs[seed])]
         mean, std, seeds = seed_statistics(both)
         if seeds:
             error = std / math.sqrt(seeds) if seeds > 1 else math.nan
@@ -209,12 +209,9 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         shown.append((f"{decision} arrivals", cells))
     seconds = (seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values())
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
-    shown.append(("server state", [_state_bytes(runs) for runs in groups.values()]))
+    sizes = (seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values())
+    shown.append(("server state", [in_bytes(mean) for mean in sizes]))
     return shown
-
-
-def _state_bytes(runs: Sequence[RunResult]) -> str:
-    return in_bytes(seed_statistics([run.state_bytes for run in runs]).mean)
 
 
 def latex_table(results: Sequence[RunResult], target: float) -> str:
@@ -260,8 +257,7 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
             columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
         unit = "points" if metric.is_share else metric.unit
         notes += f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
-        notes += "the t test is adjusted by Holm for all pairs of rules. "
-        notes += wilcoxon_note(seeds)
+        notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(seeds)}"
     table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
     head, *body = (" & ".join(row) + " \\\\" for row in table)
     lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
-from afflux.ops.validation import as_int, brief, printable
+from afflux.ops.validation import as_int, brief, integer, printable
 from afflux.rules import RULES
 from afflux.sim import interrupts
 from afflux.sim.clients.training import with_settings
@@ -252,6 +252,7 @@ class Simulation:
             TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
             MissingExtraError: a package is not installed.
         """
+        save_every = integer(0)("run", "save_every", save_every)
         options: dict[str, Any] = {"task": self.task, "processes": processes, "workers": workers, "watch": watch}
         if out is None:
             given = {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store, "save_every": save_every}
@@ -326,6 +327,7 @@ def resume(
         StoreError: there is no store, or it is damaged.
     """
     _require_packages(tensorboard)
+    save_every = integer(0)("resume", "save_every", save_every)
     interrupted = store
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
