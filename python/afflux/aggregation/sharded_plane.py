@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from afflux import ops
@@ -43,7 +43,7 @@ class ShardedRound(Struct, frozen=True, eq=False):
 
     plan: RoundPlan
     parts: list[LocalRound]
-    swept: list[list[bool]] = field(default_factory=list)  #: of each part: not empty once its sweep has been made
+    swept: list[list[bool]]  #: of each part: not empty once its sweep has been made
 
 
 class ShardedPlane(DataPlane):
@@ -144,7 +144,8 @@ class ShardedPlane(DataPlane):
                 plane.ingest(_cut(arrays, span), own, num_threads, each)
                 for plane, span, own, each in zip(self._planes, self._spans, vector.parts, conversions, strict=True)
             ]
-        except Exception:  # arrays that only the engine can read, or an error that names the caller's own
+        except (AffluxError, UnavailableError, TypeError, ValueError, BufferError):
+            # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
             if conversion is not None:
                 conversion = conversion._replace(base=self.shown(conversion.base))
             dtype = np.asarray(vector.parts[0]).dtype.name
