@@ -44,7 +44,7 @@ def show_progress(
         titles: one for each run.
         arrivals: of each run, at most; UNLIMITED if it ends otherwise.
         console: the output: bars on a terminal, else a line after 10, 30 and 70 seconds, then every minute. The line
-            has all runs with an arrival since the line before.
+            has the runs that go on and had an arrival since the line before, and the number of finished ones.
         clock: seconds, for the estimates.
 
     Yields:
@@ -90,11 +90,13 @@ def show_progress(
             interval = min(2 * interval, LINE_SECONDS)
             due = now + interval
             bars.update(everything, completed=sum(shares))
-            task = bars.tasks[everything]
-            time_left = f", {left.render(task)} left" if task.time_remaining else ""
-            text = "; ".join(f"{titles[k]}: {describe(row, arrivals)}" for k, row in sorted(news.items()))
-            text = f"{_ended(shares)} of {count} runs finished{time_left}; {text}" if count > 1 else text + time_left
-            console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            time_left = f", {left.render(bars.tasks[everything])} left" if bars.tasks[everything].time_remaining else ""
+            active = [k for k, row in sorted(news.items()) if count == 1 or not row.finished]
+            facts = "; ".join(f"{titles[k]}: {describe(news[k], arrivals)}" for k in active)
+            runs = f"{_ended(shares)} of {count} runs finished{time_left}" + (f"; {facts}" if facts else "")
+            console.print(
+                runs if count > 1 else facts + time_left, highlight=False, markup=False, emoji=False, soft_wrap=True
+            )
             news.clear()
 
     with bars:
