@@ -115,7 +115,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines():
     with show_progress(["a"], 40, console, clock) as watch:
         clock.now += 10
         watch(0, progress_of(20, 0.5))
-        assert console.file.getvalue().startswith("a: 20/40 arrivals")
+        assert console.file.getvalue().startswith("0 of 1 runs finished; a: 20/40 arrivals")
 
 
 @pytest.mark.parametrize(("pace", "left"), [(0.25, "00:10"), (0.005, "16:30"), (0.001, "1:23:10")])

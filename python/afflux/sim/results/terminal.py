@@ -90,13 +90,11 @@ def show_progress(
             interval = min(2 * interval, LINE_SECONDS)
             due = now + interval
             bars.update(everything, completed=sum(shares))
-            time_left = f", {left.render(bars.tasks[everything])} left" if bars.tasks[everything].time_remaining else ""
-            active = [k for k, row in sorted(news.items()) if count == 1 or not row.finished]
-            facts = "; ".join(f"{titles[k]}: {describe(news[k], arrivals)}" for k in active)
-            runs = f"{_ended(shares)} of {count} runs finished{time_left}" + (f"; {facts}" if facts else "")
-            console.print(
-                runs if count > 1 else facts + time_left, highlight=False, markup=False, emoji=False, soft_wrap=True
-            )
+            task = bars.tasks[everything]
+            time_left = f", {left.render(task)} left" if task.time_remaining else ""
+            facts = [f"{titles[k]}: {describe(row, arrivals)}" for k, row in sorted(news.items()) if not row.finished]
+            text = "; ".join([f"{_ended(shares)} of {count} runs finished{time_left}", *facts])
+            console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
             news.clear()
 
     with bars:
