@@ -99,17 +99,17 @@ def _allocate(
     """Prepare a plane for the vectors of a server."""
     plane.allocate(
         PlaneOptions(
-            size,
-            options.dtype,
-            options.slots_as,
-            max_slots,
-            1 if options.accumulate else buffer_size,
-            ops.threads(num_threads),
-            options.max_versions,
-            options.check_versions,
-            options.inplace,
-            codec,
-            options.rows_on == "host",
+            size=size,
+            dtype=options.dtype,
+            slot_dtype=options.slots_as,
+            slots=max_slots,
+            together=1 if options.accumulate else buffer_size,
+            num_threads=ops.threads(num_threads),
+            max_versions=options.max_versions,
+            check_versions=options.check_versions,
+            inplace=options.inplace,
+            codec=codec,
+            rows_on_host=options.rows_on == "host",
         )
     )
 
