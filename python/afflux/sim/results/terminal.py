@@ -92,8 +92,8 @@ def show_progress(
             bars.update(everything, completed=sum(shares))
             task = bars.tasks[everything]
             time_left = f", {left.render(task)} left" if task.time_remaining else ""
-            facts = [f"{titles[k]}: {describe(row, arrivals)}" for k, row in sorted(news.items()) if not row.finished]
-            text = "; ".join([f"{_ended(shares)} of {count} runs finished{time_left}", *facts])
+            lines = [f"{titles[k]}: {describe(row, arrivals)}" for k, row in sorted(news.items()) if not row.finished]
+            text = "; ".join([f"{_ended(shares)} of {count} runs finished{time_left}", *lines])
             console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
             news.clear()
 
