@@ -17,7 +17,7 @@ from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import LeafFile, read_idx, read_leaf, read_npz, read_records, read_table
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.delays import read_columns
+from afflux.sim.workload.availability import read_columns
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 

@@ -174,7 +174,7 @@ def _identity(job: Job) -> dict[str, Any]:
     config = (job.config or SimConfig()).recorded()
     config.pop("data_dir", None)
     facts = {"afflux": __version__, "rule": job.spec.identity, "options": job.spec.plain_options(), "seed": job.seed}
-    code = code_digests(job.spec.name, str(config.get("task", "")))
+    code = code_digests(job.spec.name, *(str(config.get(name, "")) for name in ("task", "selection")))
     return facts | {"config": config} | ({"code": code} if code else {})
 
 

@@ -23,8 +23,9 @@ from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
-from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
 from afflux.sim.workload.inputs import package_versions
+from afflux.sim.workload.selection import reads_results
 
 #: Files with a table each, see `data_frame`.
 CSV_TABLES = {
@@ -276,10 +277,13 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
         task = f"{config.task}, {_clients(results, total)}{division and f' ({division})'}"
     arrivals = sorted({len(run.staleness) for run in results})
     at_once = f", {config.concurrency} at once" if "concurrency" in _settings_read(results, config) else ""
+    laws = ("selection", *OF_PRESENCE)
+    presence = "".join(f"{name} {getattr(config, name)}, " for name in laws if name in config.changed())
+    own = ", each rule with dispatches of its own" if not leaders and reads_results(config.selection) else ""
     return (
-        f"{task}{at_once}, delays {config.delays}, "
+        f"{task}{at_once}, delays {config.delays}, {presence}"
         f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}"
+        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}"
     )
 
 

@@ -15,6 +15,7 @@ from afflux.sim.workload.metrics import CLASSIFICATION
 
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"
+LOST = "lost"  #: the decision that counts dispatches whose results never arrive
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 

@@ -147,7 +147,7 @@ class Simulation:
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
         unlimit_arrivals(settings, "arrivals" in settings)
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
-            settings["concurrency"] = min(count, SimConfig.concurrency)
+            settings["concurrency"] = min(count, int(SimConfig.concurrency))
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
         if own is not None:
             with_settings(own, self.config)  # raises for a function that cannot be called
@@ -296,6 +296,7 @@ def resume(
     *,
     rule: str | None = None,
     task: Task | str | None = None,
+    selection: str | None = None,
     out: Path | str | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
     tensorboard: bool = False,
@@ -310,6 +311,7 @@ def resume(
         store: the folder; see `Simulation.run`.
         rule: FILE.py:FUNCTION with its options, if the rule is in a file, which is executed only if it is named here.
         task: the task, if it was made in Python (`Simulation.task`), or FILE.py:FUNCTION, in the same way.
+        selection: FILE.py:FUNCTION with its options, if the law of selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
         tensorboard: see `Simulation.run`.
@@ -331,7 +333,8 @@ def resume(
     interrupted = store
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
-        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, task if isinstance(task, str) else None)
+        named = task if isinstance(task, str) else None
+        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, named, selection)
     config, folder = interrupted.config, interrupted.output.folder.parent
     if interrupted.finished:
         _announce(f"the run in {interrupted.path} is finished; its results are written again")
@@ -411,7 +414,8 @@ def _run_in_store(
             return simulate([spec], seed, config, progress, output, task, pool, store, on_evaluation)
     except KeyboardInterrupt as error:
         again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
-        again += f" --task {quote(config.task)}" if ".py" in config.task else ""
+        files = (("task", config.task), ("selection", config.selection))
+        again += "".join(f" --{name} {quote(text)}" for name, text in files if ".py" in text)
         command = f"afflux run --resume {store.path}{again}"
         if config.task.partition(":")[0] == MADE_IN_PYTHON:
             command = f"afflux.sim.resume({str(store.path)!r}, task=...)"

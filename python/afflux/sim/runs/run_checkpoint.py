@@ -21,7 +21,7 @@ from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_history import LOST, RunHistory
 from afflux.sim.results.run_result import evaluation_reader
 from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
 from afflux.sim.runs.setup import SimulationSetup
@@ -67,7 +67,9 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
         if len(history.totals.bin_counts) != len(history.totals.bin_weights):
             raise ValueError("the sums of weights by staleness have different lengths")
-        if stream.events > 2 * stream.arrivals + len(stream.training):
+        if stream.results and len(stream.results) != stream.arrivals:
+            raise ValueError(f"{len(stream.results)} results do not agree with {stream.arrivals} arrivals")
+        if stream.events > 2 * stream.arrivals + len(stream.training) + history.decisions.get(LOST, 0):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
 
@@ -83,7 +85,7 @@ class InterruptedRun:
 
     @classmethod
     def of(
-        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, task: str | None = None
+        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
     ) -> "InterruptedRun":
         """Read the last checkpoint in a store; write nothing.
 
@@ -91,7 +93,7 @@ class InterruptedRun:
             path: the store.
             folder: the run folder, if it has moved, or if the store has no id of a run folder.
             typed: the rule, if the user has typed it; a rule file is executed only then.
-            task: the setting `task`, in the same way.
+            named: the settings `task` and `selection`, in the same way.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -114,7 +116,8 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         output = AuditOutput(audit, header.updates is not None)
-        interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), checkpoint)
+        config = header.sim_config(path, *named)
+        interrupted = cls(path, output, header.rule_spec(path, typed), config, checkpoint)
         interrupted._check_run_id(Path(checkpoint.audit).parent, folder)
         interrupted.check_run_folder()
         return interrupted
@@ -215,8 +218,8 @@ class InterruptedRun:
 
     def check_setup(self, setup: SimulationSetup) -> None:
         """Raise ConfigError if code, data or initial params are not those with which the run began."""
-        if code_digests(self.spec.name, self.config.task) != (self.header.code or {}):
-            names = [self.header.rule, self.header.config.get("task", "")]
+        if code_digests(self.spec.name, self.config.task, self.config.selection) != (self.header.code or {}):
+            names = [self.header.rule, *(self.header.config.get(name, "") for name in ("task", "selection"))]
             files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
             raise ConfigError(
                 f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
