@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -285,7 +286,11 @@ def test_a_law_of_the_user(laws, tmp_path):
         InterruptedRun.of(store)
     with pytest.raises(ConfigError, match=r"--selection is other\.py:nothing, but the selection of"):
         InterruptedRun.of(store, None, None, None, "other.py:nothing")
-    result = resume(InterruptedRun.of(store, None, None, None, config.selection))
+    paused = InterruptedRun.of(store, None, None, None, config.selection)
+    stream = msgspec.structs.replace(paused.notes.stream, results=[])
+    with pytest.raises(ConfigError, match="0 results of the selection, but 8 arrivals"):
+        resume(replace(paused, notes=msgspec.structs.replace(paused.notes, stream=stream)))
+    result = resume(paused)
     assert result.digest == whole.digest
     name = "fedbuff_buffer_size=3-seed5.jsonl"
     assert (output.folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -154,7 +154,7 @@ def kill_after(arrivals, lines):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings(FORKS)
-@pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm")])
+@pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm"), *soak("sasgd")])
 def test_killed_again_and_again(name, expected, tmp_path):
     """At any moment: during a commit, a line of the log, a row of the updates."""
     whole, chance, kills = expected(name), random.Random(name), 0

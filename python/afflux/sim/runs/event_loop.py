@@ -160,6 +160,8 @@ class TrainingStream:
         """
         events = self._setup.schedule(self._leader.record.spec, self._selection)
         training: dict[int, int] = {}
+        if self._selection.observe is not None and len(self._results) != self._arrivals:
+            raise ConfigError(f"{len(self._results)} results of the selection, but {self._arrivals} arrivals")
         results = iter(self._results)
         for event in islice(events, self._events):
             if isinstance(event, Dispatch):

@@ -67,8 +67,6 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
         if len(history.totals.bin_counts) != len(history.totals.bin_weights):
             raise ValueError("the sums of weights by staleness have different lengths")
-        if stream.results and len(stream.results) != stream.arrivals:
-            raise ValueError(f"{len(stream.results)} results do not agree with {stream.arrivals} arrivals")
         if stream.events > 2 * stream.arrivals + len(stream.training) + history.decisions.get(LOST, 0):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
