@@ -138,7 +138,7 @@ def test_a_short_last_block_has_the_grid_of_its_elements(codec, size):
         row, total = empty_row(codec, size), np.zeros(size)
         stage = ops.CachedDifference(total, 1, [None], [row], codec, [facts_of(far)])
         combine = ops.Combine([far.astype(dtype)], np.ones(1))
-        ops.apply(ops.Pass(np.zeros_like(far), np.zeros_like(far), combine, stage, ops.Sgd(1.0)))
+        ops.apply(ops.Pass(np.zeros_like(far), np.zeros_like(far), combine, stage, ops.Step("sgd")))
         assert row.tobytes() == rows.encode(codec.name, far, *facts_of(far))
         assert bits(total) == bits(decoded(codec, row, size).astype(float))
 

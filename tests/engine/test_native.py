@@ -132,17 +132,17 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     params, first, second = (lcg_vector(seed) for seed in (1, 2, 3))
     out, row, cache = np.empty_like(params), np.empty_like(params), np.full(params.size, 0.125)
     combine = ops.Combine([first, second], np.array([0.5, 0.5]))
-    ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.7)))
+    ops.apply(ops.Pass(params, out, combine, step=ops.Step("sgd", 0.7)))
     assert embedded["fedbuff"] == embedded["fedbuff_of_parts"] == checksum(out)
     stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
-    ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
+    ops.apply(ops.Pass(params, out, combine, stage, ops.Step("sgd", 0.7)))
     assert embedded["ca2fl"] == checksum(out)
     elementary = [afflux.exp(0.1), afflux.log(0.1), afflux.pow(0.1, 0.3)]
     assert [float.fromhex(value) for value in embedded["elementary"].split()] == elementary
     held, states = [lcg_vector(4)], [np.zeros_like(params), np.full_like(params, 0.25)]
     rule_vectors = ops.RuleVectors(held, np.array([0.5]), np.array([[0.5, 0.0, 0.25]]))
     mean = ops.CachedMean(cache, 10, [None, None], [row, None])
-    yogi = ops.Adaptive("yogi", 0.7, 0.9, 0.99, 1e-3)
+    yogi = ops.Step("yogi", 0.7, 0.9, 0.99, 1e-3)
     ops.apply(ops.Pass(params, out, combine, mean, yogi, states, rule_vectors))
     assert embedded["yogi"].split() == [checksum(out), checksum(held[0])]
     rounded = ops.ingest(first, _engine.Buffer(_engine.Pool(first.size, "bfloat16", 1))).sum_of_squares

@@ -53,14 +53,14 @@ def operations(num_threads, data, wide):
         digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + out.tobytes())
     digest.update(ops.gram(data, num_threads=num_threads).tobytes())
     ops.apply(
-        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)),
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Step("sgd", 0.3)),
         num_threads=num_threads,
     )
     digest.update(out.tobytes())
     rows = [row.copy() for row in data[1:8]]
     stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], rows)
     ops.apply(
-        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)),
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Step("sgd", 0.7)),
         num_threads=num_threads,
     )
     for array in (out, cache, *rows):
@@ -113,12 +113,12 @@ def types(num_threads, parts, vectors):
         combine = ops.Combine(vectors[dtype], weights, 0.25)
         for params in (vectors["float32"][1], vectors["float64"][1]):
             out, cache = np.empty_like(params), np.linspace(-1, 1, size)
-            ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.3)), num_threads=num_threads)
+            ops.apply(ops.Pass(params, out, combine, step=ops.Step("sgd", 0.3)), num_threads=num_threads)
             digest.update(out.tobytes())
             rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
             stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], list(rows))
             for _ in range(2):
-                ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)), num_threads=num_threads)
+                ops.apply(ops.Pass(params, out, combine, stage, ops.Step("sgd", 0.7)), num_threads=num_threads)
             digest.update(out.tobytes() + cache.tobytes() + rows.tobytes())
     return digest.hexdigest()
 
@@ -138,9 +138,9 @@ def inner_products(num_threads, vectors):
 
 
 STEPS = {
-    "sgd": ops.Sgd(0.3),
-    "momentum": ops.Momentum(-0.3, 0.9),
-    **{kind: ops.Adaptive(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in ("adam", "amsgrad", "adagrad", "yogi")},
+    "sgd": ops.Step("sgd", 0.3),
+    "momentum": ops.Step("momentum", -0.3, 0.9),
+    **{kind: ops.Step(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind, states in _engine.STEP_KINDS.items() if states > 1},
 }
 
 
@@ -189,7 +189,7 @@ def encoded(num_threads, vectors):
         again = [fact._replace(key=fact.key + 9) for fact in facts]
         stage = ops.CachedDifference(total, 11, [None, *rows[1:]], rows, codec, again, len(name) % 2 == 1)
         mix = ops.Combine(vectors[dtype], weights)
-        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Sgd(0.7)), num_threads=num_threads)
+        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Step("sgd", 0.7)), num_threads=num_threads)
         for array in (out, total, *rows):
             digest.update(array.tobytes())
     return digest.hexdigest()

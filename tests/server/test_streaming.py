@@ -13,7 +13,7 @@ import pytest
 import bounds
 import oracle
 from afflux import AffluxError, Calibrate, Rule, Server, ops, replay
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import RULES, fedasync, fedavg, fedbuff, twafl
 from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
@@ -100,7 +100,7 @@ class Remembers(Uniform):
 
 
 def test_memories_are_refused():
-    rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Sgd(1.0))
+    rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Step("sgd"))
     with pytest.raises(AffluxError, match=r"mine replaces its rule vectors \(last\) by the vectors of a full buffer"):
         streaming(rule)
 
@@ -243,7 +243,7 @@ class Clipped:
 
 
 def clipped(**wrong):
-    return Rule("clipped", "update", 2, Clipped(**wrong), Calibrate(False), lambda arrivals: Sgd(1.0))
+    return Rule("clipped", "update", 2, Clipped(**wrong), Calibrate(False), lambda arrivals: Step("sgd"))
 
 
 def test_a_part_of_ones_own():

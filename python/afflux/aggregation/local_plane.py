@@ -139,7 +139,7 @@ class LocalPlane(DataPlane):
         if len(slots) == 1:  # a fifth faster
             sweep = ops.Pass(before, total, ops.Combine(slots, weights))
         else:  # term by term to the sum, so that no bit depends on which terms are added together
-            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Assign())
+            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Step("assign"))
         ops.apply(sweep, num_threads=self.num_threads, done=done)
 
     def gram(self, vectors: Sequence[Any]) -> Float64:

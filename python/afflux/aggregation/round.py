@@ -264,6 +264,6 @@ def _buffers_of(
     current = before.current.buffers
     if current is None:
         return None
-    lr = step.lr if isinstance(step, ops.Sgd) else 1.0  # no optimizer changes buffers
+    lr = step.lr if step.kind == "sgd" else 1.0  # no optimizer changes buffers
     vectors = [w.buffers for w in ordered]
     return mixed_buffers(rule.kind, current, vectors, weights.vectors, accepted(weights), lr, before.averaged)

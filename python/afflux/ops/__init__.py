@@ -42,24 +42,19 @@ from afflux.ops.operations import (
     row_bytes,
 )
 from afflux.ops.stages import (
-    Adaptive,
     Array,
-    Assign,
     CachedDifference,
     CachedMean,
     Checksums,
     Combine,
     Float64,
-    Momentum,
     Pass,
     RowFacts,
     RuleVectors,
-    Sgd,
     Step,
 )
 
 __all__ = [
-    "Adaptive",
     "Array",
     "Assign",
     "Backend",
@@ -72,12 +67,10 @@ __all__ = [
     "Ingested",
     "InnerProducts",
     "Kind",
-    "Momentum",
     "Parts",
     "Pass",
     "RowFacts",
     "RuleVectors",
-    "Sgd",
     "Step",
     "apply",
     "backends",
