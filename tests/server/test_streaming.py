@@ -12,6 +12,7 @@ import pytest
 
 import bounds
 import oracle
+import presets
 from afflux import AffluxError, Calibrate, Rule, Server, ops, replay
 from afflux.ops import Step
 from afflux.rules import RULES, fedasync, fedavg, fedbuff, twafl
@@ -121,7 +122,7 @@ def test_every_round_against_the_oracle_and_a_buffered_server(variant, types):
         others, _ = push(twin, joins, kind)
         assert [r[:5] for r in receipts] == [r[:5] for r in others]
         same_reports(receipts[-1].report, others[-1].report)
-        after, decisions = oracle.ROUNDS[name](before, buffer, **options)
+        after, decisions = presets.ROUNDS[name](before, buffer, **options)
         now, buffered = state(server), state(twin)
         exact = bounds.allowed(name, before, buffer, after, decisions, dtype, **options)
         dv = bounds.streamed(buffer, decisions)
@@ -156,7 +157,7 @@ def test_the_direction_itself(variant):
         before = state(server)
         _, buffer = push(server, joins, "float64")
         push(twin, joins, "float64")
-        _, decisions = oracle.ROUNDS[VARIANTS[variant][0]](before, buffer, **round_options(variant))
+        _, decisions = presets.ROUNDS[VARIANTS[variant][0]](before, buffer, **round_options(variant))
         lr = decisions["server_lr"]
         bound = lr * bounds.streamed(buffer, decisions) + 2 * oracle.EPS * np.abs(server.params)
         assert np.all(np.abs(server.params - twin.params) <= bound)
@@ -171,7 +172,7 @@ def test_permuted_arrivals_agree_within_the_bound():
         server = serve("fedbuff", np.zeros(SIZE), dtype="float64", accumulate=True)
         before = state(server)
         _, buffer = push(server, [joins[i] for i in rng.permutation(len(joins))], "float64")
-        after, decisions = oracle.ROUNDS["fedbuff"](before, buffer)
+        after, decisions = presets.ROUNDS["fedbuff"](before, buffer)
         bound = bounds.allowed("fedbuff", before, buffer, after, decisions, "float64")["params"]
         assert np.all(np.abs(server.params - after["params"]) <= bound)
         results.add(bits(server.params))
