@@ -26,7 +26,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc bench tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format lists update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -89,6 +89,7 @@ lint-now:
 	@clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python:. lint-imports --no-logo
 	@python .ci/rooms
+	@python .ci/lists --check
 
 types: setup
 	@$(STEP) -q "checking types" mypy
@@ -145,6 +146,9 @@ mutants: setup  ## breaks formulas on purpose, one at a time, and checks that th
 same-runs: setup  ## runs the same commands with this tree and with the commit BASE, and compares every bit: three minutes
 	@[ -n "$(BASE)" ] || { echo "say with which commit to compare: make same-runs BASE=COMMIT"; exit 2; }
 	$(BIN)/python $(shell find tests -name same_runs.py) $(BASE)
+
+lists: setup  ## writes the lists of presets into README, docs and CITATION.cff
+	$(BIN)/python .ci/lists
 
 wheel: setup  ## a wheel for releases: CUDA code for every generation since 8.0, and PTX; minutes
 	AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .

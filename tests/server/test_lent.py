@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import afflux
+import presets
 from afflux import AffluxError, Calibrate, Needs, Rule, Server, UnavailableError, ops, replay
 from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedasync, fedbuff
@@ -15,7 +16,8 @@ from conftest import ISAS, THREADS, FakeCuda, awkward, bits
 from inside import slots_taken
 from pairwise import pairwise
 
-LENDING = ["fedavg", "fedbuff", "fedasync", "afa_cd", "twafl", "sasgd"]
+#: They keep no vector between rounds.
+LENDING = [name for name in RULES if name not in presets.VECTORS and name not in presets.NOT_STREAMED]
 COPYING = sorted(set(RULES) - set(LENDING))
 M = 4
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pairwise
+import presets
 from afflux import AffluxError, Server, UnavailableError, ops, rules
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane
@@ -19,7 +20,7 @@ SUPERBLOCK = 65536
 D = 11 * SUPERBLOCK + 12345
 M = 3
 SMALL = {"buffer_size": M}
-BUFFERED = ("fedavg", "fedbuff", "fedadam", "fedyogi", "fedadagrad", "fedams", "fadas", "afa_cd", "twafl", "sasgd")
+BUFFERED = [name for name in rules.RULES if name not in ("fedasync", *presets.NOT_STREAMED)]
 CASES = {
     **{name: (getattr(rules, name)(**SMALL), {}) for name in BUFFERED},
     "fedasync": (rules.fedasync(), {}),

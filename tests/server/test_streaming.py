@@ -25,15 +25,7 @@ from inside import slots_taken
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
 ROUNDS, D = 60, 5
-REFUSED = {
-    "afa_cs": "afa_cs replaces the rows that it caches",
-    "ca2fl": "ca2fl replaces the rows that it caches",
-    "mf_ca2fl": "mf_ca2fl replaces the rows that it caches",
-    "gsgm": "gsgm has arrivals wait for the next pass",
-    "wkafl": "wkafl's come from the inner products of a full buffer",
-    "zenopp": "zenopp's come from the inner products of a full buffer",
-}
-STREAMING = [variant for variant, (name, _) in VARIANTS.items() if name not in REFUSED]
+STREAMING = [variant for variant, (name, _) in VARIANTS.items() if name not in presets.NOT_STREAMED]
 
 
 def vector(value=1.0):
@@ -61,11 +53,12 @@ def replica(server, **options):
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_preset_streams_or_says_why_not(name):
-    assert REFUSED.keys() <= RULES.keys()
-    if name not in REFUSED:
+    if name not in presets.NOT_STREAMED:
         assert Server(RULES[name](), vector(), accumulate=True).version == 0
         return
-    with pytest.raises(AffluxError, match=rf"accumulate=True needs weights that are known on arrival; {REFUSED[name]}"):
+    with pytest.raises(
+        AffluxError, match=rf"accumulate=True needs weights that are known on arrival; {presets.NOT_STREAMED[name]}"
+    ):
         Server(RULES[name](), vector(), num_clients=CLIENTS, accumulate=True)
 
 

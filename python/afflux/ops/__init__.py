@@ -56,7 +56,6 @@ from afflux.ops.stages import (
 
 __all__ = [
     "Array",
-    "Assign",
     "Backend",
     "CachedDifference",
     "CachedMean",

@@ -13,6 +13,7 @@ BOUNDS     {name: f(before, buffer, after, decisions, dv, options) -> {vector: b
            that only this rule keeps, and of params if they do not move by server_lr * direction
 WEIGHTS    {name: f(before, buffer, decisions, options) -> the weights' relative error}, if a law does not make them
 DECISIONS  {name: f(before, buffer, decisions, options) -> {what is decided: error of the quantity that decides}}
+NOT_STREAMED  {name: why the weights are not known on arrival}
 """
 
 from importlib import import_module
@@ -30,7 +31,7 @@ def _all(what):
 
 
 ROUNDS, VECTORS, SCALARS, VARIANTS, FIRES = map(_all, ("ROUNDS", "VECTORS", "SCALARS", "VARIANTS", "FIRES"))
-BOUNDS, WEIGHTS, DECISIONS = map(_all, ("BOUNDS", "WEIGHTS", "DECISIONS"))
+BOUNDS, WEIGHTS, DECISIONS, NOT_STREAMED = map(_all, ("BOUNDS", "WEIGHTS", "DECISIONS", "NOT_STREAMED"))
 
 
 def start(name, params, num_clients=None, initial_v=0.0):

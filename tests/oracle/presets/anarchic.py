@@ -28,3 +28,4 @@ VARIANTS = {
     "afa_cs-seen": ("afa_cs", {"divide_by": "seen"}),
     "afa_cs-both": ("afa_cs", {"duplicates": "both"}),
 }
+NOT_STREAMED = {"afa_cs": "afa_cs replaces the rows that it caches"}

@@ -52,3 +52,7 @@ VARIANTS = {
     "mf_ca2fl-vector": ("mf_ca2fl", {"bits": 4, "codec": "affine-vector", "server_lr": 0.7}),
     "mf_ca2fl-rotated": ("mf_ca2fl", {"bits": 2, "codec": "rotated"}),
 }
+NOT_STREAMED = {
+    "ca2fl": "ca2fl replaces the rows that it caches",
+    "mf_ca2fl": "mf_ca2fl replaces the rows that it caches",
+}

@@ -142,3 +142,4 @@ FIRES = {
     "wkafl-no-momentum": {"accepted", "stage two clip", "stage"},
     "wkafl-aggregate": {"accepted", "clip", "stage two clip", "stage"},
 }
+NOT_STREAMED = {"wkafl": "wkafl's come from the inner products of a full buffer"}

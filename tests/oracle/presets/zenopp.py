@@ -41,3 +41,4 @@ ROUNDS, VECTORS = {"zenopp": zenopp}, {"zenopp": ("validation",)}  # what is han
 WEIGHTS, DECISIONS = {"zenopp": weights_error}, {"zenopp": decision_errors}
 VARIANTS = {"zenopp-unscaled": ("zenopp", {"scaled": False})}
 FIRES = {"zenopp": {"accepted", "stepped"}, "zenopp-unscaled": {"accepted", "stepped"}}
+NOT_STREAMED = {"zenopp": "zenopp's come from the inner products of a full buffer"}

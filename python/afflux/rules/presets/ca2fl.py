@@ -1,6 +1,21 @@
-"""CA2FL: Wang, Cao, Wu, Chen and Chen, Tackling the Data Heterogeneity in Asynchronous FL ..., ICLR 2024.
+"""CA2FL: each client's last update is cached, MF-CA2FL's in 8 to 1 bits.
 
 Numbers of sections and equations are those of the workshop version, FL-ICML 2023.
+
+@inproceedings{wang2024ca2fl,
+  title = {Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration},
+  author = {Wang, Yujia and Cao, Yuanpu and Wu, Jingcheng and Chen, Ruoyu and Chen, Jinghui},
+  booktitle = {International Conference on Learning Representations},
+  year = {2024}
+}
+
+@inproceedings{wang2023ca2fl,
+  title = {Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration},
+  author = {Wang, Yujia and Cao, Yuanpu and Wu, Jingcheng and Chen, Ruoyu and Chen, Jinghui},
+  booktitle = {Federated Learning and Analytics in Practice: Algorithms, Systems, Applications, and Opportunities,
+    workshop at ICML},
+  year = {2023}
+}
 """
 
 from typing import Literal
