@@ -1,4 +1,4 @@
-"""CA2FL: each client's last update is cached, MF-CA2FL's in 8 to 1 bits.
+"""CA2FL: each client's last update is cached, at full precision or in 8 to 1 bits.
 
 Numbers of sections and equations are those of the workshop version, FL-ICML 2023.
 
