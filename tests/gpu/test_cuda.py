@@ -32,8 +32,7 @@ MORE_ON_HOST = [("torch", "coded_rounds --deselect=test_coded_rounds.py::test_th
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
 STORED = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
-CODECS = [codecs.float16, codecs.bfloat16, *(codecs.affine(width) for width in (8, 4, 2, 1))]
-CODECS += [*(codecs.affine(width, scope="vector") for width in (8, 1)), *(codecs.rotated(width) for width in (4, 2, 1))]
+CODECS = [codec for name in _engine.CODECS if not (codec := codecs.named(name)).exact]
 
 
 def made(rng, size, dtype="float32", shift=0):

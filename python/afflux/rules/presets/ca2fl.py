@@ -18,8 +18,6 @@ Numbers of sections and equations are those of the workshop version, FL-ICML 202
 }
 """
 
-from typing import Literal
-
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
@@ -32,11 +30,6 @@ from afflux.rules.weights import Uniform
 
 #: Section 6: M and the global learning rate of the main experiments (N = 100 clients, 20 at once).
 BUFFER_SIZE, SERVER_LR = 10, 1.0
-CODECS = {
-    "affine": codecs.affine,
-    "affine-vector": lambda bits: codecs.affine(bits, scope="vector"),
-    "rotated": codecs.rotated,
-}
 
 
 def ca2fl(
@@ -53,7 +46,7 @@ def ca2fl(
 def mf_ca2fl(
     *,
     bits: int = 8,
-    codec: Literal["affine", "affine-vector", "rotated"] = "affine",
+    codec: codecs.Family = "affine",
     quantize_direction: bool = False,
     buffer_size: int = BUFFER_SIZE,
     server_lr: Rate = SERVER_LR,
@@ -65,7 +58,7 @@ def mf_ca2fl(
     ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the
     server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
     """
-    if as_text(codec) not in CODECS:
-        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, CODECS))}")
-    rows = cached_difference(CODECS[codec](bits), quantize_direction=quantize_direction)
+    if as_text(codec) not in codecs.FAMILIES:
+        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, codecs.FAMILIES))}")
+    rows = cached_difference(codecs.of_family(codec, bits), quantize_direction=quantize_direction)
     return Rule("mf_ca2fl", "update", buffer_size, Uniform(), rows, Sgd(server_lr))
