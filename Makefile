@@ -23,7 +23,7 @@ GPU_TESTS := $(call files,cuda gpu_server gpu_rows gpu_clients bench_cuda)
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 GPU_CHECKED := 2049 or parts or finite or lent or trees
-FORMATTED := $(shell find engine csrc bench tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
@@ -47,6 +47,7 @@ engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into 
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_INSTALL_PREFIX=$(CURDIR)/python/afflux -DCMAKE_INSTALL_MESSAGE=LAZY
 	@cmake --build $(BUILD)
 	@cmake --install $(BUILD) >/dev/null
+	@cmake --install $(BUILD) --prefix $(BUILD)/package >/dev/null
 
 $(VENV)/.torch: $(VENV)/.tools
 	@$(STEP) -q "installing torch, the CPU build if pip's index has it" \
@@ -55,7 +56,7 @@ $(VENV)/.torch: $(VENV)/.tools
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	@touch $@
 
-INSTALL = AFFLUX_BUILT="$$(echo $(CURDIR)/$(BUILD)/csrc/_engine.*)" \
+INSTALL = AFFLUX_BUILT=$(CURDIR)/$(BUILD)/package \
   $(STEP) -q "installing the packages of '.[$(1)]'" \
   $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
