@@ -115,7 +115,8 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
   };
   Callback<decltype(put)> callback{put};
   *checksums = {};
-  callback.finish(afflux_apply_summed(to_c<afflux_pass>(pass), num_threads, dry, &valid, callback.call, &callback));
+  callback.finish(
+      afflux_apply_summed(to_c<afflux_pass>(pass), num_threads, dry, &valid, decltype(callback)::call, &callback));
   return valid != 0;
 }
 
@@ -123,7 +124,7 @@ std::vector<Codec> codecs() {
   std::vector<Codec> list;
   const auto put = [&](afflux_codec codec, const char*) { list.push_back(from_c(codec)); };
   Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_codecs(callback.call, &callback));
+  callback.finish(afflux_list_codecs(decltype(callback)::call, &callback));
   return list;
 }
 
@@ -133,7 +134,7 @@ std::string name(Codec wanted) {
     if (from_c(codec) == wanted) text = name;
   };
   Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_codecs(callback.call, &callback));
+  callback.finish(afflux_list_codecs(decltype(callback)::call, &callback));
   return text;
 }
 
@@ -165,7 +166,8 @@ std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t b
     list.assign(crcs, crcs + count);
   };
   Callback<decltype(put)> callback{put};
-  callback.finish(afflux_crc32c(to_c<afflux_memory>(data), block, head, num_threads, table, callback.call, &callback));
+  callback.finish(
+      afflux_crc32c(to_c<afflux_memory>(data), block, head, num_threads, table, decltype(callback)::call, &callback));
   return list;
 }
 
@@ -175,7 +177,7 @@ double pow(double x, double y) { return afflux_pow(x, y); }
 
 void strict_float_mode(const std::function<void()>& body) {
   Callback<std::function<void()>> callback{body};
-  callback.finish(afflux_strict_float_mode(callback.call, &callback));
+  callback.finish(afflux_strict_float_mode(decltype(callback)::call, &callback));
 }
 
 std::vector<Backend> backends() {
@@ -184,7 +186,7 @@ std::vector<Backend> backends() {
     list.push_back({b->name, b->device, b->compiled != 0, b->runs != 0, b->chosen != 0, b->why_not});
   };
   Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_backends(callback.call, &callback));
+  callback.finish(afflux_list_backends(decltype(callback)::call, &callback));
   return list;
 }
 
@@ -215,7 +217,7 @@ std::string processor_family() { return afflux_processor_family(); }
 int awake_helpers() { return afflux_awake_helpers(); }
 void parallel_for_awake(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
   Callback<std::function<void(std::int64_t)>> callback{body};
-  callback.finish(afflux_parallel_for_awake(count, num_threads, callback.call, &callback));
+  callback.finish(afflux_parallel_for_awake(count, num_threads, decltype(callback)::call, &callback));
 }
 
 }  // namespace afflux

@@ -1,6 +1,6 @@
 """The files of each released version, which every later one with the same major version reads to the same bits.
 
-    python tests/store/frozen_files.py 0.1.0     writes tests/store/frozen/0.1.0.tar.gz; once, for a release
+python tests/store/frozen_files.py 0.1.0     writes tests/store/frozen/0.1.0.tar.gz; once, for a release
 """
 
 import json
