@@ -168,6 +168,6 @@ def pytest_collection_modifyitems(items):
 
 
 if __name__ == "__main__":
-    import digest
+    from afflux.selftest import digest
 
     print(json.dumps({name: digest.rule(name, 1) for name in RULES}))

@@ -12,8 +12,8 @@ from afflux import AffluxError, Server, UnavailableError, ops, rules
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
+from afflux.selftest.digest import vectors
 from conftest import bits
-from digest import vectors
 
 SUPERBLOCK = 65536
 #: Eleven superblocks and a tail: no shard of two, three or five is a subtree.

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from afflux.selftest import digest
 from builds import run
 from conftest import ROOT, found
 from pairwise import soak_all
@@ -19,13 +20,13 @@ MORE_SUITES = [
 
 @pytest.fixture(scope="module")
 def environment():
-    folders = {found(name).parent for name in ("sharded_servers.py", "digest.py", "conftest.py")}
+    folders = {found(name).parent for name in ("sharded_servers.py", "conftest.py")}
     return {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *sorted(folders)]))}
 
 
 def test_every_rule_has_the_bits_of_one_piece(environment):
     digests = json.loads(run(sys.executable, found("sharded_servers.py"), **environment))
-    golden = json.loads(found("golden.json").read_text())
+    golden = digest.golden()
     assert digests == {name: golden[name] for name in digests}
 
 

@@ -373,8 +373,8 @@ def checked_out(base: str, folder: Path) -> Iterator[Path]:
 
             mutants.build(tree)
         else:
-            (engine,) = (ROOT / "python" / "afflux").glob("_engine.*.so")
-            shutil.copy(engine, tree / "python" / "afflux")
+            for library in (ROOT / "python" / "afflux").glob("*.so"):
+                shutil.copy(library, tree / "python" / "afflux")
         yield tree
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

@@ -10,11 +10,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
-
 from afflux import store
 from afflux.aggregation.reports import DECISIONS
 from afflux.cli.common import echo, report_errors
+from afflux.cli.options import typer
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import brief, printable
@@ -273,8 +272,19 @@ def _counted(count: int, what: str) -> str:
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar in bytes; nothing if the output is no terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    """Show a progress bar in bytes; nothing if the output is no terminal, or rich is not installed."""
+    try:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+    except ModuleNotFoundError:
+        yield lambda done, whole: None
+        return
 
     from afflux.sim.results.terminal import open_console
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from secrets import token_hex
 from time import monotonic, time
 
 from afflux.aggregation.reports import Closed, Opened, Pulled
@@ -100,7 +99,7 @@ class TaskBook:
         """Return a new task, which is not in the book yet."""
         pid = os.getpid()
         if self._start[0] != pid:  # ids are unique: a random start for each process, and a counter
-            self._start = pid, token_hex(8)
+            self._start = pid, os.urandom(8).hex()
         until = None if lease is None else time() + lease
         opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until, lease)
         return OpenTask(opened, inf if lease is None else monotonic() + lease)

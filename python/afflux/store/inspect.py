@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +208,8 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
             if out.suffix == ".npy":
                 np.lib.format.write_array(file, params, allow_pickle=False)
             else:
+                from zipfile import ZipFile
+
                 with ZipFile(file, "w") as archive:
                     for name, array in _model(store, params):
                         with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -302,6 +303,8 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
         with new.open("wb") as file:
             _stream(file, header, rows)
         return
+    from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
     name, values, kind = _clients(ids)
     with ZipFile(new, "w") as archive:
         # All texts have the width of the longest one: they are written one by one, and compressed.

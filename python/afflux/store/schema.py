@@ -105,7 +105,9 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
     if application != APPLICATION:
         raise StoreError(f"[store] {path} is not an index of afflux")
     if version not in READABLE:
-        raise StoreError(f"[store] {path} has format {version}, this afflux reads {' and '.join(map(str, READABLE))}")
+        remedy = "install a newer afflux" if version > FORMAT else "open it once with an afflux that reads both formats"
+        formats = " and ".join(map(str, READABLE))
+        raise StoreError(f"[store] {path} has format {version}, this afflux reads {formats}: {remedy}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
     names = [text.split()[2] for text in _STATEMENTS]
     ours = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}
