@@ -229,7 +229,7 @@ def speed() -> str:
 
     amounts = {
         "ingest": (8 * inputs.d, ingest),
-        "apply": (4 * inputs.d * (inputs.m + 2), applied(inputs, step=ops.Sgd(0.7))),
+        "apply": (4 * inputs.d * (inputs.m + 2), applied(inputs, step=ops.Step("sgd", 0.7))),
     }
     shares = []
     for name, (amount, call) in amounts.items():
