@@ -13,71 +13,12 @@ from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
 from conftest import bits
 from digest import vectors
-
-SUPERBLOCK = 65536
-#: Eleven superblocks and a tail: no shard of two, three or five is a subtree.
-D = 11 * SUPERBLOCK + 12345
-M = 3
-SMALL = {"buffer_size": M}
-BUFFERED = ("fedavg", "fedbuff", "fedadam", "fedyogi", "fedadagrad", "fedams", "fadas", "afa_cd", "twafl", "sasgd")
-CASES = {
-    **{name: (getattr(rules, name)(**SMALL), {}) for name in BUFFERED},
-    "fedasync": (rules.fedasync(), {}),
-    "gsgm": (rules.gsgm(**SMALL), {"num_clients": 9}),
-    "wkafl": (rules.wkafl(**SMALL), {}),
-    "wkafl, two stages": (rules.wkafl(**SMALL, clip=5.0, sim_min=0.0, stage_two_version=2, stage_two_clip=0.5), {}),
-    "wkafl, aggregate": (rules.wkafl(**SMALL, memory="aggregate", sim_min=-1.0), {}),
-    "zenopp": (rules.zenopp(server_lr=0.5), {}),
-    "afa_cs": (rules.afa_cs(**SMALL), {"num_clients": 50}),
-    **{
-        f"ca2fl, {codec}": (rules.ca2fl(**SMALL, codec=codec), {"num_clients": 50})
-        for codec in ("float32", "float16", "bfloat16")
-    },
-    **{
-        f"mf_ca2fl, {kind}-{size}": (rules.mf_ca2fl(**SMALL, bits=size, codec=kind), {"num_clients": 50})
-        for kind, size in product(("affine", "affine-vector", "rotated"), (8, 4, 2, 1))
-        if (kind, size) != ("rotated", 8)
-    },
-    "quantized direction": (rules.mf_ca2fl(**SMALL, bits=4, quantize_direction=True), {"num_clients": 50}),
-    "accumulate": (rules.fedbuff(**SMALL), {"accumulate": True}),
-    "accumulate, fadas": (rules.fadas(**SMALL), {"accumulate": True}),
-    "inplace": (rules.fadas(**SMALL), {"inplace": True}),
-    "bfloat16 slots": (rules.fedbuff(**SMALL), {"slot_dtype": "bfloat16"}),
-    "float64": (rules.fadas(**SMALL), {"dtype": "float64"}),
-}
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, served
 
 
 @pytest.fixture(scope="module")
 def data():
     return vectors(3, 6, D)
-
-
-def served(rule, options, data, plane=None):
-    """What a server has after three rounds and a part of one: its arrivals are of two kinds, and from old versions."""
-    server = Server(rule, data[0], log=True, plane=plane, **options)
-    if rule.needs.handed_in:
-        server.set_rule_vector(rule.needs.handed_in[0], data[1] * np.float32(0.5))
-    reports, pulled = [], server.pull()
-    for i in range(3 * rule.buffer_size + 2):
-        client = i % 4 if options.get("num_clients") != 9 else i % 9
-        vector = data[i % 6] * np.float32(2.0**-12)
-        facts = {"num_examples": 1 + i % 3, "loss": 1.0 / (i + 1)}
-        if i % 3 == 1:
-            base = pulled if i % 2 or options.get("inplace") else server.pull()
-            model = base.params + vector
-            rest = {"client_lr": 0.1, "local_steps": 2} if rule.kind == "gradient" else {}
-            receipt = server.push(client=client, version=base, model=model, **rest, **facts)
-        else:
-            receipt = server.push(client=client, version=max(0, server.version - i % 2), **{rule.kind: vector}, **facts)
-        reports.append(receipt.report)
-    state = server.state_dict()
-    return state, [facts_of(report) for report in reports if report], server.log
-
-
-def facts_of(report):
-    """All of a report but its time, with the bits of its numbers."""
-    facts = {name: getattr(report, name) for name in report.__struct_fields__ if name != "seconds"}
-    return {name: bits(fact) if isinstance(fact, np.ndarray) else fact for name, fact in facts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -154,27 +95,6 @@ REPEATED = {
 }
 
 
-class Interrupts:
-    """Raises KeyboardInterrupt once: before call number `at` of the planes' methods, or after it."""
-
-    def __init__(self, patch, at, after):
-        self.calls, self.at, self.after = -(10**9), at, after
-        for plane, name in product((LocalPlane, ShardedPlane), CALLS):
-            patch.setattr(plane, name, self.around(getattr(plane, name)))
-
-    def around(self, method):
-        def call(*arguments, **options):
-            number, self.calls = self.calls, self.calls + 1
-            if number == self.at and not self.after:
-                raise KeyboardInterrupt
-            result = method(*arguments, **options)
-            if number == self.at and self.after:
-                raise KeyboardInterrupt
-            return result
-
-        return call
-
-
 def disturbed(case, data, interrupts=None):
     """The state of a server each of whose calls is repeated after an interrupt, if it has not joined."""
     rule, options = REPEATED[case]
@@ -204,7 +124,7 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
     step = 1 if pairwise.soaking else 4
     for number in count(0, step):
         with monkeypatch.context() as patch:
-            interrupts = Interrupts(patch, number, after)
+            interrupts = Interrupts(patch, product((LocalPlane, ShardedPlane), CALLS), number, after)
             state, again = disturbed(case, data, interrupts)
         assert (state["meta"], again) == (expected["meta"], log), number
         for name, array in expected["arrays"].items():
@@ -214,7 +134,7 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
     assert number > 60
 
 
-def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
+def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
     plane = ShardedPlane(2)
     server = Server(rules.fedbuff(), np.zeros(3), plane=plane)
     with pytest.raises(AffluxError, match=r"\[Server\] plane was given to a server before"):
@@ -223,8 +143,13 @@ def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
         Server(rules.fedbuff(), np.zeros(3), plane=3)
     with pytest.raises(UnavailableError, match="check_versions"):
         Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), check_versions=True)
+
+    class Other(LocalPlane):
+        """Of another kind."""
+
+    monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
-        Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), store=tmp_path / "store")
+        Server(rules.fedbuff(), np.zeros(3), plane=Other(), store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
     with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
         server.push(client=1, version=0, update=np.zeros(3), copy=False)
@@ -285,7 +210,7 @@ def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
     server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), max_slots=1, plane=plane)
 
     def interrupted(own, **options):
-        if own is plane._planes[-1] and len(held) < len(plane._planes):
+        if own is plane.planes[-1] and len(held) < len(plane.planes):
             assert plane.reserve() is None  # of another thread
         held.append(reserve(own, **options))
         return held[-1]

@@ -1,0 +1,328 @@
+"""A store whose vectors are in shards: the bits of a server in one piece, also after a crash at any point."""
+
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from itertools import count, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+import afflux.store
+import crashes
+import pairwise
+from afflux import AffluxError, Server, StoreError, rules
+from afflux.aggregation.local_plane import LocalPlane
+from afflux.aggregation.sharded_plane import ShardedPlane
+from afflux.store.commits import Commits
+from afflux.store.disk_cache import DiskRows
+from afflux.store.reader import locked_reader
+from afflux.store.sharded_vectors import ShardedVectors
+from afflux.store.stored_vectors import StoredVectors
+from conftest import bits
+from digest import vectors
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, served
+
+#: Of a store, whose params are not overwritten.
+STORED = [case for case in CASES if case != "inplace"]
+NOW = [
+    ("ca2fl, float16", 3),
+    ("mf_ca2fl, rotated-4", 2),
+    ("mf_ca2fl, affine-8", 1),
+    ("fadas", 5),
+    ("accumulate", 3),
+    ("gsgm", 2),
+    ("wkafl, two stages", 3),
+    ("bfloat16 slots", 2),
+]
+#: Three superblocks.
+SIZE = 2 * SUPERBLOCK + 77
+
+
+@pytest.fixture(scope="module")
+def data():
+    return vectors(3, 6, D)
+
+
+@pytest.mark.parametrize(
+    ("case", "shards"), [*NOW, *pairwise.soak_all([*{*product(STORED, (1, 2, 3, 5))}.difference(NOW)])]
+)
+def test_a_store_of_shards_has_the_bits_of_one_server(case, shards, data, tmp_path):
+    """It is closed and opened amid a buffer, and once with the last commit alone."""
+    rule, options = CASES[case]
+    expected, reports, log = served(rule, options, data)
+
+    def reopened(server, i):
+        if i not in (2, 7):
+            return server
+        if i == 2:
+            server.close()
+        else:
+            server.checkpoint()
+            server.close(checkpoint=False)
+        return Server.open(tmp_path / "store", plane=ShardedPlane(shards))
+
+    state, own_reports, own_log = served(rule, options, data, ShardedPlane(shards), tmp_path / "store", reopened)
+    assert (own_reports, own_log) == (reports, log)
+    assert state["meta"] == expected["meta"]
+    assert state["arrays"].keys() == expected["arrays"].keys()
+    for name, array in expected["arrays"].items():
+        assert bits(state["arrays"][name]) == bits(array), name
+    assert afflux.store.check(tmp_path / "store").sound
+    assert len([*(tmp_path / "store").rglob("*.sqlite")]) == 1
+
+
+def stored(path, shards=2, rule=None, size=SIZE, **options):
+    rule = rule or rules.ca2fl(buffer_size=2, codec="affine-4")
+    options = {"num_clients": 9, "log": True, **options}
+    store = {} if path is None else {"store": path}
+    return Server(rule, np.ones(size, np.float32), plane=shards and ShardedPlane(shards), **store, **options)
+
+
+def push(server, size=SIZE, version=None):
+    """The next push: the same after the same joins."""
+    vector = np.random.default_rng(server.joins).standard_normal(size, np.float32)
+    client, last = server.joins * 3 % 5, max(0, server.version - server.joins % 2)
+    version = last if version is None else version
+    return server.push(client=client, version=version, **{server.rule.kind: vector})
+
+
+def test_a_store_of_one_shard_is_one_without_shards(tmp_path):
+    contents = []
+    for path, shards in ((tmp_path / "one", None), (tmp_path / "shard", 1)):
+        with stored(path, shards) as server:
+            for _ in range(5):
+                push(server)
+        with closing(sqlite3.connect(path / "index.sqlite")) as index:
+            version = index.execute("PRAGMA user_version").fetchone()
+            files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+            own = {name: file.read_bytes() for name, file in files.items() if "sqlite" not in name and name != "lock"}
+            contents.append((version, [*index.iterdump()], own))
+    assert contents[0] == contents[1]
+    for path, plane in ((tmp_path / "one", ShardedPlane(1)), (tmp_path / "shard", None)):
+        Server.open(path, plane=plane).close()
+
+
+@pytest.mark.parametrize(
+    ("shards", "plane", "message"),
+    [
+        (3, None, r"in 3 shards: open it with plane=ShardedPlane\(3\)"),
+        (3, ShardedPlane(2), r"in 3 shards: open it with plane=ShardedPlane\(3\)"),
+        (None, ShardedPlane(2), "in one piece: open it without plane"),
+    ],
+)
+def test_other_shards_are_refused(shards, plane, message, tmp_path):
+    with stored(tmp_path / "store", shards) as server:
+        push(server)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and "sqlite" not in file.name}
+    with pytest.raises(StoreError, match=message):
+        Server.open(tmp_path / "store", plane=plane)
+    assert before == {file: file.read_bytes() for file in before}
+    Server.open(tmp_path / "store", plane=shards and ShardedPlane(shards)).close()
+
+
+def test_cuts_are_named_if_they_are_not_those_of_a_number(tmp_path):
+    server = Server(rules.fedbuff(), np.ones(SIZE), plane=ShardedPlane(cuts=(2,)), store=tmp_path / "store")
+    server.close()
+    with pytest.raises(StoreError, match=r"open it with plane=ShardedPlane\(cuts=\[2\]\)"):
+        Server.open(tmp_path / "store", plane=ShardedPlane(2))
+    with pytest.raises(AffluxError, match=r"\[open\] plane is 3, must be a DataPlane"):
+        Server.open(tmp_path / "store", plane=3)
+
+
+def test_versions_that_a_checkpoint_keeps(tmp_path):
+    """The server's own vectors may be written over while a caller has a copy: it is written to a slot again."""
+    server = stored(tmp_path / "store", max_versions=5)
+    first = server.pull()
+    for _ in range(4):
+        push(server)
+    params, second = first.params.copy(), server.pull()
+    push(server), push(server)
+    for _ in range(2):  # the second one finds them in their slots
+        server.checkpoint(keep=[first, second])
+        assert server.versions_held == 3
+    with pytest.raises(AffluxError, match="keep: version 0 is not a version of this server"):
+        server.checkpoint(keep=[type(first)(first.params.copy(), 0, None)])
+    push(server), push(server)
+    server.close()
+    server = Server.open(tmp_path / "store", plane=ShardedPlane(2))
+    assert [*server.retained_versions] == [0, 2]
+    assert bits(server.retained_versions[0].params) == bits(params)
+    assert bits(server.retained_versions[2].params) == bits(second.params)
+    server.checkpoint(keep=server.retained_versions.values())
+    server.close()
+
+
+SHORT = SUPERBLOCK + 77
+PUSHES = 10
+CRASHES = {
+    "rows": {"rule": rules.ca2fl(buffer_size=2, codec="affine-4")},
+    "rows, every 2, power": {"rule": rules.afa_cs(buffer_size=2), "commit_every": 2, "durability": "power"},
+    "states, every 2": {"rule": rules.fadas(buffer_size=2), "commit_every": 2},
+    "vectors that wait": {"rule": rules.gsgm(buffer_size=2)},
+    "accumulate": {"rule": rules.fedbuff(buffer_size=3), "accumulate": True},
+}
+
+
+def contents_of(server):
+    """All that a server keeps."""
+    state, rows = server.state_dict(), server.rows
+    for name in ("rows", "sum"):
+        state["arrays"].pop(name, None)
+    clients = [] if rows is None else rows.client_ids
+    own = {client: bytes(rows.encoded(client)) for client in clients} | {"": None if rows is None else bits(rows.sum)}
+    return state["meta"] | {"row_ids": []}, {name: bits(array) for name, array in state["arrays"].items()}, own
+
+
+def spoil(path):
+    """Write over each slot that the last commit does not name: sweeps are torn there."""
+    rng = np.random.default_rng(0)
+    with locked_reader(path) as store:
+        named = {"rows": {place.slot for _, place in store.rows()} if store.codec else set()}
+        for name, place in store.committed.vectors.items():
+            named.setdefault(name.partition(":")[0], set()).add(place.slot)
+        named["arrivals"] = {each.place.slot for each in store.committed.arrivals if each.place}
+        for folder, array in store.segments.items():
+            for slot in {*range(array.slots)} - named.get(folder.rpartition("/")[2], set()):
+                array.write(slot, np.frombuffer(rng.bytes(array.slot_bytes), array.shape.dtype))
+
+
+def run(server, seen=lambda server: None):
+    """Push until PUSHES have joined, with a checkpoint on the way."""
+    while server.joins < PUSHES:
+        push(server, SHORT)
+        if server.joins == 5 and server._store:
+            server.checkpoint()
+        seen(server)
+    return server
+
+
+def undisturbed(options):
+    memory = {name: value for name, value in options.items() if name not in ("commit_every", "durability")}
+    server = stored(None, None, size=SHORT, **memory)
+    states = [contents_of(server)]
+    run(server, lambda server: states.append(contents_of(server)))
+    return states
+
+
+@pytest.fixture
+def folder():
+    with TemporaryDirectory(dir=crashes.MEMORY) as path:
+        yield Path(path)
+
+
+#: The joins between which each point is tried: those of one commit now, of three in soak.
+@pytest.mark.parametrize(
+    ("case", "until"), [("rows", 4), ("states, every 2", 4), *pairwise.soak_all(product(CRASHES, [8]))]
+)
+def test_a_crash_at_any_point_changes_no_bit(case, until, folder, monkeypatch):
+    """Copies of the folder are what it leaves: before, amid and after sweeps, savings, transactions, publications."""
+    options, copies = CRASHES[case], []
+    path = folder / "store"
+
+    def snap():
+        copies.append(folder / f"crash{len(copies)}")
+        shutil.copytree(path, copies[-1])
+
+    def around(method):
+        def call(*arguments, **named):
+            snap()
+            result = method(*arguments, **named)
+            snap()
+            return result
+
+        return call
+
+    states = undisturbed(options)
+    server = stored(path, size=SHORT, **options)
+    while server.joins < 3:
+        push(server, SHORT)
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (LocalPlane, "make"),
+            (LocalPlane, "publish"),
+            (StoredVectors, "save"),
+            (StoredVectors, "flush"),
+            (StoredVectors, "set_committed"),
+            (Commits, "write"),
+            (Commits, "_write_lists"),
+        ):
+            patch.setattr(owner, name, around(getattr(owner, name)))
+        while server.joins < until:
+            push(server, SHORT)
+            if server.joins == 5:
+                server.checkpoint()
+    server.close(checkpoint=False)
+    joins = set()
+    for copy in copies:
+        spoil(copy)
+        server = Server.open(copy, plane=ShardedPlane(2))
+        joins.add(server.joins)
+        assert contents_of(server) == states[server.joins], copy
+        assert bits(run(server).params) == states[-1][1]["params"], copy
+        server.close()
+        shutil.rmtree(copy)
+    assert len(copies) > 10
+    assert len(joins) > 1
+
+
+#: The calls by which a commit reaches the vectors, of the whole store and of its parts; and the transaction.
+SAVING = "prepare_sweep", "record_sweep", "save", "flush", "set_committed", "params_place", "in_slot", "check", "detach"
+CALLS = [
+    *product((StoredVectors, ShardedVectors), SAVING),
+    *product((LocalPlane, ShardedPlane), ("prepare", "make", "publish", "release")),
+    (ShardedVectors, "_drafts"),
+    (DiskRows, "prepare"),
+    (DiskRows, "record_sweep"),
+    (DiskRows, "publish"),
+    (DiskRows, "forget_checksums"),
+    (Commits, "write"),
+]
+
+
+def repeated(call):
+    """Call until the call returns."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            return call()
+
+
+def disturbed(path, options, interrupts=None):
+    """What a store has, each of whose server's calls is repeated after an interrupt, if it has not joined."""
+    server = stored(path, size=SHORT, **options)
+    if interrupts is not None:
+        interrupts.calls = 0
+    kept = []
+    for i in range(7):
+        while server.joins == i:
+            with suppress(KeyboardInterrupt):
+                push(server, SHORT, 0)
+        if i in (2, 4):
+            repeated(lambda: server.rule_vectors)  # waits for the step
+            kept.append(repeated(server.pull))
+    repeated(lambda: server.checkpoint({"a": "note"}, keep=kept[:1]))
+    repeated(server.close)
+    calls = None if interrupts is None else interrupts.stop()
+    with Server.open(path, plane=ShardedPlane(2)) as server:
+        versions = {version: bits(held.params) for version, held in server.retained_versions.items()}
+        return (contents_of(server), server.notes, versions), calls
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("case", ["rows", *pairwise.soak_all((case,) for case in list(CRASHES)[1:])])
+def test_each_call_of_a_commit_may_be_repeated_until_it_has_returned(case, after, folder, monkeypatch):
+    (expected, _), step, names = disturbed(folder / "store", CRASHES[case]), 1 if pairwise.soaking else 9, set()
+    for number in count(4 * after, step):
+        with monkeypatch.context() as patch:
+            interrupts = Interrupts(patch, CALLS, number, after)
+            contents, calls = disturbed(folder / str(number), CRASHES[case], interrupts)
+        assert contents == expected, number
+        shutil.rmtree(folder / str(number))
+        names |= interrupts.names
+        if calls <= number:
+            break
+    unused = {"flush"} if CRASHES[case].get("durability") != "power" else set()
+    assert names >= {name for _, name in CALLS[:-5]} - unused
+    assert number > 80
