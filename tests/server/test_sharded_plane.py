@@ -1,6 +1,8 @@
 """A server whose vectors are in shards has the bits of one whose vectors are in one piece."""
 
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import count, product
 
 import numpy as np
@@ -13,7 +15,7 @@ from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
 from conftest import bits
 from digest import vectors
-from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, served
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,12 @@ REPEATED = {
     "fadas": (rules.fadas(buffer_size=2), {}),
     "wkafl": (rules.wkafl(buffer_size=2), {}),
     "accumulate": (rules.fedbuff(buffer_size=3), {"accumulate": True}),
+    "zenopp": (rules.zenopp(), {"accumulate": False}),
 }
+
+
+#: The calls that read and write vectors outside of rounds.
+WRITES = {"draft", "fill", "finish", "read", "shown"}
 
 
 def disturbed(case, data, interrupts=None):
@@ -100,6 +107,8 @@ def disturbed(case, data, interrupts=None):
     rule, options = REPEATED[case]
     server = Server(rule, data[0][:SIZE], log=True, plane=ShardedPlane(cuts=(1,)), **options)
     base = server.pull()
+    for name in rule.needs.handed_in:
+        server.set_rule_vector(name, data[4][:SIZE])
     if interrupts is not None:
         interrupts.calls = 0  # of the calls that are repeated: not those of the constructor are not repeated
     for i in range(5):
@@ -108,9 +117,14 @@ def disturbed(case, data, interrupts=None):
         while server.joins == i:
             with suppress(KeyboardInterrupt):
                 server.push(client=i, version=base, client_lr=0.1, local_steps=2, **vectors)
-    while True:
-        with suppress(KeyboardInterrupt):
-            return server.state_dict(), server.log
+    state, log = repeated(server.state_dict), server.log
+    loading = partial(server.load_state_dict, state)
+    for call in (loading, server.flush, server.pull, lambda: server.rule_vectors, lambda: server.rows):
+        repeated(call)
+    for name in rule.needs.handed_in:
+        repeated(lambda name=name: server.set_rule_vector(name, data[5][:SIZE]))
+    repeated(lambda: server.replace_rule(replace(rule, buffer_size=9)))
+    return state, log, repeated(server.state_dict)["arrays"]
 
 
 #: Three superblocks, in two shards.
@@ -120,18 +134,20 @@ SIZE = 2 * SUPERBLOCK + 77
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", REPEATED)
 def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monkeypatch):
-    expected, log = disturbed(case, data)
-    step = 1 if pairwise.soaking else 4
+    expected, log, last = disturbed(case, data)
+    step = 1 if pairwise.soaking else 7
     for number in count(0, step):
         with monkeypatch.context() as patch:
             interrupts = Interrupts(patch, product((LocalPlane, ShardedPlane), CALLS), number, after)
-            state, again = disturbed(case, data, interrupts)
+            state, again, arrays = disturbed(case, data, interrupts)
         assert (state["meta"], again) == (expected["meta"], log), number
         for name, array in expected["arrays"].items():
             assert bits(state["arrays"][name]) == bits(array), (number, name)
+        assert all(bits(arrays[name]) == bits(last[name]) for name in last), number
         if interrupts.calls <= number:
             break
     assert number > 60
+    assert interrupts.names >= {"reserve", "ingest", "prepare", "make", "publish", "release", *WRITES}
 
 
 def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
@@ -144,12 +160,9 @@ def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="check_versions"):
         Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), check_versions=True)
 
-    class Other(LocalPlane):
-        """Of another kind."""
-
     monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
-        Server(rules.fedbuff(), np.zeros(3), plane=Other(), store=tmp_path / "store")
+        Server(rules.fedbuff(), np.zeros(3), plane=LocalPlane(), store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
     with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
         server.push(client=1, version=0, update=np.zeros(3), copy=False)

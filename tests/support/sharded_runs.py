@@ -1,5 +1,6 @@
 """Servers of every rule and codec, with vectors in shards or in one piece: what they have after some pushes."""
 
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -105,3 +106,10 @@ class Interrupts:
         """Raise nothing from now on; return the number of calls so far."""
         calls, self.calls = self.calls, -(10**9)
         return calls
+
+
+def repeated(call):
+    """Call until the call returns."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            return call()

@@ -74,6 +74,8 @@ class ShardedPlane(DataPlane):
 
         #: Returns memory of each part for a version; the argument is the name of the call. A store sets it.
         self.drafts: Callable[[str], list[Draft]] = lambda op: [plane.versions.take(op) for plane in self.planes]
+        #: Raises StoreError if a file of the vectors is missing or truncated. A store sets it.
+        self.check_files: Callable[[], None] = lambda: None
         self._copies = WeakValueDictionary[int, Any]()  # the arrays of `shown` that callers have, by id
         self._shown = WeakValueDictionary[int, Shards]()  # their versions, if these are in use
 
@@ -274,6 +276,7 @@ class ShardedPlane(DataPlane):
             return vector
         array = vector.shown()
         if array is None:
+            self.check_files()
             buffer = Buffer(self._whole)  # NumPy cannot make it writable again
             np.concatenate(vector.parts, out=np.asarray(buffer))
             buffer.freeze()

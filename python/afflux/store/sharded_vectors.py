@@ -72,6 +72,7 @@ class ShardedVectors:
     ) -> None:
         self._parts = parts_in(facts)
         self._plane = plane
+        self._commit: tuple[SavedPlaces | None, list[Shards]] | None = None  # that not all parts have recorded yet
         self._vectors = [
             StoredVectors(path / part.folder, _facts_of(part, facts), _committed_of(part, committed), HOST, threads)
             for part in self._parts
@@ -98,7 +99,7 @@ class ShardedVectors:
         """Let the plane keep its versions, and the new values of its rule vectors, in these slots."""
         for vectors, part in zip(self._vectors, self._plane.planes, strict=True):
             vectors.use(part)
-        self._plane.drafts = self._drafts
+        self._plane.drafts, self._plane.check_files = self._drafts, self.check
 
     def _drafts(self, op: str) -> list[Draft]:
         """Return memory for a version: the lowest slot that no part uses."""
@@ -144,6 +145,8 @@ class ShardedVectors:
         waiting: Mapping[int, Slot],
         swept: SweptVectors | None,
     ) -> SavedPlaces:
+        if self._commit is not None:  # an interrupt came before all parts had recorded it
+            self.set_committed(*self._commit)
         saved = [
             each.save(
                 params.parts[k],
@@ -170,12 +173,14 @@ class ShardedVectors:
             each.flush_all()
 
     def set_committed(self, places: SavedPlaces | None, params: list[Shards]) -> None:
+        self._commit = places, params
         for k, (each, part) in enumerate(zip(self._vectors, self._parts, strict=True)):
             own = None
             if places is not None:
                 arrivals = {join: part.place(place) for join, place in places.arrivals.items()}
                 own = SavedPlaces(places.params, places.vectors, arrivals)
             each.set_committed(own, [vector.parts[k] for vector in params])
+        self._commit = None
 
     def check(self) -> None:
         for each in self._vectors:
