@@ -242,7 +242,7 @@ def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
         return None
     own = Layout.from_json(layout)
     constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
-    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
+    if values.dtype != np.uint8 or values.shape != (constants.nbytes,) or is_masked(data):
         found = f"{values.dtype} of shape {values.shape}"
         raise AffluxError(f"[load_state_dict] constants is {found}, expected uint8 of shape ({constants.nbytes},)")
     constants.load(values)

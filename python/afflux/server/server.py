@@ -196,8 +196,8 @@ class Server(PushReceiver):
         A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make
         a step itself, and then call on_step.
 
-        Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params
-        (and buffers) are copied into `out`, and only the version is returned.
+        Without `out` nothing is copied, unless inplace or in shards. With `out`, a flat vector or a tree like the
+        server's, params (and buffers) are copied into `out`, and only the version is returned.
 
         >>> import numpy as np
         >>> from afflux import Server, rules
@@ -283,7 +283,7 @@ class Server(PushReceiver):
         Raises:
             AffluxError: an argument has a wrong type or value.
 
-        Cost: no array is copied, except with inplace.
+        Cost: no array is copied, except with inplace; `Task.params` is a copy if the vectors are in shards.
 
         With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
 
@@ -375,6 +375,11 @@ class Server(PushReceiver):
     def layout(self) -> Layout | None:
         """The places of the model's arrays in the flat vector; None for a server that was made with a flat vector."""
         return self._adapter.layout
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Copies of the model's constants and local arrays, by name, in the library of the first params."""
+        return dict(self._adapter.constants.items(writable=True))
 
     @property
     def arrivals_waiting(self) -> int:
