@@ -198,11 +198,11 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     """Return a version of a store, on the server's device."""
     plane = aggregator.plane
-    if plane.gpu is None:
+    if not isinstance(plane, LocalPlane) or plane.gpu is None:
         return version
-    draft = plane.draft("open")
-    plane.fill(draft, version.params)
-    return replace(version, params=plane.finish(draft, version.version))
+    draft = plane.versions.take()  # not the plane's own: an older version is not its newest one
+    plane.fill(draft.buffer, version.params)
+    return replace(version, params=draft.publish(version.version))
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
@@ -369,8 +369,9 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
     """Close a store, after a last checkpoint if `checkpoint` is true and a checkpoint is possible. May be repeated."""
-    if aggregator.closed:  # an interrupt may have come before all files were closed
-        aggregator.locked(partial(store.close, detach=True))
+    if aggregator.closed:
+        if not store.closed:  # an interrupt came first
+            aggregator.locked(partial(store.close, detach=True))
         return
     checkpoint = checkpoint and not aggregator.failure
 

@@ -90,7 +90,7 @@ class Store:
         self.path = folder_of(path)
         self.device = plane.device if isinstance(plane, LocalPlane) else HOST
         with ExitStack() as undo:
-            self._lock, self.committed, self._closed = Lock(path), None, False
+            self._lock, self.committed, self.closed = Lock(path), None, False
             undo.callback(self._lock.release)
             refuse_irregular(path)
             if new:
@@ -348,11 +348,11 @@ class Store:
 
         May be repeated.
         """
-        if self._closed:
+        if self.closed:
             return
         if detach:
             self.retained = []
             self.vectors.detach()
         self._index.close()
         self._lock.release()
-        self._closed = True
+        self.closed = True
