@@ -297,7 +297,7 @@ def environment(tmp_path_factory):
     if builds.CMAKE is None:
         pytest.skip("cmake is not installed")
     (engine,) = builds.engine(tmp_path_factory).glob("csrc/_engine_emulated*.so")
-    modules = {found(name).parent for name in ("emulated.py", "crashes.py", "conftest.py")}
+    modules = {found(name).parent for name in ("emulated.py", "crashes.py", "conftest.py", "pairwise.py")}
     paths = os.pathsep.join(map(str, [ROOT / "python", *sorted(modules)]))
     return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
 

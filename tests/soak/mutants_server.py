@@ -91,6 +91,41 @@ SERVER = {
         "left.append(slot)",
         "test_store_crashes.py",
     ),
+    "shards: params are written in place": (
+        "parts, drafts = [], self.drafts(op)",
+        "parts, drafts = [], [Draft(part.base) for part in params.parts]",
+        "test_sharded_stores.py",
+    ),
+    "shards: the params of the last commit are given out again": (
+        "        self._committed_params = params\n",
+        "        self._committed_params = params[:0]\n",
+        "test_sharded_stores.py",
+    ),
+    "shards: each part chooses the slot of a version": (
+        "while self._params.slot_of((draft := self._versions.take(op)).array) != slot:",
+        "while (draft := self._versions.take(op)) is None:",
+        "test_sharded_stores.py",
+    ),
+    "shards: a row slot that the commit names is given out again": (
+        "(left if client_id in changed else retired).append(slot)",
+        "left.append(slot)",
+        "test_sharded_stores.py",
+    ),
+    "shards: a part of a row has the checksums of another one": (
+        "first = self.begin // SUPERBLOCK + self.number * heads",
+        "first = self.begin // SUPERBLOCK",
+        "test_sharded_stores.py",
+    ),
+    "shards: some parts do not record a commit": (
+        "if self._commit is not None:  # an interrupt",
+        "if False:  # an interrupt",
+        "test_sharded_stores.py",
+    ),
+    "shards: an interrupted close leaves the lock": (
+        "aggregator.locked(partial(store.close, detach=True))",
+        "pass",
+        "test_sharded_stores.py",
+    ),
     "store: the version is told before it is saved": (
         "return self.saved and bool(self.done)",
         "return bool(self.done)",

@@ -151,8 +151,17 @@ class LocalPlane(DataPlane):
         threads = self.num_threads
         return ops.inner(slots, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=threads)
 
-    def prepare(self, plan: RoundPlan, params: Vector, rule_vectors: NamedVectors, rows: Any, op: str) -> "LocalRound":
-        draft = self.versions.take(op)
+    def prepare(
+        self,
+        plan: RoundPlan,
+        params: Vector,
+        rule_vectors: NamedVectors,
+        rows: Any,
+        op: str,
+        draft: Draft | None = None,
+    ) -> "LocalRound":
+        """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
+        draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
         if self.spares is not None and (spares := self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)

@@ -89,6 +89,11 @@ class DataPlane(ABC):
     reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
     gpu: str | None = None  #: the name of the GPU that has the vectors
     fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
+    num_threads: int = 1  #: of a round's sweep
+
+    def cuts(self, size: int) -> tuple[int, ...]:
+        """Return the superblocks with which the second shard of `size` elements and the later ones begin."""
+        return ()
 
     @abstractmethod
     def allocate(self, options: PlaneOptions) -> None:

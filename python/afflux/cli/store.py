@@ -173,7 +173,8 @@ def _ids(path: Path, text: str) -> list[int | str]:
 def _lines(found: Info, whole: bool) -> Iterator[tuple[str, str]]:
     yield "store", found.path + (", in use" if found.in_use else "")
     yield "rule", f"{found.rule}, kind {found.kind}, M = {found.rule_config['buffer_size']}"
-    yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
+    shards = f" in {found.shards} shards" if found.shards > 1 else ""
+    yield "params", f"d = {found.d:,} {found.dtype}{shards}; arrivals are kept as {found.slot_dtype}"
     waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
     yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
     yield "pushes", _counts(found.counts)

@@ -70,6 +70,7 @@ class Aggregator:
         self.slots = plane.fast_slots  # for `fast`
         self.admission = admission
         self.max_slots = max_slots
+        self.max_versions = options.max_versions
         self.accumulate = options.accumulate
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server

@@ -120,6 +120,7 @@ class Server(PushReceiver):
         commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
+        plane: DataPlane | None = None,
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
@@ -137,12 +138,13 @@ class Server(PushReceiver):
                 values.
             like: an array of torch or CuPy on the server's GPU; None: the server is on the CPU.
             on_step: see the class.
+            plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
 
         Raises:
             UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
             AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options.
-            StoreError: there is no store, the rule is wrong or missing, another process uses the store, or the store
-                is damaged. The store does not change.
+            StoreError: there is no store, the rule is wrong or missing, another process uses the store, its vectors are
+                in other shards, or the store is damaged. The store does not change.
 
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
@@ -156,13 +158,19 @@ class Server(PushReceiver):
         (1, 1)
         >>> folder.cleanup()
         """
-        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
+        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like, plane)
         try:
             with persistence.errors_of_open(store.path):
                 zeros, options = persistence.start_of(store)
                 rule = store.resolve_rule(rule)
                 server = cls(
-                    rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
+                    rule,
+                    zeros,
+                    options=options,
+                    num_threads=num_threads,
+                    push_threads=push_threads,
+                    on_step=on_step,
+                    plane=plane,
                 )
                 with damage_as_store_error(store.path):
                     attached = persistence.load_store(store, server._aggregator, server.options)
@@ -188,8 +196,8 @@ class Server(PushReceiver):
         A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make
         a step itself, and then call on_step.
 
-        Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params
-        (and buffers) are copied into `out`, and only the version is returned.
+        Without `out` nothing is copied, unless inplace or in shards. With `out`, a flat vector or a tree like the
+        server's, params (and buffers) are copied into `out`, and only the version is returned.
 
         >>> import numpy as np
         >>> from afflux import Server, rules
@@ -275,7 +283,7 @@ class Server(PushReceiver):
         Raises:
             AffluxError: an argument has a wrong type or value.
 
-        Cost: no array is copied, except with inplace.
+        Cost: no array is copied, except with inplace; `Task.params` is a copy if the vectors are in shards.
 
         With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
 
@@ -367,6 +375,11 @@ class Server(PushReceiver):
     def layout(self) -> Layout | None:
         """The places of the model's arrays in the flat vector; None for a server that was made with a flat vector."""
         return self._adapter.layout
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Copies of the model's constants and local arrays, by name, in the library of the first params."""
+        return dict(self._adapter.constants.items(writable=True))
 
     @property
     def arrivals_waiting(self) -> int:
@@ -504,8 +517,8 @@ class Server(PushReceiver):
         """
         if not self._aggregator.closed:
             self._enter("close")
-            persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
-            self._aggregator.report_steps()
+        persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
+        self._aggregator.report_steps()
 
     @property
     @clears_tracebacks
