@@ -58,7 +58,8 @@ while interrupts < wanted:
             client, version = random.randrange(CLIENTS), max(0, server.version - random.randrange(3))
             server.push(client=client, **{{server.rule.kind: vector(client, version)}}, version=version, copy=not lent)
             if random.random() < 0.05:
-                random.choice([server.flush, server.discard, server.state_dict, server.pull,
+                own = [(one, version, vector(one, version)) for one in (0, 3, 1, 3)[:random.randrange(5)]]
+                random.choice([server.flush, server.discard, server.state_dict, server.pull, lambda: server.step(own),
                                lambda: server.replace_rule(random.choice(rules))])()
     except KeyboardInterrupt:
         interrupts += 1

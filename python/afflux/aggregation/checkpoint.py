@@ -122,6 +122,8 @@ def log_record(entry: Entry) -> list[Any]:
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
+    if isinstance(entry, Cut) and entry.joins:
+        return [entry.kind, entry.overdue, entry.joins]
     if isinstance(entry, Replaced):
         record: list[Any] = ["replace_rule", entry.config]
     else:
@@ -266,7 +268,8 @@ class _Loader:
         count = len(records)
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
-        if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
+        # A pass may begin with a full buffer.
+        if filled >= self._rule.buffer_size + passes and not self._admission.by_flush:
             _fail(
                 f"{filled} arrivals wait in the state, and the rule's buffer_size is {self._rule.buffer_size}: use the "
                 "rule with which they joined, and then replace_rule() or flush()"
@@ -376,6 +379,8 @@ def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
         case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
             return Cut(kind, sum(map(_count, overdue)))
+        case ["flush", overdue_arrivals, joins]:
+            return Cut("flush", _count(overdue_arrivals), _count(joins))
         case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
             return Handed(name, sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:

@@ -193,11 +193,13 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The emptying of a buffer that was not full: by `flush` (a step with its arrivals) or by `discard`."""
+    """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), or by `discard`."""
 
     kind: Literal["flush", "discard"]
     #: the number of waiting arrivals if a round was overdue, and could not be made before this entry; else 0
     overdue: int = 0
+    #: the number of the last joins before it that belong to the same `Server.step`, if they filled the buffer; else 0
+    joins: int = 0
 
 
 @dataclass(frozen=True, slots=True)

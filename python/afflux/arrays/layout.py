@@ -207,8 +207,12 @@ class Layout:
         """
         return self._parameter_matcher.ready(tree)
 
+    def _float_parts(self, tree: Tree) -> list[Array]:
+        """Return the parameters as `parts` does; integers and bools raise an error, as in a flat vector."""
+        return self._parameter_matcher.ready(tree, floats=True)
+
     def _found(self, tree: Tree) -> Found | list[Array]:
-        """Find the arrays as `parts` does, for `Host.ingest`; see `Matcher.found`."""
+        """Find the arrays as `_float_parts` does, for `Host.ingest`; see `Matcher.found`."""
         return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
@@ -312,17 +316,24 @@ class Layout:
         >>> target
         [array([1., 1.]), array(2)]
         """
+        self._load(target, flat, buffers, constants)
+
+    def _load(
+        self, target: Tree, flat: Flat, buffers: Float64 | None, constants: Constants | None, *, check: bool = False
+    ) -> None:
+        """Load as `load`; with `check` only raise the error that this would raise."""
         if is_keras(target):
             variables = keras_variables(target)
             values = {name: np.array(variable) for name, variable in variables.items()}
-            self.load(values, flat, buffers, constants)
-            for name in values.keys() - {field.name for field in self.locals}:
+            self._load(values, flat, buffers, constants, check=check)
+            for name in () if check else values.keys() - {field.name for field in self.locals}:
                 variables[name].assign(values[name])
             return
         if is_module(target) and is_read_by_state_dict(target):
             state = dict(target.state_dict())
-            self.load(state, flat, buffers, constants)
-            target.load_state_dict(state)
+            self._load(state, flat, buffers, constants, check=check)
+            if not check:
+                target.load_state_dict(state)
             return
         pieces = self._pieces_of(flat, buffers)
         matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
@@ -334,7 +345,7 @@ class Layout:
             for alias in self.aliases
             if alias.of in values and alias.name in leaves
         ]
-        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves))
+        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves), check=check)
 
     def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""

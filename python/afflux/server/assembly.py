@@ -7,7 +7,7 @@ from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
+from afflux.aggregation.options import ServerOptions, codec_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import DataPlane, PlaneOptions
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
@@ -40,7 +40,7 @@ def assemble(
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
     plane, dtype, clients = adapter.plane, options.dtype, options.num_clients
-    max_slots = slots_of(rule, options.max_slots, accumulate=options.accumulate)
+    max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
     _allocate(plane, adapter.size, options, codec, max_slots, rule.buffer_size, num_threads)
     draft = plane.draft("Server")
@@ -80,6 +80,7 @@ def assemble(
         options.max_deferred,
         options.fact_names(rule),
     )
+    admission.by_flush = options.rounds == "flush"
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     fast = _fast_push(rule, adapter, options)
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one

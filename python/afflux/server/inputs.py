@@ -116,7 +116,7 @@ class InputAdapter:
     def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
-                return self.layout.parts(vector)
+                return self.layout._float_parts(vector)
             except AffluxError as error:
                 raise AffluxError(f"{what}: {error}") from None
         size = length(what, vector)
@@ -204,8 +204,8 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
-    def lent(self, what: str, parts: "ops.Array | list[ops.Array]") -> Slot:
-        """Return the caller's own vector as a slot that is read in place."""
+    def lent(self, what: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
+        """Return the caller's own vector, of the rule's kind, as a slot that is read in place."""
         try:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
@@ -290,18 +290,21 @@ class InputAdapter:
         """Return, for messages, the array of the model that contains an element of the flat vector."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
-    def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree") -> None:
-        """Copy a version into the caller's memory."""
+    def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree", *, check: bool = False) -> None:
+        """Copy a version into the caller's memory; with `check` only raise the error that this would raise."""
         try:
             if not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
                 params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
+                if check:
+                    params, out = params[:0], out[:0]  # type: ignore[index]
                 ops.ingest(params, out, num_threads=self.num_threads)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
-                self.layout.load(out, now.params, now.buffers, self.constants if self.layout.constants else None)
+                constants = self.constants if self.layout.constants else None
+                self.layout._load(out, now.params, now.buffers, constants, check=check)
                 self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None

@@ -20,7 +20,7 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import Durability, ServerOptions, slots_of
+from afflux.aggregation.options import Durability, ServerOptions
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
@@ -259,7 +259,7 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
     except AffluxError as error:
         why = str(error).removeprefix("[Server] ")
         raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
-    aggregator.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
+    aggregator.grow(options.slots_of(rule))
 
 
 def arrivals_of(

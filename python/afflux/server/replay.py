@@ -1,6 +1,6 @@
 """The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from typing import Any
 
@@ -54,20 +54,26 @@ def replay(
     """
     instance(Server, "a Server")("replay", "server", server)
     try:
-        entries = iter(log)
+        entries = list(log)
     except Exception as error:
         unreadable("[replay] log", error)
     aggregator = server._aggregator
     admission = aggregator.admission
+    by_flush = admission.by_flush
     flush_after, admission.flush_after = admission.flush_after, None
     admission.replaying = True
+    firsts = _first_joins(entries)
     try:
         for entry in entries:
             admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | Replaced) else 0
             if isinstance(entry, Join):
+                if entry.number in firsts:
+                    aggregator.newest_version([])  # makes the rounds that were overdue before the step
+                    admission.by_flush = True
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
-                (server.flush if entry.kind == "flush" else server.discard)()
+                _ = aggregator.flush(joins=entry.joins) if entry.kind == "flush" else aggregator.discard()
+                admission.by_flush = by_flush
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
@@ -77,9 +83,21 @@ def replay(
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
         admission.flush_after, admission.replaying, admission.least_overdue = flush_after, False, 0
+        admission.by_flush = by_flush
     if admission.overdue:
         aggregator.newest_version([])
     return server
+
+
+def _first_joins(entries: Sequence[Entry]) -> set[int]:
+    """Return the number of the first join of each step whose joins have filled the buffer, and made no round."""
+    numbers, firsts = list[int](), set[int]()
+    for entry in entries:
+        if isinstance(entry, Join):
+            numbers.append(entry.number)
+        elif isinstance(entry, Cut) and entry.joins:
+            firsts.update(numbers[-entry.joins :][:1])
+    return firsts
 
 
 def _made(entry: Replaced) -> Rule:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions, options_of, slots_of
+from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
@@ -24,14 +24,14 @@ from afflux.server import checkout as checking
 from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.pushing import PushReceiver
+from afflux.server.step import StepReceiver
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server(PushReceiver):
+class Server(StepReceiver):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -253,7 +253,7 @@ class Server(PushReceiver):
             persistence.for_place(rule, self._adapter, options, folder)
         except AffluxError as error:
             raise AffluxError(f"[replace_rule] {str(error).removeprefix('[Server] ')}") from None
-        return aggregator.replace_rule(rule, slots_of(rule, options.max_slots, accumulate=options.accumulate))
+        return aggregator.replace_rule(rule, options.slots_of(rule))
 
     @clears_tracebacks
     def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> checking.Task:
@@ -462,9 +462,13 @@ class Server(PushReceiver):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
+        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows.
+
+        With rounds="flush", the slots are those of the waiting arrivals.
+        """
         state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
-        buffered = (state.rule.buffer_size + len(state.deferred())) * slot
+        count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
+        buffered = (count + len(state.deferred())) * slot
         if self.options.accumulate:
             buffered = slot + 8 * size
         vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
