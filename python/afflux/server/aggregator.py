@@ -418,10 +418,10 @@ class Aggregator:
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
-        state = self.admission.state
-        if state.passes is not None and state.counts["dropped"]:  # perhaps one that was deferred
+        # No local variable holds the state, because on_step may take long.
+        if self.admission.state.passes is not None and self.admission.state.counts["dropped"]:  # perhaps after a wait
             self.drop_watch.see("dropped", None)
-        if self._step_calls is not None and state.unreported:
+        if self._step_calls is not None and self.admission.state.unreported:
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
