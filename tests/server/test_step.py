@@ -1,6 +1,7 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ import pytest
 import variants
 from afflux import AffluxError, BusyError, Cut, Join, Needs, Rule, Server, Weights, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
-from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm
+from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
 from afflux.rules.calibration import NONE
-from afflux.rules.optimizers import Sgd
+from afflux.rules.optimizers import Momentum, Sgd
 from conftest import bits
 from inside import aggregator_of, slots_taken
 
@@ -382,3 +383,125 @@ def test_a_step_of_models_mixes_as_pushes_do():
     pushes, steps = (made(fedasync(alpha=0.5)) for _ in range(2))
     same(pushes, steps, list(variants.trace("fedasync", 3, 1)))
     assert [type(entry) for entry in steps.log] == [Join, Cut] * 3
+
+
+IN_PLACE = {
+    "fedbuff": (lambda: fedbuff(buffer_size=3), {}),
+    "fadas": (lambda: fadas(buffer_size=3), {}),
+    "momentum": (lambda: replace(fedbuff(buffer_size=3), step=Momentum(0.5)), {}),
+    "twafl": (lambda: twafl(buffer_size=3), {}),
+    "fedasync": (lambda: fedasync(), {}),
+    "bfloat16": (lambda: fadas(buffer_size=3), {"slot_dtype": "bfloat16"}),
+    "float64": (lambda: fadas(buffer_size=3), {"dtype": "float64"}),
+}
+
+
+def awkward_trees(flat):
+    """One vector as trees that the engine reads in place, or converts: other dtypes, strides, addresses, libraries."""
+    own = tree(flat.copy())
+    yield own
+    yield own | {"conv": own["conv"].astype(np.float64), "dense": own["dense"] | {"b": own["dense"]["b"].astype("f2")}}
+    yield own | {"conv": np.asfortranarray(own["conv"])}
+    odd = np.frombuffer(b"\0" + own["conv"].tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 7)
+    yield own | {"conv": odd}
+    yield own | {"conv": own["conv"].astype(">f4")}
+    yield flat.astype(np.float64)
+    yield np.repeat(flat, 2)[::2]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_vectors_that_are_read_in_place_have_the_bits_of_slots(name, monkeypatch, rng):
+    """No vector is copied into a slot, whatever its arrays are."""
+    make, options = IN_PLACE[name]
+    pushes, steps = (made(make(), **options) for _ in range(2))
+    for _ in range(3):
+        flat = rng.standard_normal(D).astype(np.float32)
+        trees = [*awkward_trees(flat)]
+        kinds = [steps.rule.kind] * 3 if name == "twafl" else [steps.rule.kind, "update", "model"]
+        entries = [{"client": i, "version": steps.version, kinds[i % 3]: each} for i, each in enumerate(trees)]
+        expected, report = pushed(pushes, entries)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(aggregator_of(steps).plane), "reserve", None)
+            receipts, other = steps.step(entries)
+        assert receipts == expected
+        assert everything(pushes) == everything(steps)
+        assert np.isnan(other.norms).all()
+        assert np.isfinite(report.norms).all()
+
+
+def test_a_module_is_read_in_place(monkeypatch):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    start, local = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)) for _ in range(2))
+    local(torch.randn(5, 3))
+    pushes, steps = (Server(fadas(buffer_size=1), start, rounds="flush", log=True) for _ in range(2))
+    entries = [{"client": i, "version": 0, "model": each} for i, each in enumerate((local, local.state_dict()))]
+    expected, _ = pushed(pushes, entries)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(aggregator_of(steps).plane), "reserve", None)
+        assert steps.step(entries)[0] == expected
+    assert everything(pushes) == everything(steps)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_value_that_is_not_valid_changes_nothing_wherever_it_is(value, weight, tmp_path):
+    """Also that of a vector whose weight is 0, which the sweep does not read: a push would have refused it."""
+    weigh = Given(weight)
+    rule = Rule("own", "update", 9, weigh, NONE, fadas().step)
+    for store in ({}, {"store": tmp_path / "s"}):
+        server = Server(rule, tree(np.zeros(D, np.float32)), **store)
+        server.step([(client, 0, tree(np.ones(D, np.float32))) for client in range(3)])
+        before = everything(server, counts=False)
+        for index in (0, 20, 59):
+            bad = np.ones(D, np.float32)
+            bad[index] = value
+            array = "conv" if index < 21 else "dense.b"
+            with pytest.raises(AffluxError, match=rf"client 2's update has .* at index {index} \(in {array}\)"):
+                server.step([(client, 1, tree(bad if client == 2 else np.ones(D, np.float32))) for client in range(5)])
+            assert everything(server, counts=False) == before
+        assert server.step([(client, 1, tree(np.ones(D, np.float32))) for client in range(3)])[1].version == 2
+        server.__exit__(None, None, None)
+
+
+class Given:
+    """All weights are 1; that of client 2 is given."""
+
+    needs = Needs()
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, arrivals):
+        return np.array([self.weight if client == 2 else 1.0 for client in arrivals.client_ids])
+
+
+def test_rule_vectors_have_one_spare():
+    """Two sets of memory are used by turns, also between steps and rounds of pushes."""
+    server, seen = Server(fadas(buffer_size=1), np.zeros(D, np.float32)), []
+    for number in range(6):
+        if number == 3:
+            server.push(client=1, version=number, update=np.ones(D, np.float32))
+        else:
+            server.step([(1, number, np.ones(D, np.float32))])
+        vectors = aggregator_of(server).admission.state.rule_vectors
+        seen.append([vectors[name].ctypes.data for name in vectors])
+    assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
+
+
+def test_on_step_finds_no_slot_in_use():
+    held = []
+    server = Server(
+        ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=lambda _: held.append(slots_taken(server))
+    )
+    server.step([(client, 0, np.ones(3)) for client in range(3)])
+    assert held == [0]
+
+
+def test_a_lent_vector_that_waits_is_rejected_alone():
+    """A step checks the vectors of its own pushes; the round rejects an earlier one that was lent."""
+    server = Server(fedbuff(buffer_size=9), np.zeros(3, np.float32))
+    server.push(client=1, version=0, update=np.full(3, np.nan, np.float32), copy=False)
+    _, report = server.step([(2, 0, np.ones(3, np.float32))])
+    assert report.rejected == ("non-finite value at index 0", "")
+    assert np.isfinite(server.params).all()

@@ -419,6 +419,18 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
     A round that has read a non-finite value in a vector that is not copied is repeated without this vector. So such a
     round must not overwrite vectors that it reads.
     """
+    if (why := why_checked(rule, options)) is not None:
+        return why
+    if rule.rule_vectors:
+        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
+    return None
+
+
+def why_checked(rule: Rule, options: ServerOptions) -> str | None:
+    """Return the reason why vectors are checked before the sweep of their round; None if that sweep may check them.
+
+    New rule vectors may then have memory of their own.
+    """
     if options.accumulate:
         return "accumulate=True adds it up at once"
     if options.inplace:
@@ -433,8 +445,6 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
         return f"{rule.name} overwrites cached rows"
-    if rule.rule_vectors:
-        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
     return None
 
 

@@ -83,6 +83,7 @@ class Layout:
     buffers_size: int = dataclasses.field(init=False, repr=False, compare=False)
     #: whether a push needs more than the parameters: it has statistics, copied arrays or constants
     apart: bool = dataclasses.field(init=False, repr=False, compare=False)
+    _borders: npt.NDArray[np.int64] = dataclasses.field(init=False, repr=False, compare=False)
     _nesting_of_arrays: trees.Node = dataclasses.field(init=False, repr=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
@@ -90,6 +91,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.fields[-1].stop if self.fields else 0)
+        object.__setattr__(self, "_borders", np.array([*(field.start for field in self.fields), self.size], np.int64))
         object.__setattr__(self, "averaged_size", self.buffers[-1].stop if self.buffers else 0)
         object.__setattr__(self, "buffers_size", self.copied[-1].stop if self.copied else self.averaged_size)
         object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))

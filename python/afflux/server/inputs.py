@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, sqrt
 from sys import float_info
 from typing import Any
@@ -221,6 +222,15 @@ class InputAdapter:
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
         except Exception as error:
             unreadable(what, error)
+
+    def in_place(self, _: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
+        """Return the result of `parts` as a slot of a round that is made at once."""
+        borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
+        if not isinstance(parts, list):
+            copy = readable_copy(parts)
+            flat = parts if copy is None else copy
+            parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
+        return self.plane.in_parts(parts, borders, conversion)
 
     def buffers(
         self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max

@@ -10,10 +10,12 @@ from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
+from afflux.aggregation.options import why_checked
 from afflux.aggregation.reports import Closed, Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
 from afflux.arrays.layout import Tree
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import brief, unreadable
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
@@ -45,6 +47,9 @@ class StepReceiver(PushReceiver):
         Args:
             pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
                 of `push`, without timeout and copy. No other thread may write to the vectors before the call returns.
+                The round reads them where they are, without a copy, unless params are on a GPU or in shards, or the
+                rule or an option needs them first: inplace, accumulate, max_norm, clip_norms, cached rows, norms, inner
+                products, passes. Norms of vectors that are not copied are NaN in the report.
             out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
 
         Returns:
@@ -72,10 +77,21 @@ class StepReceiver(PushReceiver):
         close_overdue(aggregator)
         batch: StepBatch | None = None
         try:
-            batch = StepBatch(self, _calls(pushes, adapter.kind))
-            batch.take_in()
-            report = aggregator.flush(batch=batch)
-            receipts = tuple(batch.receipts)
+            calls = _calls(pushes, adapter.kind)
+            receipts: tuple[Receipt, ...] = ()
+            report: Report | None = None
+            for in_place in (True, False) if _reads_in_place(self) else (False,):
+                batch = StepBatch(self, calls, in_place=in_place)
+                batch.take_in()
+                try:
+                    report = aggregator.flush(batch=batch)
+                    receipts = tuple(batch.receipts)
+                    break
+                except (AffluxError, UnavailableError):
+                    if batch.is_decided or not in_place:
+                        raise
+                # Taken in as by pushes, each vector gets its receipt, or an error with the reason.
+                batch.release()
         except Exception:
             if batch is None or not batch.is_decided:
                 aggregator.count_refused()
@@ -90,6 +106,13 @@ class StepReceiver(PushReceiver):
         if out is not None:
             versions.copied(aggregator, lambda now: adapter.copy_out("step", now, out))
         return receipts, report
+
+
+def _reads_in_place(receiver: PushReceiver) -> bool:
+    """Return whether the sweep of a round may read the vectors of a step where they are."""
+    aggregator = receiver._aggregator
+    deferring = aggregator.admission.state.passes is not None
+    return aggregator.plane.reads_parts and not deferring and why_checked(aggregator.rule, receiver.options) is None
 
 
 def _calls(pushes: object, kind: str) -> list[PushCall]:
@@ -123,13 +146,19 @@ class _Push(Struct):
 
 
 class StepBatch:
-    """The pushes of one step, see `afflux.server.aggregator.Batch`."""
+    """The pushes of one step, see `afflux.server.aggregator.Batch`.
 
-    def __init__(self, receiver: PushReceiver, calls: list[PushCall]) -> None:
+    Vectors that are read `in_place` are checked by the sweep of their round. It writes only new memory, and is made
+    with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
+    """
+
+    def __init__(self, receiver: PushReceiver, calls: Sequence[PushCall], *, in_place: bool) -> None:
         self._receiver = receiver
         self._aggregator: Aggregator = receiver._aggregator
         self._pushes = [_Push(call, Ticket()) for call in calls]
+        self._in_place = in_place
         self._closed: list[OpenTask] = []
+        self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
         self.held_back = 0
         self.is_decided = False
@@ -137,16 +166,20 @@ class StepBatch:
     def take_in(self) -> None:
         """Take in all vectors."""
         plane = self._aggregator.plane
+        lend = self._receiver._adapter.in_place if self._in_place else None
         for push in self._pushes:
             ticket = push.ticket
             try:
-                # All of them wait for one round: a push that waits for a free slot might wait for ever.
-                ticket.slot = plane.reserve() or plane.reserve(counted=False)
-                push.taken = take_in(self._receiver, ticket, push.call)
+                if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
+                    ticket.slot = plane.reserve() or plane.reserve(counted=False)
+                push.taken = take_in(self._receiver, ticket, push.call, lend)
             except Exception as error:
                 push.taken = self._fault(error, ticket)
                 if push.taken is None:
                     raise
+            finally:
+                if ticket.reading:
+                    self._aggregator.reading.discard(ticket)
 
     def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
         """Return the fault of a client; None if the step must raise the error."""
@@ -204,6 +237,17 @@ class StepBatch:
 
     def sweep(self, decided: Round) -> None:
         """Make the sweep of the round, if it reads callers' arrays; an error changes nothing."""
+        arrivals = sum(not isinstance(push.taken, NoArrival) for push in self._pushes)
+        if not self._in_place or not arrivals:
+            return
+        aggregator = self._aggregator
+        if aggregator.storage is not None:
+            aggregator.storage.prepare_sweep(decided)
+        if sum(isinstance(slot, ops.Parts) for slot in decided.plan.slots) < arrivals:
+            raise AffluxError("[step] a vector is not read")
+        if not decided.make_unchecked(aggregator.plane):
+            decided.release(aggregator.plane)
+            raise AffluxError("[step] a value is not valid")
 
     def adopt(self, draft: Admission) -> None:
         """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
@@ -211,16 +255,14 @@ class StepBatch:
         self._aggregator.admission.adopt(draft)
         for task in self._closed:
             self._aggregator.tasks.close(task)
+        self._clients = [push.ticket.client_id for push in self._pushes]
+        self._pushes, self._closed = [], []  # on_step may take long
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
-        for push in self._pushes:
-            if push.ticket.reading:
-                self._aggregator.reading.discard(push.ticket)
-        if self.is_decided:
-            for push, receipt in zip(self._pushes, self.receipts, strict=True):
-                if receipt.status != "joined":
-                    self._aggregator.drop_watch.see(receipt.status, push.ticket.client_id, receipt.reason)
-        elif self._pushes:
+        if self._pushes:
+            self._pushes, self._closed = [], []
             self._aggregator.locked(lambda: self._aggregator.admission.discard_leftovers())
-        self._pushes, self._closed = [], []
+        for client_id, receipt in zip(self._clients, self.receipts, strict=False):
+            if receipt.status != "joined":
+                self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)
