@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
-from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
@@ -22,6 +22,7 @@ from afflux.aggregation.reports import (
     Fault,
     Handed,
     Join,
+    NewParams,
     Opened,
     Pulled,
     Replaced,
@@ -104,6 +105,24 @@ class Admission:
                 "[log] this server keeps no log: make it with log=True, and load no state of a server without a log"
             )
         return self.log
+
+    def counted(self, pushed: Pushed) -> Pushed:
+        """Return the facts of a push with the version of its client, if they have the staleness s as version -1 - s.
+
+        Raises:
+            ClientError: the server has made fewer versions.
+        """
+        client_id, version, *others = pushed
+        if version >= 0:
+            return pushed
+        state = self.state
+        newest = state.current.version + (state.round is not None)
+        if newest + 1 + version < 0:
+            raise ClientError(
+                f"[push] client {brief(client_id)}'s staleness is {~version}; the server has made 0 to {newest}: "
+                "Server(first_version=) begins with another number"
+            )
+        return client_id, newest + 1 + version, *others
 
     def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:
         """Return the status and the staleness that an arrival would have if it joined now; nothing changes.
@@ -319,6 +338,15 @@ class Admission:
             self._log[logged:] = [Handed(name, self.overdue)]
             logged += 1
         self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
+
+    def with_params(self, current: Pulled) -> ServerState:
+        """Return the state after the caller has set params, with the entry of the log, which counts with the state."""
+        state = self.state
+        logged = state.logged
+        if self._log is not None:
+            self._log[logged:] = [NewParams(self.overdue)]
+            logged += 1
+        return replace(state, current=current, logged=logged)
 
     def replace_rule(self, rule: Rule, config: Mapping[str, Any]) -> bool:
         """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.

@@ -17,7 +17,19 @@ from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import NamedVectors
-from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
+from afflux.aggregation.reports import (
+    DECISIONS,
+    Closed,
+    Cut,
+    Entry,
+    Handed,
+    Join,
+    NewParams,
+    Opened,
+    Pulled,
+    Replaced,
+    no_counts,
+)
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
@@ -126,8 +138,10 @@ def log_record(entry: Entry) -> list[Any]:
         return [entry.kind, entry.overdue, entry.joins]
     if isinstance(entry, Replaced):
         record: list[Any] = ["replace_rule", entry.config]
+    elif isinstance(entry, Handed):
+        record = ["set_rule_vector", entry.name]
     else:
-        record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
+        record = [entry.kind] if isinstance(entry, Cut) else ["set_params"]
     return [*record, entry.overdue] if entry.overdue else record
 
 
@@ -383,6 +397,8 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Cut("flush", _count(overdue_arrivals), _count(joins))
         case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
             return Handed(name, sum(map(_count, overdue)))
+        case ["set_params", *overdue] if len(overdue) < 2:
+            return NewParams(sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) in (1, 2):

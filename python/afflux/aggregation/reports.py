@@ -192,6 +192,13 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
+class NewParams:
+    """A version that `Server.set_params` has made. Params themselves are not kept."""
+
+    overdue: int = 0  #: as `Cut.overdue`
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), or by `discard`."""
 
@@ -230,7 +237,7 @@ class Closed:
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Handed | Replaced | Opened | Closed
+Entry = Join | Cut | Handed | NewParams | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

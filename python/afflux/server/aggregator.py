@@ -19,7 +19,7 @@ from afflux.aggregation.streaming import Term, Total
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import raise_if_from_signal
-from afflux.rules.rule import Rule
+from afflux.rules.rule import Float64, Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.decisions import RoundStorage, arrival_of, receipt_of
 from afflux.server.norm_watch import NormWatch
@@ -248,7 +248,7 @@ class Aggregator:
             if self.admission.state.passes is not None and not self.admission.replaying:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._overdue_begun(begun))
-        receipt = receipt_of(self.admission, self.storage, pushed[1], (status, staleness, join), report, begun)
+        receipt = receipt_of(self.admission, self.storage, ticket.pulled, (status, staleness, join), report, begun)
         if status != "joined":
             self.drop_watch.see(status, pushed[0], receipt.reason)
         return receipt
@@ -261,6 +261,7 @@ class Aggregator:
                 self._check_open("push")
             if admission.state.passes is not None and not self._begin_overdue("push", ticket.overdue):
                 return None
+            pushed = admission.counted(pushed)
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
@@ -274,6 +275,7 @@ class Aggregator:
                 return None
             total = (state.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
             arrival, term = arrival_of(state, pushed, staleness, ticket, total)
+            ticket.pulled = version
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
@@ -333,6 +335,37 @@ class Aggregator:
             lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name),
             overdue=True,
         )
+
+    def set_params(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
+        """Make a version of this vector, and of these buffers of the model; None: they do not change.
+
+        Returns:
+            Its number.
+        """
+        admission, plane, self.failed_late = self.admission, self.plane, None
+
+        def set_version() -> int:
+            state = admission.state
+            if state.filled:
+                raise AffluxError(
+                    f"[set_params] {state.filled} arrivals wait, which were trained from earlier params: flush() or "
+                    "discard() them first"
+                )
+            number = state.current.version + 1
+            self._has_room()
+            draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
+            if not plane.inplace:
+                plane.fill(draft, values)
+            own = state.current.buffers if buffers is None else buffers
+            after = admission.with_params(Pulled(plane.finish(draft, number), number, own))
+            if plane.inplace:
+                plane.fill(draft, values)  # no interrupt comes between the end of the copy and the assignment
+            admission.state = after
+            self.tasks.release_outdated(number)
+            commit()
+            return number
+
+        return self.when_idle("set_params", set_version, overdue=True)
 
     def flush(
         self, *, late: bool = False, wait: bool = True, batch: Batch | None = None, joins: int = 0

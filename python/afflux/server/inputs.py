@@ -14,7 +14,7 @@ from afflux import ops
 from afflux._engine import RowCheck
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.plane import DataPlane, Slot, Vector
+from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
@@ -185,6 +185,30 @@ class InputAdapter:
             at = "" if index is None else f": at index {index}{self.place(index)}"
             raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
         return facts, norm
+
+    def take_in_params(self, what: str, parts: Any, vector: Vector | Draft, limits: Limits) -> None:
+        """Copy params into a vector.
+
+        Raises:
+            AffluxError: a value is not finite, or too large.
+        """
+        facts = self.ingest(what, parts, vector)
+        bad, problem, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
+        if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
+            dtype = "float32" if limits.largest < 1e39 else "float64"
+            bad, problem = (
+                self.plane.first_beyond(vector, half),
+                f"a value beyond {half:.3g}, half of the largest {dtype},",
+            )
+        if bad is not None:
+            hint = "" if self.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
+            raise AffluxError(f"{what} has {problem} at index {bad}{self.place(bad)}{hint}")
+
+    def new_params(self, params: "ops.Array | Tree", limits: Limits) -> tuple[Vector, Float64 | None]:
+        """Return checked copies of the params of `Server.set_params`, and of their buffers; None: a flat vector."""
+        what, vector = "[set_params] params", self.plane.vector()
+        self.take_in_params(what, self.parts(what, params), vector, limits)
+        return vector, self.buffers("[set_params]", params, None, limits.max_abs) if is_tree(params) else None
 
     def rule_vector(self, rule: Rule, name: str, vector: "ops.Array | Tree", limits: Limits) -> Vector:
         """Return a checked copy of the vector of `Server.set_rule_vector`."""

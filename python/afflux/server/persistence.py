@@ -150,7 +150,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     if plane.gpu is None:
         draft = versions.take()
         draft.array[:] = now.params
-        now = replace(now, params=versions.finished(draft, 0))
+        now = replace(now, params=versions.finished(draft, now.version))
     admission.load(structs.replace(state, current=now, rows=store.rows), [])
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -350,6 +350,12 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
     _commit(store, aggregator, notes_as_json(notes), kept)
     aggregator.retained = kept
     return kept
+
+
+def commit(store: Store, aggregator: Aggregator) -> None:
+    """Commit the state of a server without unfinished rounds, unless only checkpoints commit."""
+    if store.commit_every is not None:
+        _commit(store, aggregator, store.notes, aggregator.retained)
 
 
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:

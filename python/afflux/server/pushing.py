@@ -20,6 +20,7 @@ from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import (
+    MOST_COUNT,
     as_float,
     as_int,
     as_text,
@@ -56,6 +57,7 @@ class PushReceiver:
         task: "Task | str | None" = None,
         client: ClientId | None = None,
         version: "int | Pulled | None" = None,
+        staleness: int | None = None,
         update: "ops.Array | Tree" = None,
         gradient: "ops.Array | Tree" = None,
         model: "ops.Array | Tree" = None,
@@ -85,6 +87,8 @@ class PushReceiver:
             client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
             version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a
                 model need its params: with a number, the version must be the newest one, or held for a task.
+            staleness: instead of a version: the number of versions that were made since the client's, counted at the
+                join. Conversions from or to a model need a version.
             update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
                 whose arrays are copied into one slot.
             gradient: in the same forms; it points in the direction of ascent.
@@ -139,7 +143,7 @@ class PushReceiver:
             if (
                 aggregator.fast is not None
                 and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-                and (timeout is None and copy is True)
+                and (timeout is None and copy is True and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
                 number = version.version if type(version) is Pulled else version
@@ -168,13 +172,13 @@ class PushReceiver:
             if pushed is not None:
                 ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
                 return aggregator.join(pushed, ticket)
-            own = client_lr, local_steps, buffers, timeout, copy
+            own = client_lr, local_steps, buffers, timeout, copy, staleness
             call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
             taken = take_in(self, ticket, call)
             if isinstance(taken, NoArrival):
                 return _no_arrival(aggregator, ticket, taken)
             pushed = taken
-            if aggregator.fast is not None and ticket.staged_row is None:
+            if aggregator.fast is not None and ticket.staged_row is None and staleness is None:
                 receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
                 if receipt is not None:
                     return receipt
@@ -222,6 +226,7 @@ class PushCall(Struct):
     buffers: Any = None
     timeout: float | None = None
     copy: bool = True
+    staleness: int | None = None
 
 
 #: Makes a slot of arrays that are read in place: from what describes them, the arrays, and the conversion.
@@ -252,13 +257,13 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         lend = adapter.lent
     entry = None
     if task is not None:
-        ticket.task = entry = _open_task(aggregator, task, call.client, version)
+        ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
         if entry is None:
             return NO_TASK
         client_id, pulled = entry.opened.client_id, entry.opened.version
         ticket.client_id, ticket.pulled = client_id, pulled
-    elif call.client is None or version is None:
-        raise CallError("[push] give task=, or client= and version=")
+    elif call.client is None or (version is None) is (call.staleness is None):
+        raise CallError("[push] give task=, or client= and version= (or staleness=)")
     if given != "model" and type(vector) is not np.ndarray and is_module(vector):
         raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
     ticket.checking = True
@@ -269,11 +274,15 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         )
     if entry is None:
         ticket.client_id = client_id = plain_id(call.client)
-        ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
+        if call.staleness is None:
+            ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
+        else:
+            version = _counted_staleness(client_id, call.staleness)
+            pulled = ~version  # negative: `Admission.counted` replaces it at the join
         newest = aggregator.admission.state.current.version
         if pulled > newest and aggregator.admission.state.passes is not None:
             newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
-        if not 0 <= pulled <= newest:
+        if pulled > newest or (pulled < 0 and call.staleness is None):
             raise _no_such_version(client_id, pulled, newest)
     examples = num_examples
     if type(num_examples) is not int or not 0 < num_examples < 2**63:
@@ -303,6 +312,8 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         rows = aggregator.admission.state.rows
         row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
     if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
+        if call.staleness is not None and "model" in (given, adapter.kind):
+            raise CallError(f"{what} cannot become {A_KIND[adapter.kind]} with staleness=: give version= or task=")
         ticket.reading = True
         aggregator.reading.add(ticket)
         base = _base(aggregator, task, version, pulled)
@@ -409,6 +420,16 @@ def _number(client_id: ClientId, version: object) -> int:
     return number
 
 
+def _counted_staleness(client_id: ClientId, staleness: object) -> int:
+    """Return the staleness of a push."""
+    number = as_int(staleness)
+    if number is None or not 0 <= number <= MOST_COUNT:
+        raise AffluxError(
+            f"[push] client {brief(client_id)}'s staleness is {brief(staleness)}, must be an int of at least 0"
+        )
+    return number
+
+
 def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxError:
     return AffluxError(
         f"[push] client {brief(client_id)} says that it pulled version {brief(pulled)}; "
@@ -430,7 +451,9 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
 def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
     """Return the open task of a push; None if the task is not open."""
     if client is not None or version is not None:
-        raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
+        raise CallError(
+            "[push] task= says who pushes and from which version: give no client= and version= (or staleness=)"
+        )
     task_id = task.id if isinstance(task, Task) else as_text(task)
     if task_id is None:
         raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
