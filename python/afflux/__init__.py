@@ -3,7 +3,19 @@
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Closed, Cut, Fault, Handed, Join, Opened, Pulled, Receipt, Replaced, Report
+from afflux.aggregation.reports import (
+    Closed,
+    Cut,
+    Fault,
+    Handed,
+    Join,
+    NewParams,
+    Opened,
+    Pulled,
+    Receipt,
+    Replaced,
+    Report,
+)
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
@@ -26,6 +38,7 @@ __all__ = [
     "Join",
     "Layout",
     "Needs",
+    "NewParams",
     "Opened",
     "Plan",
     "Pulled",

@@ -72,8 +72,8 @@ SERVER = {
         "test_overdue.py",
     ),
     "log: an entry hides that a round was overdue": (
-        "[Cut(kind, self.overdue)]",
-        "[Cut(kind)]",
+        "[Cut(kind, self.overdue, joins)]",
+        "[Cut(kind, 0, joins)]",
         "test_overdue.py",
     ),
     "store: a round writes over the committed sum": (
@@ -167,8 +167,8 @@ SERVER = {
         "test_sweep_checksums.py",
     ),
     "store: a push does not wait for its row": (
-        "            ticket.staged_row = row.finish()\n",
-        "            pass\n",
+        "        ticket.staged_row = row.finish()\n",
+        "        pass\n",
         "test_store_errors.py",
     ),
     "tasks: a task is pushed twice": (
@@ -310,6 +310,11 @@ SERVER = {
         "flush_after, admission.flush_after = admission.flush_after, None",
         "flush_after = admission.flush_after",
         "test_flush_after.py",
+    ),
+    "step: the log does not say that its joins have filled the buffer": (
+        "self.held_back = joins if held_back else 0",
+        "self.held_back = 0",
+        "test_step.py",
     ),
     "on_step: two calls overlap": (
         "if running is not None and running is not token and running[0] == token[0]:",

@@ -17,7 +17,19 @@ from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import NamedVectors
-from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
+from afflux.aggregation.reports import (
+    DECISIONS,
+    Closed,
+    Cut,
+    Entry,
+    Handed,
+    Join,
+    NewParams,
+    Opened,
+    Pulled,
+    Replaced,
+    no_counts,
+)
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
@@ -122,10 +134,14 @@ def log_record(entry: Entry) -> list[Any]:
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
+    if isinstance(entry, Cut) and entry.joins:
+        return [entry.kind, entry.overdue, entry.joins]
     if isinstance(entry, Replaced):
         record: list[Any] = ["replace_rule", entry.config]
+    elif isinstance(entry, Handed):
+        record = ["set_rule_vector", entry.name]
     else:
-        record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
+        record = [entry.kind] if isinstance(entry, Cut) else ["set_params"]
     return [*record, entry.overdue] if entry.overdue else record
 
 
@@ -272,7 +288,8 @@ class _Loader:
         count = len(records)
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
-        if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
+        # A pass may begin with a full buffer.
+        if filled >= self._rule.buffer_size + passes and not self._admission.by_flush:
             _fail(
                 f"{filled} arrivals wait in the state, and the rule's buffer_size is {self._rule.buffer_size}: use the "
                 "rule with which they joined, and then replace_rule() or flush()"
@@ -382,8 +399,12 @@ def _log_entry(record: Sequence[Any], most_id: int | None) -> Entry:
     match record:
         case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
             return Cut(kind, sum(map(_count, overdue)))
+        case ["flush", overdue_arrivals, joins]:
+            return Cut("flush", _count(overdue_arrivals), _count(joins))
         case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
             return Handed(name, sum(map(_count, overdue)))
+        case ["set_params", *overdue] if len(overdue) < 2:
+            return NewParams(sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) in (1, 2):

@@ -20,7 +20,7 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import Durability, ServerOptions, slots_of
+from afflux.aggregation.options import Durability, ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
@@ -156,7 +156,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     if plane.gpu is None:
         draft = plane.draft("Server")
         plane.fill(draft, plane.read(now.params, copy=False))
-        now = replace(now, params=plane.finish(draft, 0))
+        now = replace(now, params=plane.finish(draft, now.version))
     admission.load(structs.replace(state, current=now, rows=store.rows), [])
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -259,7 +259,7 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
     except AffluxError as error:
         why = str(error).removeprefix("[Server] ")
         raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
-    aggregator.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
+    aggregator.grow(options.slots_of(rule))
 
 
 def arrivals_of(
@@ -350,6 +350,12 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
     _commit(store, aggregator, notes_as_json(notes), kept)
     aggregator.retained = kept
     return kept
+
+
+def commit(store: Store, aggregator: Aggregator) -> None:
+    """Commit the state of a server without unfinished rounds, unless only checkpoints commit."""
+    if store.commit_every is not None:
+        _commit(store, aggregator, store.notes, aggregator.retained)
 
 
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:

@@ -11,27 +11,27 @@ from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions, options_of, slots_of
+from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
-from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
+from afflux.ops.validation import a_thread_count, brief, count_of, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.pushing import PushReceiver
+from afflux.server.step import StepReceiver
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server(PushReceiver):
+class Server(StepReceiver):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -50,6 +50,7 @@ class Server(PushReceiver):
             on_step itself causes a step, the call for that step follows after on_step returns. An exception that
             on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
             unfinished is reported with the next step, or by `poll`.
+        first_version: the number of the first version, for callers that count on.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
             `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits; what callers get are copies.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
@@ -87,6 +88,7 @@ class Server(PushReceiver):
         num_threads: int | None = None,
         push_threads: int = 1,
         on_step: OnStep | None = None,
+        first_version: int = 0,
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> None:
@@ -95,6 +97,7 @@ class Server(PushReceiver):
         push_threads = a_thread_count("Server", "push_threads", push_threads)
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
+        first_version = count_of(0)("Server", "first_version", first_version)
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, chosen.limits.max_abs)
@@ -103,7 +106,8 @@ class Server(PushReceiver):
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.options = chosen  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
-        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads, on_step)
+        parts_of = rule, params, parts, self._adapter, chosen, num_threads, on_step
+        self._aggregator = assemble(*parts_of, first_version)
         self._store: Store | None = None
         if folder is not None:
             self._store = persistence.make_store(self._aggregator, folder, self._adapter, chosen)
@@ -261,7 +265,7 @@ class Server(PushReceiver):
             persistence.for_place(rule, self._adapter, options, folder)
         except AffluxError as error:
             raise AffluxError(f"[replace_rule] {str(error).removeprefix('[Server] ')}") from None
-        return aggregator.replace_rule(rule, slots_of(rule, options.max_slots, accumulate=options.accumulate))
+        return aggregator.replace_rule(rule, options.slots_of(rule))
 
     @clears_tracebacks
     def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> checking.Task:
@@ -345,6 +349,34 @@ class Server(PushReceiver):
         aggregator = self._aggregator
         new = self._adapter.rule_vector(aggregator.rule, name, vector, aggregator.admission.limits)
         aggregator.hand_in(name, new)
+
+    @clears_tracebacks
+    def set_params(self, params: "ops.Array | Tree") -> int:
+        """Make a version with other params, for example those of another optimizer; return its number.
+
+        The state of the rule and open tasks stay as they are. The log gets an entry `NewParams`. A store has the
+        version in its next commit, which follows at once unless commit_every is None.
+
+        Args:
+            params: (d,), or a tree like the server's, with its buffers; copied. A flat vector leaves buffers unchanged.
+
+        Raises:
+            AffluxError: arrivals wait in the buffer; params have another length, shape or dtype, or a value that the
+                constructor refuses; max_versions versions are held. Nothing has changed.
+            StoreError: the commit has failed; the version is made.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedavg(), np.zeros(2))
+        >>> server.set_params(np.ones(2)), server.params.tolist()
+        (1, [1.0, 1.0])
+        """
+        self._enter("set_params")
+        aggregator, store = self._aggregator, self._store
+        vector, buffers = self._adapter.new_params(params, aggregator.admission.limits)
+        return aggregator.set_params(
+            vector, buffers, lambda: None if store is None else persistence.commit(store, aggregator)
+        )
 
     @clears_tracebacks
     def flush(self) -> Report | None:
@@ -475,9 +507,13 @@ class Server(PushReceiver):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
+        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows.
+
+        With rounds="flush", the slots are those of the waiting arrivals.
+        """
         state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
-        buffered = (state.rule.buffer_size + len(state.deferred())) * slot
+        count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
+        buffered = (count + len(state.deferred())) * slot
         if self.options.accumulate:
             buffered = slot + 8 * size
         vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size

@@ -36,11 +36,15 @@ class TaskBook:
     Args:
         max_versions: the largest number of versions whose params are held; None: MOST_BASES.
         max_staleness: params older than this are not held; None: no limit.
-        closed_last: returns the id of the last closed task in the server's state; None if no task was closed.
+        closed_last: returns the id of the last closed task in the server's state, or the ids of those that a step has
+            closed; None if no task was closed.
     """
 
     def __init__(
-        self, max_versions: int | None, max_staleness: int | None, closed_last: Callable[[], str | None]
+        self,
+        max_versions: int | None,
+        max_staleness: int | None,
+        closed_last: Callable[[], str | tuple[str, ...] | None],
     ) -> None:
         self._most = MOST_BASES if max_versions is None else max_versions
         self._max_staleness = max_staleness
@@ -72,10 +76,11 @@ class TaskBook:
         return self._open.get(task.opened.task) is task
 
     def _finish_closing(self) -> None:
-        """Close the task that the state has closed last, if an interrupt came before the book closed it too."""
+        """Close the tasks that the state has closed last, if an interrupt came before the book closed them too."""
         last = self._closed_last()
-        if last is not None and (torn := self._open.get(last)) is not None:
-            self.close(torn)
+        for task_id in last if isinstance(last, tuple) else () if last is None else (last,):
+            if (torn := self._open.get(task_id)) is not None:
+                self.close(torn)
 
     def find(self, task_id: str) -> OpenTask | None:
         """Return the open task of this id; None if there is none."""

@@ -65,6 +65,7 @@ class StoredOptions(_Facts, frozen=True):
     max_deferred: Count | None = None  #: missing in stores of older versions
     clip_norms: float | None = None  #: older stores have none
     facts: Annotated[list[str], Meta(max_length=MOST_FACTS)] = []  #: likewise
+    rounds: str = "full"  #: in stores of servers with rounds="flush"
 
 
 class Commits(_Facts, frozen=True):
