@@ -19,14 +19,15 @@ from afflux.sim import ConfigError, Simulation, interrupts, partitioned
 from afflux.sim.errors import ProcessKilledError
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.runs import workers as pool
-from afflux.sim.runs.compare import Job, compare
+from afflux.sim.runs.compare import compare
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
-from made_runs import resume, run_in_store, run_paired
+from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
@@ -117,7 +118,7 @@ def stop_at(count):
 
 
 def begin(folder, config, progress, seconds=0.0, workers=2):
-    output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), True)
+    output = audit_folder(run_folder.create_run_folder(folder / "run"), True)
     return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
 
 
