@@ -256,7 +256,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
 def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
     """And shares the runs of its table."""
     drawn = []
-    monkeypatch.setattr("afflux.sim.results.figures.draw_scores", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr("afflux.sim.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
     cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
     page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Limits(processes=1))

@@ -16,7 +16,7 @@ import own_tasks
 import stateful_models
 from afflux.cli import app
 from afflux.sim import ConfigError, Simulation, interrupts, partitioned
-from afflux.sim.errors import ProcessKilledError
+from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import Job
@@ -213,8 +213,8 @@ RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
     ("training", "kind", "message"),
     [
         # An OSError, which the pipe of a worker that has ended raises too; test_evaluations.py has a ConfigError.
-        (own_tasks.finds_no_file, pool.WorkerError, "(?s)FileNotFoundError: .*while client [0-9]+ trained"),
-        *soak(own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division.*while client [0-9]+ trained"),
+        (own_tasks.finds_no_file, TrainingError, "client [0-9]+ failed to train: FileNotFoundError: .*own_tasks.py"),
+        *soak(own_tasks.fails, TrainingError, "client [0-9]+ failed to train: ZeroDivisionError: division"),
         *soak(own_tasks.returns_nothing, ConfigError, RETURNS),
     ],
 )
