@@ -16,8 +16,8 @@ from afflux.sim import Simulation, Task, classification, partitioned, replay, tu
 from afflux.sim import data as data_sets
 from afflux.sim.data import image_set
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.finished_runs import FILE
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
+from afflux.sim.results.finished_runs import FILE
 from afflux.sim.runs import setup
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload import inputs
