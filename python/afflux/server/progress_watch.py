@@ -35,7 +35,7 @@ class DropWatch:
                 "[push] a push of client %s is %s: %s. Server.counts counts such pushes; further ones are not logged",
                 "?" if client_id is None else brief(client_id),
                 status,
-                reason or cause,
+                (reason or cause).removeprefix("[push] "),
             )
 
 
