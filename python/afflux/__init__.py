@@ -21,6 +21,7 @@ from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.server.aggregate import aggregate
 from afflux.server.checkout import Task
 from afflux.server.plan import Plan, plan
 from afflux.server.replay import replay
@@ -53,6 +54,7 @@ __all__ = [
     "UnavailableError",
     "Weights",
     "__version__",
+    "aggregate",
     "codecs",
     "exp",
     "log",

@@ -157,6 +157,9 @@ def test_pulled_versions_and_their_numbers():
     with pytest.raises(AffluxError, match=r"client 3's update needs version 0: .* held: push the task of checkout\(cl"):
         server.push(client=3, version=0, update=np.ones(D, np.float32))
     assert (server.counts["refused"], server.counts["expired"], server.versions_held) == (1, 0, 2)
+    recording = fresh(fedasync(), faults="record")
+    recording.push(client=1, version=0, model=np.ones(D, np.float32))
+    assert recording.push(client=3, version=0, update=np.ones(D, np.float32)).status == "expired"
     task = server.checkout(4)
     server.push(client=5, version=server.pull(), update=np.ones(D, np.float32))
     number = server.push(client=6, version=task.version, update=np.ones(D, np.float32))  # held for the task of 4

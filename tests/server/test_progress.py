@@ -125,7 +125,6 @@ def test_the_counts_start_anew_with_a_state(tmp_path):
 @pytest.mark.parametrize(
     ("status", "options", "pushes"),
     [
-        ("replaced", {"duplicates": "latest"}, [(1, 0), (1, 0)]),
         ("superseded", {"duplicates": "latest"}, [(7, 0), (8, 0), (9, 0), (1, 1), (1, 0)]),
         ("rejected", {"duplicates": "reject"}, [(1, 0), (1, 0)]),
         ("dropped", {"max_staleness": 0}, [(7, 0), (8, 0), (9, 0), (1, 0)]),

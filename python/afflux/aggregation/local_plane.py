@@ -117,10 +117,10 @@ class LocalPlane(DataPlane):
         self.device.wait()  # because a round may read the vector on another stream
         return slot
 
-    def in_parts(self, arrays: Sequence[ops.Array], borders: Int64, conversion: ops.Conversion | None) -> Slot:
-        return ops.Parts(
-            [each.detach() if is_torch(each) else each for each in arrays], borders, conversion, self.slots.dtype
-        )
+    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
+        if {*map(type, arrays)} != {np.ndarray}:
+            arrays = [each.detach() if is_torch(each) else each for each in arrays]
+        return ops.Parts(arrays, borders, conversion, self.slots.dtype)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)

@@ -140,7 +140,7 @@ class DataPlane(ABC):
     def lend(self, vector: ops.Array) -> Slot:
         """Return the caller's own vector as a slot that is read in place."""
 
-    def in_parts(self, arrays: Sequence[ops.Array], borders: Int64, conversion: ops.Conversion | None) -> Slot:
+    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
         """Return callers' arrays as a slot of a round that is made at once; they begin at these indices."""
         raise NotImplementedError
 

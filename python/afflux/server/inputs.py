@@ -345,9 +345,9 @@ class InputAdapter:
         except Exception as error:
             unreadable(f"[{op}] out", error)
 
-    def copied_tree(self, version: Pulled) -> Tree:
-        """Return a copy of a version, in the form of the server's first params."""
-        flat = on_host(version.params, copy=True)
+    def copied_tree(self, version: Pulled, *, copy: bool = True) -> Tree:
+        """Return a copy of a version, in the form of the server's first params; without `copy` in its own memory."""
+        flat = on_host(version.params, copy=copy)
         if self.layout is None:
             return self._copied("", None, flat)
         arrays = {

@@ -11,9 +11,8 @@ from afflux.rules.rule import ClientId
 PATIENCE = 10
 #: The statuses of arrivals after which a buffer holds as many arrivals as before.
 WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped", "deferred")
-#: The statuses with which the work of a client is dropped, and the reasons of those that have no own one.
+#: The statuses with which the work of a push is dropped, and the reasons of those that have no own one.
 DROPPED = {
-    "replaced": "it takes the place of an earlier arrival of this client, which is dropped (duplicates='latest')",
     "superseded": "the buffer holds an arrival of this client from a newer version (duplicates='latest')",
     "rejected": "the buffer holds an arrival of this client (duplicates='reject')",
     "dropped": "it is older than max_staleness",
@@ -35,7 +34,7 @@ class DropWatch:
                 "[push] a push of client %s is %s: %s. Server.counts counts such pushes; further ones are not logged",
                 "?" if client_id is None else brief(client_id),
                 status,
-                reason or cause,
+                (reason or cause).removeprefix("[push] "),
             )
 
 

@@ -318,7 +318,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         aggregator.reading.add(ticket)
         base = _base(aggregator, task, version, pulled)
         if base is None and "model" in (given, adapter.kind):
-            if entry is None:
+            if entry is None and receiver.options.faults == "raise":
                 raise AffluxError(f"{what} needs version {pulled}: {_GONE}")
             return NoArrival("expired", _GONE, client_id, pulled, entry)
         conversion = _conversion(what, given, adapter.kind, base, scale)
