@@ -159,7 +159,7 @@ def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout
     else:
         rest = weights
     combine = ops.Combine(updates, np.ascontiguousarray(rest), own, float_info.max)
-    ops.apply(ops.Pass(params, target, combine, step=ops.Assign()), num_threads=threads, done=done)
+    ops.apply(ops.Pass(params, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
     if done[0]:
         return
     for i, arrays in enumerate(trees):
