@@ -128,7 +128,7 @@ def test_the_core_commands_need_no_extra(tmp_path):
 def test_without_torch_a_file_that_imports_it_is_skipped():
     code = "import sys, pytest; sys.modules['torch'] = None; sys.exit(pytest.main(sys.argv[1:]))"
     file = found("test_edges.py")
-    command = [sys.executable, "-c", code, "-q", "-n0", "-p", "no:cacheprovider", "--collect-only", str(file)]
+    command = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "--collect-only", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "torch is not installed" in done.stdout
     assert "error" not in done.stdout

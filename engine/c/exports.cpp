@@ -1,5 +1,6 @@
 // The C functions of libafflux.so, over those of afflux.hpp. No exception leaves them.
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -69,10 +70,14 @@ AFFLUX_STEP(adagrad, AFFLUX_ADAGRAD);
 AFFLUX_STEP(yogi, AFFLUX_YOGI);
 AFFLUX_STEP(assign, AFFLUX_ASSIGN);
 
+// For the caller's structs only: this file itself accesses an object by one of its two types.
 template <class T, class C>
 const T& as(const C* struct_of_c) {
   return *reinterpret_cast<const T*>(struct_of_c);
 }
+
+Codec from_c(afflux_codec codec) { return {static_cast<Coding>(codec.coding), codec.bits}; }
+afflux_codec to_c(Codec codec) { return {static_cast<int32_t>(codec.coding), codec.bits}; }
 
 thread_local std::string last_error, last_text;
 
@@ -107,6 +112,47 @@ int guarded(const Call& call) {
   }
 }
 
+// The numbers of a C struct that are members of an enumeration of C++, which a caller in C may set to anything.
+void check_number(const char* name, std::int32_t number, std::int32_t most) {
+  if (number < 0 || number > most)
+    throw Error("[afflux.h] " + std::string(name) + " is " + std::to_string(number) + ", must be from 0 to " +
+                std::to_string(most));
+}
+
+void check_device(afflux_device device) { check_number("device.kind", device.kind, AFFLUX_CUDA); }
+
+void check_view(const afflux_view& view);
+
+void check_conversion(const afflux_conversion* conversion) {
+  if (conversion == nullptr) return;
+  check_number("conversion.from", conversion->from, AFFLUX_MODEL);
+  check_number("conversion.to", conversion->to, AFFLUX_MODEL);
+  check_view(conversion->base);
+}
+
+void check_view(const afflux_view& view) {
+  check_number("type", view.type, AFFLUX_BFLOAT16);
+  check_device(view.device);
+  if (view.parts == nullptr) return;
+  for (std::int64_t k = 0; view.parts->list.data != nullptr && k < view.parts->list.size; ++k)
+    check_number("type", view.parts->list.data[k].type, AFFLUX_BFLOAT16);
+  check_conversion(view.parts->conversion);
+}
+
+void check_views(const afflux_views& views) {
+  for (std::int64_t k = 0; views.data != nullptr && k < views.size; ++k) check_view(views.data[k]);
+}
+
+void check_pass(const afflux_pass& pass) {
+  check_number("step.kind", pass.step.kind, AFFLUX_ASSIGN);
+  check_number("calibrate.kind", pass.calibrate.kind, AFFLUX_CACHED_MEAN);
+  check_view(pass.params);
+  check_view(pass.out);
+  for (const afflux_views& views :
+       {pass.combine.updates, pass.step.states, pass.step.outs, pass.rule_vectors.vectors, pass.rule_vectors.outs})
+    check_views(views);
+}
+
 Policy policy_from(const afflux_policy_settings& of) { return {of.prefetch, of.stream, of.fused != 0, of.direct != 0}; }
 afflux_policy_settings settings_of(const Policy& policy) {
   return {policy.prefetch, policy.stream, policy.fused, policy.direct};
@@ -127,6 +173,9 @@ const char* afflux_last_error(void) { return last_error.c_str(); }
 int afflux_ingest(const afflux_view* update, const afflux_view* slot, int num_threads,
                   const afflux_conversion* conversion, int64_t until_read, afflux_statistics* statistics) {
   return guarded([&] {
+    check_view(*update);
+    check_view(*slot);
+    check_conversion(conversion);
     const Statistics result = ingest(as<View<const void>>(update), as<View<void>>(slot), num_threads,
                                      reinterpret_cast<const Conversion*>(conversion), until_read);
     *statistics = {result.sum_of_squares, result.min, result.max, result.first_nonfinite};
@@ -136,6 +185,9 @@ int afflux_ingest(const afflux_view* update, const afflux_view* slot, int num_th
 int afflux_ingest_parts(const afflux_views* parts, const afflux_view* slot, int num_threads,
                         const afflux_conversion* conversion, int64_t until_read, afflux_statistics* statistics) {
   return guarded([&] {
+    check_views(*parts);
+    check_view(*slot);
+    check_conversion(conversion);
     const Statistics result = ingest(as<List<View<const void>>>(parts), as<View<void>>(slot), num_threads,
                                      reinterpret_cast<const Conversion*>(conversion), until_read);
     *statistics = {result.sum_of_squares, result.min, result.max, result.first_nonfinite};
@@ -143,26 +195,37 @@ int afflux_ingest_parts(const afflux_views* parts, const afflux_view* slot, int 
 }
 
 int afflux_gram(const afflux_views* vectors, const afflux_memory* out, int num_threads) {
-  return guarded([&] { gram(as<List<View<const void>>>(vectors), as<View<double>>(out), num_threads); });
+  return guarded([&] {
+    check_views(*vectors);
+    gram(as<List<View<const void>>>(vectors), as<View<double>>(out), num_threads);
+  });
 }
 
 int afflux_inner(const afflux_inner_terms* terms, const afflux_memory* out, int num_threads) {
-  return guarded([&] { inner(as<Inner>(terms), as<View<double>>(out), num_threads); });
+  return guarded([&] {
+    check_views(terms->vectors);
+    check_view(terms->memory);
+    inner(as<Inner>(terms), as<View<double>>(out), num_threads);
+  });
 }
 
 void afflux_pass_init(afflux_pass* pass) {
   static_assert(std::is_trivially_copyable_v<Pass>);
   const Pass defaults;
-  *pass = as<afflux_pass>(&defaults);
+  std::memcpy(pass, &defaults, sizeof *pass);
 }
 
 int afflux_apply(const afflux_pass* pass, int num_threads, int dry, int* valid) {
-  return guarded([&] { *valid = apply(as<Pass>(pass), num_threads, dry != 0); });
+  return guarded([&] {
+    check_pass(*pass);
+    *valid = apply(as<Pass>(pass), num_threads, dry != 0);
+  });
 }
 
 int afflux_apply_summed(const afflux_pass* pass, int num_threads, int dry, int* valid, afflux_put_crcs put,
                         void* user) {
   return guarded([&] {
+    check_pass(*pass);
     Checksums sums;
     *valid = apply(as<Pass>(pass), num_threads, dry != 0, &sums);
     const auto report = [&](int vector, std::int64_t index, const std::vector<std::uint32_t>& crcs) {
@@ -180,27 +243,27 @@ int afflux_apply_summed(const afflux_pass* pass, int num_threads, int dry, int* 
 }
 
 int afflux_codec_named(const char* name, afflux_codec* codec) {
-  return guarded([&] {
-    const Codec result = codec_named(name);
-    *codec = {static_cast<int32_t>(result.coding), result.bits};
-  });
+  return guarded([&] { *codec = to_c(codec_named(name)); });
 }
 
 int afflux_row_bytes(afflux_codec codec, int64_t size, int64_t* bytes) {
-  return guarded([&] { *bytes = row_bytes(as<Codec>(&codec), size); });
+  return guarded([&] { *bytes = row_bytes(from_c(codec), size); });
 }
 
 int afflux_encode(afflux_codec codec, const afflux_view* vector, const afflux_memory* row, int num_threads,
                   const afflux_row_facts* facts) {
   return guarded([&] {
-    encode(as<Codec>(&codec), as<View<const void>>(vector), as<View<unsigned char>>(row), num_threads,
+    check_view(*vector);
+    encode(from_c(codec), as<View<const void>>(vector), as<View<unsigned char>>(row), num_threads,
            facts == nullptr ? RowFacts{} : as<RowFacts>(facts));
   });
 }
 
 int afflux_decode(afflux_codec codec, const afflux_memory* row, const afflux_view* vector, int num_threads) {
-  return guarded(
-      [&] { decode(as<Codec>(&codec), as<View<const unsigned char>>(row), as<View<void>>(vector), num_threads); });
+  return guarded([&] {
+    check_view(*vector);
+    decode(from_c(codec), as<View<const unsigned char>>(row), as<View<void>>(vector), num_threads);
+  });
 }
 
 double afflux_exp(double x) { return afflux::exp(x); }
@@ -230,7 +293,7 @@ int afflux_crc32c(const afflux_memory* data, int64_t block, int64_t head, int nu
 
 int afflux_list_codecs(afflux_put_codec put, void* user) {
   return guarded([&] {
-    for (const Codec codec : codecs()) put(user, as<afflux_codec>(&codec), name(codec).c_str());
+    for (const Codec codec : codecs()) put(user, to_c(codec), name(codec).c_str());
   });
 }
 
@@ -243,7 +306,9 @@ int afflux_list_backends(afflux_put_backend put, void* user) {
   });
 }
 
-const char* afflux_why_not(afflux_device device) { return keep(why_not(as<Device>(&device))); }
+const char* afflux_why_not(afflux_device device) {
+  return keep(why_not({static_cast<DeviceKind>(device.kind), device.index}));
+}
 void afflux_use_stream(void* stream) { use_stream(stream); }
 
 int afflux_policy(afflux_policy_settings* result) {

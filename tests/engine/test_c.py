@@ -52,6 +52,8 @@ def test_a_program_in_c_has_the_bits_of_the_package(programs):
     ops.decode(row, out, codec=codec)
     assert lines["row"] == f"{row.size} {checksum(row[: row.size // 4 * 4].view(np.float32))} {checksum(out)}"
     assert float.fromhex(lines["pow"]) == afflux.pow(0.1, 0.3)
+    assert lines["kind"] == "1 [afflux.h] step.kind is 99, must be from 0 to 6"
+    assert lines["codec"] == "1"
     assert (lines["status"], lines["error"]) == ("1", "[apply] weights has 1 entries, updates has 2")
 
 

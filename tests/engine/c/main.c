@@ -100,6 +100,11 @@ int main(void) {
   pass.combine.weights.size = 1;
   printf("status %d\n", afflux_apply(&pass, 1, 0, &valid));
   printf("error %s\n", afflux_last_error());
+  pass.step.kind = 99;
+  printf("kind %d ", afflux_apply(&pass, 1, 0, &valid));
+  printf("%s\n", afflux_last_error());
+  codec.coding = 99;
+  printf("codec %d\n", afflux_row_bytes(codec, SIZE, &bytes));
   free(params), free(first), free(second), free(out);
   return 0;
 }
