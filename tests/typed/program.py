@@ -43,7 +43,7 @@ def main() -> None:
     vectors = [np.ones(3, np.float32), np.zeros(3, np.float32)]
     products: npt.NDArray[np.float64] = ops.gram(vectors)
     out = np.zeros(3, np.float32)
-    ops.apply(ops.Pass(vectors[0], out, ops.Combine(vectors, np.array([0.5, 0.5])), step=ops.Sgd(1.0)))
+    ops.apply(ops.Pass(vectors[0], out, ops.Combine(vectors, np.array([0.5, 0.5])), step=ops.Step("sgd")))
     print(products, out, stores.info)
 
 
