@@ -1,6 +1,7 @@
 """The engine without Python: builds, installs, is embedded by a C++ program; its objects hold no weak symbol."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -108,6 +109,28 @@ def test_no_local_of_the_engine_is_initialized_behind_a_lock(release):
     objects = sorted(release.glob("engine/CMakeFiles/engine.dir/**/*.o"))
     assert objects
     assert not [path for path in objects if "__cxa_guard_acquire" in run(nm, path)]
+
+
+FEATURES = {
+    "sse42": {"sse4_2"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="x86-64 on Linux")
+def test_the_processors_features_are_those_of_the_system(tmp_path):
+    """cpuid and xgetbv against Linux's own reading of them; the engine chooses its instruction set by them."""
+    calls = "".join(f'  std::printf("{name} %d\\n", afflux::features::{name}());\n' for name in FEATURES)
+    source, program = tmp_path / "features.cpp", tmp_path / "features"
+    source.write_text(f'#include <cstdio>\n#include "cpu/features.hpp"\nint main() {{\n{calls}}}\n')
+    run(os.environ.get("CXX", "c++"), "-std=c++17", f"-I{ROOT / 'engine'}", source, "-o", program)
+    (flags,) = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    expected = {name: str(int(wanted <= set(flags.split()))) for name, wanted in FEATURES.items()}
+    assert dict(line.split() for line in run(program).splitlines()) == expected
+    best = next((name for name in ("avx512", "avx2") if expected[name] == "1"), "baseline")
+    if {"avx512", "avx2"} <= set(COMPILED):
+        assert next(b.name for b in ops.backends() if b.runs) == best
 
 
 def lcg_vector(seed, size=70001):

@@ -103,6 +103,19 @@ class Round:
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
+    def make_unchecked(self, plane: DataPlane) -> bool:
+        """Make the sweep of vectors that no push has checked, and that no later call can read.
+
+        Returns:
+            Whether it has read all of them, and they and its results are valid.
+        """
+        start, sound = perf_counter(), list[bool]()
+        if self.report.stepped and self.plan.weights.all():
+            plane.make(self.prepared, sound)
+            force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
+        self.done, self.lent = sound, None
+        return sound == [True]
+
     def _make_with_lent(self, lent: LentArrivals, plane: DataPlane) -> None:
         """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated."""
         sound: list[bool] = []

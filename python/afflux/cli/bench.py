@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from afflux import __version__, ops
 from afflux.cli.common import report_errors
+from afflux.cli.options import typer
 from afflux.ops import codecs
 
 HELP = """Time the engine's operations beside NumPy and torch, in one table, in some seconds.

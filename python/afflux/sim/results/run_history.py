@@ -70,6 +70,8 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     first_fault: str = ""  #: the message about the first faulty arrival
     faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
     client_evaluations: list[ClientEvaluation] | UnsetType = UNSET  #: of a task that evaluates clients
+    pulls: Count | UnsetType = UNSET  #: number of dispatches; not in the checkpoints of older runs
+    pulls_at_evaluations: list[Count] | UnsetType = UNSET  #: number of dispatches before each evaluation
 
     def add_arrival(self, client: int, status: str, staleness: int) -> None:
         """Add one arrival, without the rounds that it completed."""

@@ -229,6 +229,7 @@ class _StartedEvaluation(NamedTuple):
     time: float
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
+    pulls: int
 
 
 class SimulatedServer:
@@ -273,7 +274,8 @@ class SimulatedServer:
         self._started: deque[_StartedEvaluation] = deque()
         if history is None:
             values = self._evaluated().result()
-            history = RunHistory([Evaluation(0, self.server.version, 0.0, *values, names=self._names)])
+            first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
+            history = RunHistory([first], pulls=0, pulls_at_evaluations=[0])
         self.models: dict[int, Pulled] = {}
         """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
         self.pulled: dict[int, Pulled] = {}
@@ -296,6 +298,8 @@ class SimulatedServer:
     def handle_pull(self, event: PullEvent) -> None:
         """Hold the version that the client of this dispatch pulls."""
         models = self.models
+        if self.history.pulls is not msgspec.UNSET:
+            self.history.pulls += 1
         models[len(self.history.staleness)] = self.server.pull()
         while (first := next(iter(models))) < event.oldest:
             del models[first]
@@ -355,7 +359,8 @@ class SimulatedServer:
         else:
             figures = self._evaluated()
         means = self.record.take_round_means()
-        self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures, means))
+        place = len(history.staleness), version, history.time
+        self._started.append(_StartedEvaluation(*place, figures, means, history.pulls or 0))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -375,9 +380,11 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures, round_means = started[0]
+            arrivals, version, time, figures, round_means, pulls = started[0]
             evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
             started.popleft()
+            if self.history.pulls_at_evaluations is not msgspec.UNSET:
+                self.history.pulls_at_evaluations.append(pulls)
             self.record.add_evaluation(evaluation, round_means)
 
     @property

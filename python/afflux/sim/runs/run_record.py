@@ -208,6 +208,8 @@ class RunRecord:
         history, setup, server = self._history, self._setup, self._server
         model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
+        counts = zip(history.evaluations, history.pulls_at_evaluations or (), strict=False)
+        up, down = setup.message_bytes
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
@@ -227,6 +229,8 @@ class RunRecord:
             buffers_digest="" if buffers is None else params_sha256(buffers, "<f8"),
             layout=model.layout,
             constants=constants_sha256(model.module, model.layout.roles),
+            inputs=setup.inputs,
+            sent_bytes=tuple((row.arrivals * up, pulls * down) for row, pulls in counts),
             model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:
