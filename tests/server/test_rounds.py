@@ -60,7 +60,7 @@ WRONG = {
     ),
     "a part for a step": (
         lambda: server(Uniform(), lambda arrivals: optimizers.Sgd(0.1)),
-        "must be an afflux.ops step",
+        "must be an afflux.ops.Step",
     ),
     "a step that the engine refuses": (
         lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.5)),

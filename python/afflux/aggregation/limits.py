@@ -103,5 +103,6 @@ class Limits:
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
         reach = REACH[step.kind]
-        squares = direction * direction * {"none": 0.0, "mean": 1.0, "sum": _STEPS}[reach.squares]
+        rounds = {"none": 0.0, "mean": 1.0, "sum": _STEPS}[reach.squares]  # 0 times an infinite square is NaN
+        squares = direction * direction * rounds if rounds else 0.0
         return abs(lr) * direction * reach.params(step) * _STEPS <= self.largest and squares <= self.largest
