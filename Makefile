@@ -4,6 +4,7 @@ VENV := .venv
 FRAMEWORKS := .venv-frameworks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
 # Programs of .venv, cmake and ninja among them, come before the system's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -23,10 +24,10 @@ GPU_TESTS := $(call files,cuda gpu_server gpu_rows gpu_clients bench_cuda)
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 GPU_CHECKED := 2049 or parts or finite or lent or trees
-FORMATTED := $(shell find engine csrc bench tests examples -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
+FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheel mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheels versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -47,6 +48,7 @@ engine: $(VENV)/.tools  ## compiles what has changed of engine/ and csrc/, into 
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_INSTALL_PREFIX=$(CURDIR)/python/afflux -DCMAKE_INSTALL_MESSAGE=LAZY
 	@cmake --build $(BUILD)
 	@cmake --install $(BUILD) >/dev/null
+	@cmake --install $(BUILD) --prefix $(BUILD)/package >/dev/null
 
 $(VENV)/.torch: $(VENV)/.tools
 	@$(STEP) -q "installing torch, the CPU build if pip's index has it" \
@@ -55,7 +57,7 @@ $(VENV)/.torch: $(VENV)/.tools
 	  echo "pip's index has no CPU build of torch: taking its default build, on Linux several GB with CUDA"
 	@touch $@
 
-INSTALL = AFFLUX_BUILT="$$(echo $(CURDIR)/$(BUILD)/csrc/_engine.*)" \
+INSTALL = AFFLUX_BUILT=$(CURDIR)/$(BUILD)/package \
   $(STEP) -q "installing the packages of '.[$(1)]'" \
   $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
@@ -67,8 +69,17 @@ $(VENV)/.dev: $(VENV)/.torch | engine
 	@$(call INSTALL,dev)
 	@touch $(VENV)/.sim $@
 
-demo: engine $(VENV)/.sim  ## a rule of each paper on handwritten digits, and a run that is killed and resumed to the same bits
-	$(BIN)/afflux demo
+# With WHEELS, the folder of `make wheels`, the demo has an environment of its own, and nothing is compiled.
+.venv-wheel/.sim: $(wildcard $(WHEELS)/*.whl)
+	@$(PYTHON) -m venv .venv-wheel
+	@$(STEP) -q "installing torch, the CPU build if pip's index has it" \
+	  sh -c ".venv-wheel/bin/python -m pip install -c .ci/constraints.txt 'torch==$(TORCH)+cpu' || true"
+	@$(STEP) -q "installing afflux[sim] from $(WHEELS)" .venv-wheel/bin/python -m pip install --only-binary afflux \
+	  -c .ci/constraints.txt --find-links $(WHEELS) 'afflux[sim]==$(VERSION)'
+	@touch $@
+
+demo: $(if $(WHEELS),.venv-wheel/.sim,engine $(VENV)/.sim)  ## a rule of each paper on handwritten digits, and a run that is killed and resumed; WHEELS=dist: from a wheel
+	$(if $(WHEELS),.venv-wheel/bin,$(BIN))/afflux demo
 
 check: setup lint types core  ## lint, types, and the tests that a wrong formula fails: two minutes
 
@@ -89,6 +100,7 @@ lint-now:
 	@clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python:. lint-imports --no-logo
 	@python .ci/rooms
+	@python .ci/lists --check
 
 types: setup
 	@$(STEP) -q "checking types" mypy
@@ -146,8 +158,18 @@ same-runs: setup  ## runs the same commands with this tree and with the commit B
 	@[ -n "$(BASE)" ] || { echo "say with which commit to compare: make same-runs BASE=COMMIT"; exit 2; }
 	$(BIN)/python $(shell find tests -name same_runs.py) $(BASE)
 
-wheel: setup  ## a wheel for releases: CUDA code for every generation since 8.0, and PTX; minutes
-	AFFLUX_CUDA=release $(PIP) wheel --no-deps --no-build-isolation -w dist .
+lists: setup  ## writes the lists of presets into README, docs and CITATION.cff
+	$(BIN)/python .ci/lists
+
+wheels:  ## the wheels for Linux, x86-64 and ARM, into dist, by ziglang's compiler; PYTHONS names interpreters or folders of headers; minutes
+	$(PYTHON) .ci/wheels $(PYTHONS)
+
+versions: $(VENV)/.tools  ## tests the wheels in dist with the lowest and the newest dependencies, on each Python that is here
+	@$(PIP) install -q uv
+	$(BIN)/python .ci/versions $(PYTHONS)
+
+release-check:  ## what of a release needs no service: wheels, sdist, a typed program, extras, version; half an hour
+	PYTHON=$(PYTHON) PYTHONS="$(PYTHONS)" .ci/release-check
 
 kills: setup  ## kills a store's process 2,000 times; goes on where it was stopped
 	$(BIN)/python $(shell find tests -name crashes.py) 2000 build/kills.json
@@ -205,4 +227,4 @@ update-constraints: setup  ## writes the versions in .venv to .ci/constraints.tx
 	mv .ci/constraints.new .ci/constraints.txt
 
 clean:  ## removes what was built
-	rm -rf $(VENV) $(FRAMEWORKS) build dist runs python/afflux/*.so python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-wheel $(FRAMEWORKS) build dist runs python/afflux/*.so python/afflux/cmake python/afflux/include python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

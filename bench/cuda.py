@@ -152,7 +152,7 @@ def probed(case: Case, shared: Inputs) -> list[Timed]:
 def launches(place: Gpu, repeats: int) -> list[dict[str, Any]]:
     """Time calls that move almost no data, at d = 1: a launch, a launch and its result, and afflux's calls."""
     one, two, answer = (place.filled(1, 1) for _ in range(3))
-    sweep = ops.Pass(one, two, ops.Combine([one], np.ones(1)), step=ops.Sgd(0.5))
+    sweep = ops.Pass(one, two, ops.Combine([one], np.ones(1)), step=ops.Step("sgd", 0.5))
     calls: dict[str, Callable[[], object]] = {
         "torch zero_: one launch": answer.zero_,
         "torch zero_, item(): a launch that is waited for": lambda: answer.zero_().item(),

@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <optional>
 
+#include "afflux.h"
 #include "afflux/afflux.hpp"
 #include "apply.hpp"
 #include "arrays.hpp"
@@ -20,6 +22,10 @@
 #include "ready.hpp"
 #include "release.hpp"
 #include "row_check.hpp"
+
+#if defined(Py_GIL_DISABLED)
+#error "afflux does not support free-threaded Python yet: use the build of Python with the GIL"
+#endif
 
 namespace py = pybind11;
 
@@ -149,6 +155,11 @@ py::list backends_() {
 // Rejects subinterpreters before the code of pybind11 runs, which would wait there for a lock that this thread holds.
 extern "C" PyObject* PyInit_main_interpreter_engine();
 extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
+  if (afflux_abi() != AFFLUX_ABI || std::strcmp(afflux_version(), AFFLUX_VERSION) != 0)
+    return PyErr_Format(PyExc_ImportError,
+                        "afflux %s has loaded a libafflux.so of version %s: another one than that beside its extension "
+                        "(is there one in LD_LIBRARY_PATH?)",
+                        AFFLUX_VERSION, afflux_version());
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_main_interpreter_engine();
   PyErr_SetString(PyExc_ImportError,
                   "afflux cannot be imported in a subinterpreter: its engine serves the main interpreter only, of one "

@@ -1,6 +1,7 @@
 """Fixtures shared by the suite: the instruction sets that run here, and vectors that provoke rounding."""
 
 import os
+import re
 
 os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all threads that are asked for shall start
 
@@ -27,6 +28,15 @@ def pytest_configure(config):
     config.pluginmanager.register(parts.Parts())
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(parts.Running(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Where torch is not installed, files that import it are skipped."""
+    report = yield
+    if report.failed and re.search("ModuleNotFoundError: .*\\btorch", str(report.longrepr)):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: torch is not installed")
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

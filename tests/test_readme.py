@@ -1,6 +1,7 @@
 """The Python of README.md and of the pages in docs/ runs as it stands, and prints what stands beside it."""
 
 import re
+import tomllib
 
 import pytest
 
@@ -28,3 +29,15 @@ def test_a_page(page, capsys):
         promised += re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert promised
     assert capsys.readouterr().out.splitlines() == promised
+
+
+def test_every_pip_install_line_names_extras_that_exist():
+    """`make release-check` resolves the extras themselves."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    lines = [line for page in pages for line in re.findall(r"pip install [^`#\n]*", page.read_text())]
+    named = {
+        name for line in lines for group in re.findall(r"(?:\.|afflux)\[([\w,]+)\]", line) for name in group.split(",")
+    }
+    assert named
+    assert named <= set(extras)

@@ -34,6 +34,16 @@ def site(tmp_path_factory):
     return folder
 
 
+def test_other_code_reads_no_private_name_of_a_server():
+    """Adapters, simulator, command line and examples use what docs/api lists."""
+    folders = [ROOT / "python/afflux" / name for name in ("integrations", "sim", "cli")] + [ROOT / "examples"]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(files) > 80
+    private = re.compile(r"\bserver\._\w+")
+    assert [f"{path}: {name}" for path in files for name in private.findall(path.read_text(encoding="utf-8"))] == []
+    assert private.findall("self.server._adapter.layout") == ["server._adapter"]
+
+
 MODULES = [afflux, afflux.rules, afflux.ops, afflux.codecs, afflux.store, afflux.sim]
 
 

@@ -72,7 +72,7 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
                 inputs.out,
                 ops.Combine(list(updates), inputs.equal_weights),
                 ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts),
-                ops.Sgd(LR),
+                ops.Step("sgd", LR),
             )
             for params, updates in zip(inputs.params, inputs.updates, strict=True)
         ]

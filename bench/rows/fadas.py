@@ -51,7 +51,7 @@ def reference(before: Arrays) -> Exact:
 
 def afflux_round(inputs: Inputs) -> Round:
     states = moments(inputs)
-    step = ops.Adaptive("amsgrad", LR, BETA1, BETA2, EPSILON)
+    step = ops.Step("amsgrad", LR, BETA1, BETA2, EPSILON)
     passes = [
         ops.Pass(params, inputs.out, ops.Combine(list(updates), inputs.equal_weights), step=step, states=states)
         for params, updates in zip(inputs.params, inputs.updates, strict=True)

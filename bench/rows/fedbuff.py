@@ -42,7 +42,7 @@ def afflux_round(layout: Callable[[Inputs], list[list[Float32]]] = as_vectors) -
 
     def make(inputs: Inputs) -> Round:
         passes = [
-            ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Sgd(LR))
+            ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Step("sgd", LR))
             for params, updates in zip(inputs.params, layout(inputs), strict=True)
         ]
 

@@ -44,7 +44,7 @@ def afflux_round(inputs: Inputs) -> Round:
 
     buffers = [[taken(update) for update in block] for block in inputs.updates]
     passes = [
-        ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Sgd(LR))
+        ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Step("sgd", LR))
         for params, updates in zip(inputs.params, buffers, strict=True)
     ]
 

@@ -118,7 +118,7 @@ def two_sweeps(inputs: Inputs) -> Round:
             inputs.params[k],
             inputs.out,
             ops.Combine(gradients[k], weights.vectors),
-            step=ops.Sgd(-LR),
+            step=ops.Step("sgd", -LR),
             rule_vectors=ops.RuleVectors([estimate], np.array(weights.rule_vectors), weights.next),
         )
         ops.apply(round, num_threads=inputs.num_threads)

@@ -7,11 +7,16 @@
 
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
+#include "cpu/features.hpp"
 #include "cpu/parallel_for.hpp"
 
 #if defined(__SSE4_2__) || defined(__x86_64__)
 #include <nmmintrin.h>
+#if defined(__clang__)  // where the instruction is a feature of its own
+#define AFFLUX_CRC __attribute__((target("sse4.2,crc32")))
+#else
 #define AFFLUX_CRC __attribute__((target("sse4.2")))
+#endif
 #elif defined(__aarch64__)
 #include <arm_acle.h>
 #define AFFLUX_CRC __attribute__((target("+crc")))
@@ -83,7 +88,7 @@ AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return _mm_crc32_u
 AFFLUX_CRC inline State next(State crc, unsigned char byte) {
   return _mm_crc32_u8(static_cast<std::uint32_t>(crc), byte);
 }
-bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+bool has_instruction() { return features::sse42(); }
 #endif
 
 template <int kStreams>

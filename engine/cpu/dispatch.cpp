@@ -2,13 +2,11 @@
 
 #include <atomic>
 #include <cstdlib>
-#if !defined(__aarch64__)
-#include <cpuid.h>
-#endif
 
 #include "afflux/afflux.hpp"
 #include "api/kernels.hpp"
 #include "cpu/environment.hpp"
+#include "cpu/features.hpp"
 
 namespace afflux {
 namespace {
@@ -26,23 +24,12 @@ struct Isa {
 #if defined(__aarch64__)
 const Isa kIsas[] = {{"neon", "", &neon::kernels, always}};
 #else
-bool has_f16c() {  // __builtin_cpu_supports knows "f16c" from GCC 11 on
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-[[maybe_unused]] bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-}
-[[maybe_unused]] bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
 const Isa kIsas[] = {
 #if defined(AFFLUX_HAS_AVX512)
-    {"avx512", "AVX-512 F, DQ, BW and VL", &avx512::kernels, has_avx512},
+    {"avx512", "AVX-512 F, DQ, BW and VL", &avx512::kernels, features::avx512},
 #endif
 #if defined(AFFLUX_HAS_AVX2)
-    {"avx2", "AVX2, FMA and F16C", &avx2::kernels, has_avx2},
+    {"avx2", "AVX2, FMA and F16C", &avx2::kernels, features::avx2},
 #endif
 #if defined(AFFLUX_HAS_BASELINE)
     {"baseline", "", &baseline::kernels, always},

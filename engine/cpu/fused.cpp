@@ -87,8 +87,8 @@ __attribute__((noinline)) bool fuse(const Pass& pass, const MemoryUse& memory, s
 template <class Updates, bool kStreams>
 AFFLUX_FN bool fuse_step(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   switch (pass.step.kind) {
-#define AFFLUX_KIND(kind, states) \
-  case StepKind::kind:            \
+#define AFFLUX_KIND(kind, states, ...) \
+  case StepKind::kind:                 \
     return fuse<Updates, StepTargets<StepKind::kind, states, kStreams>, kStreams>(pass, memory, begin, end);
     AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND

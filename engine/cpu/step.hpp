@@ -43,8 +43,8 @@ AFFLUX_FN bool step_of(const Pass& pass, Tile tile, const double* d) {
 template <class T>
 AFFLUX_FN bool step(const Pass& pass, Tile tile, const double* d) {
   switch (pass.step.kind) {
-#define AFFLUX_KIND(kind, states) \
-  case StepKind::kind:            \
+#define AFFLUX_KIND(kind, states, ...) \
+  case StepKind::kind:                 \
     return step_of<StepKind::kind, states, T>(pass, tile, d);
     AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND

@@ -3,12 +3,25 @@
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Closed, Cut, Fault, Handed, Join, Opened, Pulled, Receipt, Replaced, Report
+from afflux.aggregation.reports import (
+    Closed,
+    Cut,
+    Fault,
+    Handed,
+    Join,
+    NewParams,
+    Opened,
+    Pulled,
+    Receipt,
+    Replaced,
+    Report,
+)
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
+from afflux.server.aggregate import aggregate
 from afflux.server.checkout import Task
 from afflux.server.plan import Plan, plan
 from afflux.server.replay import replay
@@ -26,6 +39,7 @@ __all__ = [
     "Join",
     "Layout",
     "Needs",
+    "NewParams",
     "Opened",
     "Plan",
     "Pulled",
@@ -40,6 +54,7 @@ __all__ = [
     "UnavailableError",
     "Weights",
     "__version__",
+    "aggregate",
     "codecs",
     "exp",
     "log",

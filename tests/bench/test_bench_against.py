@@ -121,6 +121,7 @@ def test_other_bits_and_another_speed_are_seen(checkout, tmp_path):
 
 
 def test_an_extension_alone_is_called_by_this_package(tmp_path):
+    shutil.copy(ENGINE.parent / "libafflux.so", tmp_path)
     printed, out = compared(tmp_path, "--rows", "ingest", "--against", shutil.copy(ENGINE, tmp_path))
     assert "called by this build's Python package" in printed
     assert out["old"]["instruction_set"] == out["software"]["instruction_set"]

@@ -56,7 +56,7 @@ class Given:
         total, out = self.sum.copy(), np.empty_like(self.params)
         stage = self.stage(kind, old, new, total, quantize)
         mix = ops.Combine(self.updates, self.weights, 0.25)
-        ops.apply(ops.Pass(self.params, out, mix, stage, ops.Sgd(-0.5)), num_threads=threads)
+        ops.apply(ops.Pass(self.params, out, mix, stage, ops.Step("sgd", -0.5)), num_threads=threads)
         return bits(out), bits(total), [None if row is None else row.tobytes() for row in new]
 
     def expected(self, kind, quantize=False):
@@ -129,7 +129,7 @@ def test_a_client_twice_in_a_buffer(rng, codec):
     given.updates, given.weights, given.facts = given.updates[:2], np.array([0.5, 0.25]), given.facts[:2]
     total, out = given.sum.copy(), np.empty_like(given.params)
     stage = given.stage("difference", [row, row], [None, row], total)
-    ops.apply(ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage, ops.Sgd(1.0)))
+    ops.apply(ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage, ops.Step("sgd")))
     made = rows.encode(codec.name, given.plain[1], *given.facts[1])
     assert row.tobytes() == made
     new = rows.decode(codec.name, made, 3000)

@@ -93,11 +93,7 @@ class Drawn:
         return buffer("bfloat16", values) if dtype == "bfloat16" else values.astype(dtype)
 
 
-STEPS = {"sgd": (ops.Sgd(0.5), 0), "assign": (ops.Assign(0.5), 0), "momentum": (ops.Momentum(0.5), 1)}
-STEPS |= {
-    kind: (ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-3), _engine.STEP_KINDS[kind])
-    for kind in ("adam", "amsgrad", "adagrad", "yogi")
-}
+STEPS = {kind: (ops.Step(kind, 0.1, 0.9, 0.99, 1e-3), states) for kind, states in _engine.STEP_KINDS.items()}
 CACHES = {
     "none": None,
     "plain": (ops.CachedDifference, None),
@@ -408,7 +404,7 @@ def test_what_does_not_fit_is_refused(rng):
     refused(r"out is float64, expected float32", out=parts(np.ones(5), BORDERS))
     refused(
         r"states\[0\]\[1\] is float64",
-        step=ops.Momentum(0.1),
+        step=ops.Step("momentum", 0.1, 0.9),
         states=[ops.Parts([pieces[0], np.ones(0), pieces[2]], BORDERS, dtype="float32")],
     )
     refused("give the dtype", updates=[ops.Parts([np.ones(2), *pieces[1:]], BORDERS)])

@@ -1,6 +1,7 @@
 """The engine without Python: builds, installs, is embedded by a C++ program; its objects hold no weak symbol."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -110,6 +111,28 @@ def test_no_local_of_the_engine_is_initialized_behind_a_lock(release):
     assert not [path for path in objects if "__cxa_guard_acquire" in run(nm, path)]
 
 
+FEATURES = {
+    "sse42": {"sse4_2"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="x86-64 on Linux")
+def test_the_processors_features_are_those_of_the_system(tmp_path):
+    """cpuid and xgetbv against Linux's own reading of them; the engine chooses its instruction set by them."""
+    calls = "".join(f'  std::printf("{name} %d\\n", afflux::features::{name}());\n' for name in FEATURES)
+    source, program = tmp_path / "features.cpp", tmp_path / "features"
+    source.write_text(f'#include <cstdio>\n#include "cpu/features.hpp"\nint main() {{\n{calls}}}\n')
+    run(os.environ.get("CXX", "c++"), "-std=c++17", f"-I{ROOT / 'engine'}", source, "-o", program)
+    (flags,) = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    expected = {name: str(int(wanted <= set(flags.split()))) for name, wanted in FEATURES.items()}
+    assert dict(line.split() for line in run(program).splitlines()) == expected
+    best = next((name for name in ("avx512", "avx2") if expected[name] == "1"), "baseline")
+    if {"avx512", "avx2"} <= set(COMPILED):
+        assert next(b.name for b in ops.backends() if b.runs) == best
+
+
 def lcg_vector(seed, size=70001):
     """The generator of embed/main.cpp."""
     state, values = seed, np.empty(size, np.int64)
@@ -132,17 +155,17 @@ def test_the_embedded_engine_gives_the_python_packages_bits(embedded):
     params, first, second = (lcg_vector(seed) for seed in (1, 2, 3))
     out, row, cache = np.empty_like(params), np.empty_like(params), np.full(params.size, 0.125)
     combine = ops.Combine([first, second], np.array([0.5, 0.5]))
-    ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.7)))
+    ops.apply(ops.Pass(params, out, combine, step=ops.Step("sgd", 0.7)))
     assert embedded["fedbuff"] == embedded["fedbuff_of_parts"] == checksum(out)
     stage = ops.CachedDifference(cache, 10, [None, None], [row, None])
-    ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)))
+    ops.apply(ops.Pass(params, out, combine, stage, ops.Step("sgd", 0.7)))
     assert embedded["ca2fl"] == checksum(out)
     elementary = [afflux.exp(0.1), afflux.log(0.1), afflux.pow(0.1, 0.3)]
     assert [float.fromhex(value) for value in embedded["elementary"].split()] == elementary
     held, states = [lcg_vector(4)], [np.zeros_like(params), np.full_like(params, 0.25)]
     rule_vectors = ops.RuleVectors(held, np.array([0.5]), np.array([[0.5, 0.0, 0.25]]))
     mean = ops.CachedMean(cache, 10, [None, None], [row, None])
-    yogi = ops.Adaptive("yogi", 0.7, 0.9, 0.99, 1e-3)
+    yogi = ops.Step("yogi", 0.7, 0.9, 0.99, 1e-3)
     ops.apply(ops.Pass(params, out, combine, mean, yogi, states, rule_vectors))
     assert embedded["yogi"].split() == [checksum(out), checksum(held[0])]
     rounded = ops.ingest(first, _engine.Buffer(_engine.Pool(first.size, "bfloat16", 1))).sum_of_squares

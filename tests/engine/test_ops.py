@@ -84,7 +84,7 @@ def test_apply(rng, size, arrivals, params_weight):
     weights = rng.standard_normal(arrivals)
     lr = 0.7
     ops.apply(
-        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Sgd(lr)),
+        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Step("sgd", lr)),
         num_threads=2,
     )
     v, terms = oracle.combine(params, updates, weights, params_weight)
@@ -107,7 +107,7 @@ def test_apply_cached_difference(rng, size, in_place):
     cache = rng.standard_normal(size)
     before = cache.copy()
     stage = ops.CachedDifference(cache, clients, rows, new)
-    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights), stage, ops.Sgd(lr)), num_threads=2)
+    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights), stage, ops.Step("sgd", lr)), num_threads=2)
 
     v, terms = oracle.cached_difference(updates, weights, old, before, clients)
     expected = oracle.f64(params) + lr * v

@@ -12,10 +12,10 @@ from conftest import ISAS, awkward, bits
 from pairwise import pairwise
 
 STEPS = {
-    0: ops.Sgd(0.5),
-    1: ops.Momentum(0.5),
-    2: ops.Adaptive("yogi", 0.1, 0.9, 0.99, 1e-3),
-    3: ops.Adaptive("amsgrad", 0.1, 0.9, 0.99, 1e-3),
+    0: ops.Step("sgd", 0.5),
+    1: ops.Step("momentum", 0.5, 0.9),
+    2: ops.Step("yogi", 0.1, 0.9, 0.99, 1e-3),
+    3: ops.Step("amsgrad", 0.1, 0.9, 0.99, 1e-3),
 }
 
 

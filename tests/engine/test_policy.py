@@ -96,7 +96,7 @@ def test_a_rule_vector_goes_where_it_is_wanted(isa, rng, apart):
         to, out, done = off(np.zeros_like(vector), 0) if apart else held, off(np.zeros_like(params), 0), []
         vectors = ops.RuleVectors([held], np.array([0.5]), np.array([[1.5, weight]]), [to] if apart else ())
         combine = ops.Combine([update], np.array([0.7]))
-        ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.1), rule_vectors=vectors, most=most), done=done)
+        ops.apply(ops.Pass(params, out, combine, step=ops.Step("sgd", 0.1), rule_vectors=vectors, most=most), done=done)
         return bits(out), bits(to), bits(held) == bits(vector), done
 
     for weight, most in ((0.25, np.inf), (1e39, np.inf), (-2.0, 4.0)):
@@ -140,7 +140,7 @@ def test_outputs_elsewhere_and_in_place(isa, rng, at, rows):
         elsewhere = [off(np.zeros_like(state), at) for state in states] if apart else ()
         out, row_out, sum_out = (off(np.zeros_like(v), at) if apart else v for v in (p, h, s))
         cache = ops.CachedDifference(s, 5, [h], [row_out], sum_out=sum_out if apart else None) if rows else None
-        step, _ = step_of("amsgrad")
+        step = step_of("amsgrad")
         combine = ops.Combine([u], np.array([0.7]), 0.5)
         ops.apply(ops.Pass(p, out, combine, cache, step, held, states_out=elsewhere))
         return [bits(a) for a in (out, *((row_out, sum_out) if rows else ()), *(elsewhere or held))]
@@ -156,7 +156,7 @@ def test_what_is_not_sound_is_found_wherever_it_is(isa, kind, wrong):
     """In each lane of a pack and in what is left over: by the limit of updates, which cancel here, and by that of what
     is written."""
     size = 4 * 32 + 11
-    step, _ = step_of(kind)
+    step = step_of(kind)
 
     def sound(at, most, update_most):
         update = np.zeros(size)
@@ -192,7 +192,7 @@ def test_the_limit_of_updates_is_that_of_each_element(isa, rng, updates_type):
             params = np.ones(size, np.float32)
             for policy in (TILED, *POLICIES[:2]):
                 done = []
-                sweep = ops.Pass(params, np.empty_like(params), combine, step=ops.Sgd(1.0))
+                sweep = ops.Pass(params, np.empty_like(params), combine, step=ops.Step("sgd"))
                 under(policy, partial(ops.apply, sweep, done=done))
                 assert done == [weight == 0 or (most == 5.0 and value is wrong)], (policy, count)
 
@@ -264,7 +264,9 @@ def test_encoded_rows(isa, rng, codec, updates_type):
         total, out = np.ones(size), np.empty_like(params)
         cache = ops.CachedDifference(total, 30, rows, renewed, codec, facts, quantized)
         weights = np.resize([0.25, 0.0, -0.5], arrivals)
-        ops.apply(ops.Pass(params, out, ops.Combine(updates, weights), cache, ops.Sgd(0.1)), num_threads=threads)
+        ops.apply(
+            ops.Pass(params, out, ops.Combine(updates, weights), cache, ops.Step("sgd", 0.1)), num_threads=threads
+        )
         return [bits(out), bits(total), *(row.tobytes() for row in renewed if row is not None)]
 
     for quantized in (False, True):
@@ -283,7 +285,7 @@ ops.encode(vector, row, codec=codec, facts=ops.RowFacts(1, -1.0, 1.0))
 before, total = row.tobytes(), np.zeros(300)
 cache = ops.CachedDifference(total, 3, [row], [row], codec, [ops.RowFacts(2, -9.0, 9.0)])
 try:
-    ops.apply(ops.Pass(vector, np.empty_like(vector), ops.Combine([vector], np.ones(1)), cache, ops.Sgd(1.0)))
+    ops.apply(ops.Pass(vector, np.empty_like(vector), ops.Combine([vector], np.ones(1)), cache, ops.Step("sgd")))
 except AffluxError as error:
     print(row.tobytes() == before, not total.any(), error)
 """

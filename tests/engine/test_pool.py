@@ -171,7 +171,7 @@ x, row = np.linspace(-1, 1, d, dtype=np.float32), np.empty(codec.row_bytes(d), n
 ops.encode(x, row, codec=codec, facts=ops.RowFacts(7), num_threads=1)
 before = row.copy()
 stage = ops.CachedDifference(np.zeros(d), 10, [row], [row], codec, [ops.RowFacts(9)])
-sweep = ops.Pass(x, np.empty_like(x), ops.Combine([x], np.ones(1)), stage, ops.Sgd(1.0))
+sweep = ops.Pass(x, np.empty_like(x), ops.Combine([x], np.ones(1)), stage, ops.Step("sgd"))
 try:
     ops.apply(sweep, num_threads=2)
 except afflux.AffluxError as error:

@@ -17,13 +17,7 @@ LR, BETA1, BETA2, EPSILON, ROOT_SCALE = -0.3, 0.9, 0.99, 1e-3, 1.25
 
 
 def step_of(kind, lr=LR):
-    if kind == "sgd":
-        return ops.Sgd(lr), (lr,)
-    if kind == "assign":
-        return ops.Assign(lr), (lr,)
-    if kind == "momentum":
-        return ops.Momentum(lr, BETA1), (lr, BETA1)
-    return ops.Adaptive(kind, lr, BETA1, BETA2, EPSILON, ROOT_SCALE), (lr, BETA1, BETA2, EPSILON, ROOT_SCALE)
+    return ops.Step(kind, lr, BETA1, BETA2, EPSILON, ROOT_SCALE)
 
 
 class Round:
@@ -63,14 +57,14 @@ class Round:
         coefficients = {"none": None, "read": None, "renewed": self.next}[memory]
         kept = ops.RuleVectors(held, self.memory_weights, coefficients) if memory != "none" else None
         combine = ops.Combine(self.updates, self.weights, 0.25)
-        ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind, lr)[0], states, kept), num_threads=threads)
+        ops.apply(ops.Pass(self.params, out, combine, stage, step_of(kind, lr), states, kept), num_threads=threads)
         return [out, *states], held, total, [row for row in new if row is not None and cache != "none"]
 
     def expected(self, cache, kind, memory, lr=LR):
         held = (self.rule_vectors, self.memory_weights) if memory != "none" else ((), ())
         caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced)
         v, total = oracle.direction(self.params, self.plain, self.weights, 0.25, held, caching)
-        moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], *step_of(kind, lr)[1])
+        moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], lr, BETA1, BETA2, EPSILON, ROOT_SCALE)
         after = self.rule_vectors
         if memory == "renewed":
             after = oracle.next_memories(self.rule_vectors, self.plain, self.next)
@@ -113,7 +107,7 @@ def test_a_rate_of_zero_keeps_its_sign(isa, kind, zero):
         params, out = np.full(size, -0.0), np.empty(size)
         states = [np.zeros(size) for _ in range(KINDS[kind])]
         combine = ops.Combine([np.ones(size)], np.ones(1))
-        ops.apply(ops.Pass(params, out, combine, step=step_of(kind, zero)[0], states=states))
+        ops.apply(ops.Pass(params, out, combine, step=step_of(kind, zero), states=states))
         assert bits(out) == bits(np.full(size, zero))
 
 
@@ -184,7 +178,7 @@ def test_in_place(isa, rng, kind):
     new = [row if r else None for row, r in zip(cached, replaced, strict=True)]
     stage = ops.CachedMean(given.sum, 7, cached, new)
     combine = ops.Combine(given.updates, given.weights, 0.25)
-    ops.apply(ops.Pass(params, params, combine, stage, step_of(kind)[0], states))
+    ops.apply(ops.Pass(params, params, combine, stage, step_of(kind), states))
     assert same([[params, *states], given.sum, [row for row in new if row is not None]], [out, total, rows])
 
 

@@ -30,7 +30,7 @@ def made(rng, size, codec, dtype="float32"):
     total, out = vectors(1, "float64")[0], np.empty_like(vectors(1, "float64")[0])
     mean = ops.CachedMean(total, 9, old, new, kind, facts if kind.keyed else [], sum_out=out)
     rule_vectors = ops.RuleVectors(vectors(2), np.array([0.5, 0.0]), rng.standard_normal((2, 2 + M)), vectors(2))
-    mix, step = ops.Combine(updates, rng.standard_normal(M)), ops.Adaptive("amsgrad", 0.1, 0.9, 0.9, 1e-3)
+    mix, step = ops.Combine(updates, rng.standard_normal(M)), ops.Step("amsgrad", 0.1, 0.9, 0.9, 1e-3)
     states = [np.abs(state) for state in vectors(3)]
     params, to = vectors(2)
     return ops.Pass(params, to, mix, mean, step, states, rule_vectors, vectors(3))
@@ -68,7 +68,8 @@ def test_in_place_and_without_a_cache(rng):
     mix = ops.Combine([np.ones_like(params)], np.ones(1))
     rule_vectors = ops.RuleVectors([rng.standard_normal(70_001).astype(np.float32)], np.ones(1))
     ops.apply(
-        ops.Pass(params, params, mix, step=ops.Momentum(0.1), states=[state], rule_vectors=rule_vectors), checksums=sums
+        ops.Pass(params, params, mix, step=ops.Step("momentum", 0.1, 0.9), states=[state], rule_vectors=rule_vectors),
+        checksums=sums,
     )
     assert sums == [(crc(params, 1), b"", [], [crc(state, 1)], [])]
 

@@ -203,7 +203,7 @@ def test_apply(rng, size, params_type, updates_type):
     params, out = rng.standard_normal(size).astype(params_type), np.full(size, np.nan, params_type)
     updates = [rng.standard_normal(size).astype(updates_type) for _ in range(5)]
     weights, lr = rng.standard_normal(5), 0.7
-    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, -0.3), step=ops.Sgd(lr)), num_threads=2)
+    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, -0.3), step=ops.Step("sgd", lr)), num_threads=2)
     v, terms = oracle.combine(params, updates, weights, -0.3)
     expected = oracle.f64(params) + lr * v
     assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + lr * terms, 8, out.dtype))
@@ -227,7 +227,7 @@ def test_the_same_values_in_other_types_give_the_same_bits(isa, rng, params_type
             rows = [None if row is None else row.astype(row_type) for row in old]
             new = [None if i % 4 == 1 else np.empty(size, row_type) for i in range(count)]
             stage = ops.CachedDifference(cache, 7, rows, new)
-            ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.3)), num_threads=2)
+            ops.apply(ops.Pass(params, out, combine, stage, ops.Step("sgd", 0.3)), num_threads=2)
             kept = [row.astype(np.float32) for row in new if row is not None]
             results.append([bits(array) for array in (plain, out, cache, *kept)])
             for i, row in enumerate(new):

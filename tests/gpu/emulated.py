@@ -140,6 +140,6 @@ def install(path):
 install(os.environ["AFFLUX_EMULATED"])
 
 if __name__ == "__main__":
-    import digest
+    from afflux.selftest import digest
 
     print(json.dumps(digest.operation_parts(1)))

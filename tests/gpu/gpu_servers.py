@@ -16,7 +16,6 @@ if "AFFLUX_EMULATED" in os.environ:  # before the package
 
     emulated.moving = False
 
-import json
 from dataclasses import asdict, replace
 from itertools import count
 
@@ -24,12 +23,11 @@ import numpy as np
 import pytest
 
 import afflux
-import afflux.server
 import crashes
+import server_plugins
 from afflux import UnavailableError
 from afflux.aggregation.options import ServerOptions
 from afflux.arrays.interop import on_host
-from afflux.rules import RULES
 from device import libraries
 
 ARRAYS = os.environ["AFFLUX_ARRAYS"]
@@ -157,17 +155,10 @@ def in_child(body):
     pytest.skip("a GPU, and torch's threads, do not survive a fork")
 
 
-afflux.Server = afflux.server.Server = afflux.server.server.Server = GpuServer
+server_plugins.use(GpuServer)
 crashes.in_child = in_child
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.originalname in OF_NUMPY:
-            item.add_marker(pytest.mark.skip(reason="of NumPy's arrays"))
+pytest_collection_modifyitems = server_plugins.skipping(OF_NUMPY, "of NumPy's arrays")
 
 
 if __name__ == "__main__":
-    import digest
-
-    print(json.dumps({name: digest.rule(name, 1) for name in RULES}))
+    server_plugins.print_digests()

@@ -1,5 +1,5 @@
 """The papers' formulas in plain float64 NumPy, written without a look at the engine; imports nothing of afflux.
-The rules of the papers are in papers.py, their bounds in bounds.py; here are the stages that the engine is made of.
+The rules of the papers are in presets/, their bounds in bounds.py; here are the stages that the engine is made of.
 
 Bounds. eps = 2^-53 is the unit roundoff of float64, u32 = 2^-24 that of float32. A float64 sum of n terms, in any order
 and with rounded products, differs from the exact one by at most (n + 2) eps sum |terms| (Higham, Accuracy and
@@ -10,16 +10,17 @@ twice that.
 
 import numpy as np
 
-from papers import ROUNDS, VECTORS, f64, hinge, polynomial, start
+from papers import f64, facts, hinge, polynomial
 
 __all__ = [
-    "EPS", "ROUNDS", "TINY32", "U32", "VECTORS", "bfloat16", "cached_difference", "combine", "direction", "f64",
-    "hinge", "next_memories", "ordered_sum", "polynomial", "rounded_bound", "start", "statistics", "step", "sum_bound",
+    "DEPTH", "EPS", "TINY32", "U32", "bfloat16", "cached_difference", "combine", "direction", "f64", "hinge",
+    "next_memories", "omega", "ordered_sum", "polynomial", "rounded_bound", "statistics", "step", "sum_bound",
 ]  # fmt: skip
 
 EPS = 2.0**-53
 U32 = 2.0**-24
 TINY32 = 2.0**-150
+DEPTH = 150  #: lanes 64 + 5, blocks 32, superblocks 24 for 2^40 elements; NumPy's pairwise sums fewer
 
 
 def sum_bound(terms_abs_sum, n):
@@ -32,6 +33,12 @@ def rounded_bound(result, terms_abs_sum, n, dtype=np.float32):
     if dtype == np.float64:
         return sum_bound(terms_abs_sum, n)
     return sum_bound(terms_abs_sum, n) + U32 * np.abs(result) * (1 + 1e-6) + TINY32
+
+
+def omega(buffer):
+    """The relative error of weights that a law of staleness makes: see bounds.py."""
+    tau, *_ = facts(buffer)
+    return 2 * (2 * tau.max() + 2 * len(buffer) + 20) * EPS
 
 
 def bfloat16(array):

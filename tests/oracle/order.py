@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from afflux.selftest.digest import SIZES as SIZES
+
 LANES, BLOCK, SUPERBLOCK = 32, 2048, 65536
-#: Around every border of the order: lanes, blocks, superblocks, and none of them.
-SIZES = [0, 1, 15, 17, 31, 32, 33, 1023, 1025, 2047, 2049, 65535, 65536, 65537, 3 * 65536 + 5]
 
 
 def block_sum(terms):

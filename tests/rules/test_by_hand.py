@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import oracle
+import presets
 from afflux import Rule, Server
 from afflux.rules import RULES
 from afflux.rules.calibration import NONE
@@ -45,11 +46,11 @@ def engine(name, params, rounds, initial_v=None, validation=None, **options):
 
 
 def by_oracle(name, params, rounds, initial_v=0.0, validation=None, **options):
-    state = oracle.start(name, params, initial_v=initial_v)
+    state = presets.start(name, params, initial_v=initial_v)
     if validation is not None:
         state["validation"] = oracle.f64(validation)
     for buffer in rounds:
-        state, _ = oracle.ROUNDS[name](state, buffer, **options)
+        state, _ = presets.ROUNDS[name](state, buffer, **options)
         yield state
 
 

@@ -1,5 +1,6 @@
 """Any weigh x any calibrate x any step: two rounds of each composition, equal bit for bit to the composed stages."""
 
+from functools import partial
 from itertools import cycle, product
 
 import numpy as np
@@ -14,6 +15,7 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Needs, Weights
 from conftest import bits
+from steps import STEPS, numbers
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
 WEIGH = {
@@ -32,17 +34,9 @@ WEIGH = {
 CALIBRATE = {"none": NONE, "difference": CACHED_DIFFERENCE, "mean": CACHED_MEAN, "seen": CACHED_MEAN_OF_SEEN}
 LR = {"number": 0.25, "delay": schedules.DelayAdaptive(0.5, 0), "minimum": schedules.MinimumStaleness(0.25),
       "version": schedules.ByVersion({0: 0.5, 1: 0.125})}  # fmt: skip
-STEP = {
-    "sgd": lambda lr: optimizers.Sgd(lr),
-    "momentum": lambda lr: optimizers.Momentum(lr, 0.75),
-    "adam": lambda lr: optimizers.Adam(lr, initial_v=0.5),
-    "amsgrad": lambda lr: optimizers.AmsGrad(lr),
-    "yogi": lambda lr: optimizers.Yogi(lr, epsilon=1e-3),
-    "adagrad": lambda lr: optimizers.Adagrad(lr, 0.5),
-}
-#: The engine's word for an optimizer, and its numbers after lr.
-NUMBERS = {"sgd": (), "momentum": (0.75,), "adam": (0.9, 0.99, 1e-8), "amsgrad": (0.9, 0.99, 1e-8),
-           "yogi": (0.9, 0.99, 1e-3), "adagrad": (0.5, 0.99, 1e-8)}  # fmt: skip
+#: With numbers that no two optimizers share where they have the same ones.
+OTHER = {"momentum": {"beta": 0.75}, "adam": {"initial_v": 0.5}, "yogi": {"epsilon": 1e-3}, "adagrad": {"beta1": 0.5}}
+STEP = {name: partial(step, **OTHER.get(name, {})) for name, step in STEPS.items()}
 
 
 class Recorded:
@@ -76,7 +70,7 @@ def composed(rule, calibrate, stepper, before, buffer, report):
     v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, (held, mixed), cache)
     lr = -report.server_lr if rule.kind == "gradient" else report.server_lr
     kept = [before["rule_vectors"][name] for name in rule.states]
-    params, *moments = oracle.step(stepper, before["params"], v, kept, lr, *NUMBERS[stepper])
+    params, *moments = oracle.step(stepper, before["params"], v, kept, lr, *numbers(rule.step))
     renewed = held if said.next is None else oracle.next_memories(held, vectors, said.next)
     rule_vectors = dict(zip([*names, *rule.states], [*renewed, *moments], strict=True))
     return {"params": params, "rule_vectors": rule_vectors, "rows": rows, "sum": new_sum}

@@ -5,7 +5,7 @@ import json
 import pkgutil
 import sys
 import tomllib
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import inf, nan
 
 import numpy as np
@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import afflux.rules
+import steps
 from afflux import AffluxError, Rule, codecs
-from afflux._engine import CODECS
+from afflux._engine import CODECS, STEP_KINDS
 from afflux.rules import ca2fl, fadas, fedbuff, from_config, make, register, registry, schedules, wkafl
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
-from afflux.rules.optimizers import Adagrad, Adam, AmsGrad, Momentum, Sgd, Yogi
+from afflux.rules.optimizers import Adagrad, Momentum, Sgd
 from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
 from afflux.rules.presets.gsgm import GradientScheduling
 from afflux.rules.presets.wkafl import CosineSelection
@@ -41,7 +42,7 @@ NAMES = {
         "version_means",
     ],
     "calibrate": ["calibrate"],
-    "step": ["adagrad", "adam", "amsgrad", "momentum", "sgd", "yogi"],
+    "step": sorted(STEP_KINDS.keys() - {"assign"}),
     "schedule": ["by_version", "delay_adaptive", "minimum_staleness"],
     "staleness": ["constant", "exponential", "hinge", "inverse", "one_plus_root", "polynomial"],
 }  # fmt: skip
@@ -202,7 +203,6 @@ SCHEDULES = {
     "minimum_staleness": st.builds(MinimumStaleness, st.deferred(lambda: RATES), NOT_NEGATIVE),
 }
 ANY_LAW, RATES = st.one_of(*LAWS.values()), FINITE | st.one_of(*SCHEDULES.values())
-ADAM = (RATES, BELOW_ONE, BELOW_ONE, POSITIVE, NOT_NEGATIVE)
 WEIGH = {
     "uniform": st.builds(Uniform),
     "examples": st.builds(Examples),
@@ -225,14 +225,12 @@ WEIGH = {
         st.none() | st.integers(0, 2**70),
     ),
 }
+OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
 STEPS = {
-    "sgd": st.builds(Sgd, RATES),
-    "momentum": st.builds(Momentum, RATES, BELOW_ONE),
-    "adam": st.builds(Adam, *ADAM, st.booleans()),
-    "amsgrad": st.builds(AmsGrad, *ADAM, st.booleans()),
-    "yogi": st.builds(Yogi, *ADAM, st.booleans()),
-    "adagrad": st.builds(Adagrad, *ADAM),
+    name: st.builds(step, **{field.name: OF_STEPS.get(field.name, BELOW_ONE) for field in fields(step)})
+    for name, step in steps.STEPS.items()
 }
+STEPS["adagrad"] = st.builds(Adagrad, RATES, BELOW_ONE)  # has no bias to correct
 CODEC = st.sampled_from([codecs.named(name) for name in CODECS])
 ROWS = st.one_of(
     st.builds(

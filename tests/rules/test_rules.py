@@ -5,17 +5,18 @@ import pytest
 
 import bounds
 import oracle
+import presets
 from afflux import Server, ops
 from afflux.ops.errors import AffluxError
 from afflux.rules import RULES, fadas, fedbuff, sasgd, twafl, wkafl, zenopp
 from afflux.rules.rule import Arrivals, Weights
 from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
 from afflux.rules.weights import Staleness
-from variants import CLIENTS, FIRES, SIZE, TYPES, VARIANTS, push, round_options, serve, state, trace
+from variants import CLIENTS, SIZE, TYPES, VARIANTS, push, round_options, serve, state, trace
 
 ROUNDS = 60
 #: Rules whose params are a fixed linear function of what was pushed: errors add up, and nothing else.
-LINEAR = [v for v, (name, _) in VARIANTS.items() if name not in oracle.VECTORS]
+LINEAR = [v for v, (name, _) in VARIANTS.items() if name not in presets.VECTORS]
 
 
 def play(variant, server, seed, kind="float32", rounds=ROUNDS):
@@ -33,7 +34,7 @@ def play(variant, server, seed, kind="float32", rounds=ROUNDS):
 
 
 def test_the_oracle_knows_every_rule():
-    assert set(oracle.ROUNDS) == set(RULES) == {name for name, _ in VARIANTS.values()}
+    assert set(presets.ROUNDS) == set(RULES) == {name for name, _ in VARIANTS.values()}
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -45,11 +46,11 @@ def test_every_round_against_the_oracle(variant, types):
     rounds = ROUNDS if types == "float32" else ROUNDS // 3
     server = serve(variant, **serving)
     comparable, seen, written, largest = 0, {}, 0, 0.0
-    first = oracle.start(name, server.params, CLIENTS, VARIANTS[variant][1].get("initial_v", 0.0))
-    assert server.rule_vectors.keys() == set(oracle.VECTORS.get(name, ()))
+    first = presets.start(name, server.params, CLIENTS, VARIANTS[variant][1].get("initial_v", 0.0))
+    assert server.rule_vectors.keys() == set(presets.VECTORS.get(name, ()))
     assert all(np.array_equal(vector, first[key].astype(dtype)) for key, vector in server.rule_vectors.items())
     for before, buffer, report in play(variant, server, 7, kind, rounds):
-        after, decisions = oracle.ROUNDS[name](before, buffer, **options)
+        after, decisions = presets.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
         largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
         errors = bounds.decision_errors(name, before, buffer, decisions, options)
@@ -70,7 +71,7 @@ def test_every_round_against_the_oracle(variant, types):
         assert now["rows"].keys() == after["rows"].keys()
         assert all(np.array_equal(now["rows"][client], row) for client, row in after["rows"].items())
     assert comparable == rounds
-    for what in FIRES.get(variant, ()) if rounds == ROUNDS else ():
+    for what in presets.FIRES.get(variant, ()) if rounds == ROUNDS else ():
         assert seen[what] == {True, False}, what
     assert np.abs(server.params - np.linspace(-1, 1, SIZE)).max() > 1e-3  # it went somewhere
 
@@ -83,7 +84,7 @@ def check_decisions(name, report, before, buffer, after, decisions, options):
     assert report.staleness.tolist() == [tau for _, tau, *_ in buffer]
     assert report.version == after["version"]
     norms = np.array([np.linalg.norm(vector.astype(float)) for *_, vector in buffer])
-    assert np.all(np.abs(report.norms - norms) <= 2 * bounds.DEPTH * oracle.EPS * norms)
+    assert np.all(np.abs(report.norms - norms) <= 2 * oracle.DEPTH * oracle.EPS * norms)
     for scalar, value in report.scalars.items():
         assert value == after[scalar]
     corrected = options.get("bias_correction", False)
@@ -105,10 +106,10 @@ def test_whole_trajectories_of_linear_rules(variant):
     """Params enter with a factor of at most 1, so that the rounds' own bounds add up; the oracle is never reset."""
     name, options = VARIANTS[variant][0], round_options(variant)
     server = serve(variant)
-    exact, allowed, written, largest = oracle.start(name, server.params, CLIENTS), 0.0, 0, 0.0
+    exact, allowed, written, largest = presets.start(name, server.params, CLIENTS), 0.0, 0, 0.0
     for _, buffer, _ in play(variant, server, 8):
         before = exact
-        exact, decisions = oracle.ROUNDS[name](before, buffer, **options)
+        exact, decisions = presets.ROUNDS[name](before, buffer, **options)
         written += len(buffer)
         largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
         allowed = allowed + bounds.allowed(name, before, buffer, exact, decisions, "float32", written, largest,
@@ -121,11 +122,11 @@ def test_a_whole_trajectory_of_gsgm():
     """Linear, with rule vectors: an error of momentum enters the direction alpha times, and the params server_lr times
     that; pass_sum adds the directions' errors up, and momentum is their mean. Each round adds its own bounds."""
     server, alpha, server_lr = serve("gsgm"), 0.1, 0.005
-    exact = oracle.start("gsgm", server.params, CLIENTS)
+    exact = presets.start("gsgm", server.params, CLIENTS)
     error, written, largest, ended = {"params": 0.0, "momentum": 0.0, "pass_sum": 0.0}, 0, 0.0, 0
     for _, buffer, _ in play("gsgm", server, 8):
         before = exact
-        exact, decisions = oracle.ROUNDS["gsgm"](before, buffer, alpha=alpha, server_lr=server_lr)
+        exact, decisions = presets.ROUNDS["gsgm"](before, buffer, alpha=alpha, server_lr=server_lr)
         written += len(buffer)
         largest = max(largest, *(np.abs(vector).max() for *_, vector in buffer))
         own = bounds.allowed("gsgm", before, buffer, exact, decisions, "float32", written, largest)

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from afflux import Server
+from afflux.rules import RULES
+from afflux.rules.optimizers import REACH
 from conftest import THREADS, awkward, bits
+from steps import adaptive
 from variants import BUFFER, CLIENTS, VARIANTS, make, push, serve, trace, twice
 
 NAMES = [variant for variant, (_, options) in VARIANTS.items() if not options]
@@ -88,15 +91,6 @@ def test_threads_and_instruction_sets_give_the_same_bits(variant, rng):
     assert len(results) == 1
 
 
-#: {rule: server_lr}, and where an adaptive step of about that length ends: within 2 server_lr of the minimum.
-RATES = {
-    "fedavg": 0.3, "fedbuff": 0.3, "fedasync": None, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1,
-    "fedams": 0.01, "fadas": 0.01, "afa_cd": 0.1, "afa_cs": 0.1, "ca2fl": 0.3, "mf_ca2fl": 0.3, "wkafl": 0.1,
-    "twafl": 0.1, "sasgd": 0.1, "gsgm": 0.1, "zenopp": 0.1,
-}  # fmt: skip
-ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad", "fedams", "fadas")
-
-
 @pytest.mark.parametrize("stale", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_finds_the_minimum_of_a_bowl(name, stale):
@@ -106,7 +100,10 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
     below the bound 1 / (2 tau + 1) of delayed gradient descent: 400 rounds are far beyond 1e-4 of the way. An adaptive
     step is about lr long for each element, whatever the gradient: it ends within a few of them.
     """
-    rule = make(name, **({} if RATES[name] is None else {"server_lr": RATES[name]}))
+    rate = 0.3 if make(name).kind == "update" else 0.1
+    if adaptive(make(name)):
+        rate = 0.1 if REACH[make(name).step.kind].squares == "sum" else 0.01
+    rule = make(name, **({"server_lr": rate} if "server_lr" in RULES[name].__annotations__ else {}))
     minimum = np.linspace(-1, 1, 40)
     start = minimum + np.where(np.arange(40) % 2, 1.0, -1.0)
     server, history = Server(rule, start, num_clients=CLIENTS), [start]
@@ -126,4 +123,4 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
             )
         history.append(server.params)
     away = np.abs(server.params - minimum).max()
-    assert away <= (4 * RATES[name] if name in ADAPTIVE else 1e-4)
+    assert away <= (4 * rate if adaptive(rule) else 1e-4)

@@ -6,7 +6,8 @@ from multiprocessing import RawArray
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Layout, ops
+from afflux import AffluxError, Layout, Server, ops
+from afflux.rules import fedbuff
 from conftest import bits
 
 D = 8
@@ -171,3 +172,22 @@ def test_bfloat16_of_numpy_is_read_and_written_where_it_lies():
 def test_a_sequence_that_says_it_is_endless():
     with pytest.raises(AffluxError, match=r"\[gram\] vectors has 1000000000000 entries, at most 32768 are served"):
         ops.gram(Fresh(10**12, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, bool])
+def test_integers_are_refused_in_a_vector_and_in_a_tree_alike(dtype):
+    """The codes of a quantized update are no update. A counter is a buffer, whose integers are taken."""
+    codes, problem = np.ones(3, dtype), f"is {np.dtype(dtype).name}, expected float32, float64, float16 or bfloat16"
+    flat = Server(fedbuff(buffer_size=1), np.zeros(3, np.float32))
+    tree = Server(fedbuff(buffer_size=1), {"w": np.zeros(3, np.float32), "steps": np.array(7)})
+    with pytest.raises(AffluxError, match=problem):
+        flat.push(client=1, version=0, update=codes)
+    for update in ({"w": codes}, {"w": codes[::1].reshape(3), "steps": np.array(8)}):
+        with pytest.raises(AffluxError, match=rf"client 1's update: \[layout\] w {problem}"):
+            tree.push(client=1, version=0, update=update, buffers={"steps": np.array(8)})
+    with pytest.raises(AffluxError, match=rf"\[layout\] w {problem}"):
+        tree.push(client=1, version=0, model={"w": codes, "steps": np.array(8)})
+    assert tree.push(client=1, version=0, model={"w": np.ones(3), "steps": np.array(8)}).status == "joined"
+    for start in (codes, [codes]):
+        with pytest.raises(AffluxError, match=problem):
+            Server(fedbuff(), start, layout=None if start is codes else Layout.of(start, roles={"*": "trained"}))

@@ -9,7 +9,7 @@ import pytest
 
 import afflux.aggregation.round
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, ops, replay
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
@@ -179,7 +179,7 @@ def test_a_rule_that_calls_its_server_gets_an_error(call):
             getattr(server, call)()
         return np.ones(len(arrivals))
 
-    server = Server(Rule("mine", "update", 1, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
+    server = Server(Rule("mine", "update", 1, weigh, Calibrate(False), lambda arrivals: Step("sgd")), vector())
     with pytest.raises(AffluxError, match=rf"\[{call}\] called from within the rule's weigh or step"):
         server.push(client=0, update=vector(), version=0)
     refused = 2 if call == "push" else 1  # the rule's push, and the one that has called the rule
@@ -207,7 +207,7 @@ def test_weights_are_decided_before_others_join():
         seen.append(monitor_of(server).owner == threading.get_ident())
         return Uniform()(arrivals)
 
-    server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Sgd(1.0)), vector())
+    server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Step("sgd")), vector())
     for client in range(4):
         server.push(client=client, update=vector(), version=0)
     assert seen == [True, True]

@@ -154,9 +154,12 @@ def test_pulled_versions_and_their_numbers():
     server.push(client=1, version=old, update=np.ones(D, np.float32))
     assert server.push(client=2, version=old, update=np.ones(D, np.float32)).staleness == 1
     assert server.push(client=2, version=server.version, update=np.ones(D, np.float32)).staleness == 0
-    late = server.push(client=3, version=0, update=np.ones(D, np.float32))
-    assert (late.status, late.staleness, server.versions_held) == ("expired", 3, 2)
-    assert "are no longer held: check out a task" in late.reason
+    with pytest.raises(AffluxError, match=r"client 3's update needs version 0: .* held: push the task of checkout\(cl"):
+        server.push(client=3, version=0, update=np.ones(D, np.float32))
+    assert (server.counts["refused"], server.counts["expired"], server.versions_held) == (1, 0, 2)
+    recording = fresh(fedasync(), faults="record")
+    recording.push(client=1, version=0, model=np.ones(D, np.float32))
+    assert recording.push(client=3, version=0, update=np.ones(D, np.float32)).status == "expired"
     task = server.checkout(4)
     server.push(client=5, version=server.pull(), update=np.ones(D, np.float32))
     number = server.push(client=6, version=task.version, update=np.ones(D, np.float32))  # held for the task of 4
@@ -177,7 +180,8 @@ def test_in_place_the_number_of_the_newest_version_is_enough():
     assert server.push(client=1, version=0, model=np.ones(D, np.float32)).status == "joined"
     pulled = server.pull()
     assert server.push(task=server.checkout(1, hold=False).id, model=np.zeros(D, np.float32)).status == "joined"
-    assert server.push(client=1, version=1, model=np.ones(D, np.float32)).status == "expired"
+    with pytest.raises(AffluxError, match=r"client 1's model needs version 1: .* no longer held"):
+        server.push(client=1, version=1, model=np.ones(D, np.float32))
     assert server.push(client=1, version=pulled, model=np.ones(D, np.float32) * 2).status == "joined"
     assert np.allclose(server.params, 2**-0.5)  # (2 - 1) times the weight of staleness 1
 
@@ -200,7 +204,9 @@ def test_in_place_a_conversion_waits_for_the_round_of_another_thread(monkeypatch
         second = threads.submit(server.push, client=3, version=0, model=np.ones(D, np.float32))
         assert not wait([second], 0.05).done
         go_on.set()
-        assert (first.result(30).status, second.result(30).status) == ("joined", "expired")
+        assert first.result(30).status == "joined"
+        with pytest.raises(AffluxError, match="client 3's model needs version 0"):
+            second.result(30)
 
 
 def test_a_non_finite_conversion_names_what_it_would_be():

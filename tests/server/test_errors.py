@@ -114,7 +114,7 @@ def test_apply_refuses_scalars(weights, updates, params_weight, lr, message):
     out = f32(value=7.0)
     combine = ops.Combine([f32()] * updates, np.array(weights), params_weight)
     with pytest.raises(AffluxError, match=message):
-        ops.apply(ops.Pass(f32(), out, combine, step=ops.Sgd(lr)))
+        ops.apply(ops.Pass(f32(), out, combine, step=ops.Step("sgd", lr)))
     assert bits(out) == bits(f32(value=7.0))
 
 
@@ -132,15 +132,15 @@ def test_apply_refuses_calibration(clients, rows, new_rows, message):
         ops.apply(ops.Pass(f32(), f32(), ops.Combine([f32()], np.array([1.0])), stage))
 
 
-ADAM = ops.Adaptive("adam", 1.0, 0.9, 0.99, 1e-3)
+ADAM = ops.Step("adam", 1.0, 0.9, 0.99, 1e-3)
 
 
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (ops.Momentum(np.nan), "lr is not finite"),
-        (ops.Momentum(1.0, 1.0), "beta1 is 1.0+, must be at least 0 and less than 1"),
-        (ops.Momentum(1.0, np.nan), "beta1 is nan, must be"),
+        (ops.Step("momentum", np.nan, 0.9), "lr is not finite"),
+        (ops.Step("momentum", 1.0, 1.0), "beta1 is 1.0+, must be at least 0 and less than 1"),
+        (ops.Step("momentum", 1.0, np.nan), "beta1 is nan, must be"),
         (replace(ADAM, beta2=-0.1), "beta2 is -0.10*, must be at least 0 and less than 1"),
         (replace(ADAM, epsilon=-1e-9), "epsilon is -0.0*, must be at least 0"),
         (replace(ADAM, epsilon=np.inf), "epsilon is not finite"),
@@ -149,11 +149,11 @@ ADAM = ops.Adaptive("adam", 1.0, 0.9, 0.99, 1e-3)
         (replace(ADAM, root_scale=-1.0), "root_scale is -1.0*, must be greater than 0"),
         (replace(ADAM, kind="amsgrad"), "states has 2 vectors, amsgrad keeps 3"),
         (replace(ADAM, kind="adamw"), "step 'adamw' is unknown"),
-        (ops.Sgd(), "states has 2 vectors, sgd keeps 0"),
+        (ops.Step("sgd"), "states has 2 vectors, sgd keeps 0"),
     ],
 )
 def test_apply_refuses_steps(step, message):
-    states = [f32(), f32()][: 1 if isinstance(step, ops.Momentum) else 2]
+    states = [f32(), f32()][: 1 if step.kind == "momentum" else 2]
     out = f32(value=7.0)
     with pytest.raises(AffluxError, match=rf"^\[apply\] {message}"):
         ops.apply(ops.Pass(f32(), out, ops.Combine([f32()], np.ones(1)), step=step, states=states))

@@ -386,7 +386,7 @@ def test_a_store_of_format_5_is_opened(tmp_path, monkeypatch):
     """The first commit raises its format, so that an older afflux does not misread what has facts."""
     folder = tmp_path / "store"
     with monkeypatch.context() as old:
-        for module in ("schema", "commits"):
+        for module in ("schema", "index", "commits"):
             old.setattr(f"afflux.store.{module}.FORMAT", 5)
         old.setattr("afflux.aggregation.checkpoint.FORMAT", 4)
         old.setattr("afflux.aggregation.options.STORED", tuple(name for name in STORED if name != "facts"))

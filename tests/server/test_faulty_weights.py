@@ -16,6 +16,7 @@ from afflux.rules.staleness import Constant, Exponential
 from afflux.rules.weights import Examples, Staleness, Uniform
 from conftest import bits
 from pairwise import soak
+from steps import STEPS
 
 D = 5
 COUNTS = Staleness(Constant(), None, by_examples=True)
@@ -174,12 +175,6 @@ def test_a_sum_cannot_lose_an_arrival():
     assert server.params.tolist() == [2.0] * D
 
 
-STEPS = {
-    "sgd": lambda: optimizers.Sgd(1.0),
-    "momentum": lambda: optimizers.Momentum(1.0, 0.9),
-    "adam": lambda: optimizers.Adam(0.1),
-    "adagrad": lambda: optimizers.Adagrad(0.1, 0.5),
-}
 WEIGHS = {
     "uniform": Uniform(),
     "examples": Examples(),
@@ -194,7 +189,7 @@ WEIGHS = {
 
 
 def composed(weigh, calibrate, step):
-    return Rule("own", "gradient", 3, WEIGHS[weigh], calibrate, STEPS[step]())
+    return Rule("own", "gradient", 3, WEIGHS[weigh], calibrate, STEPS[step](0.1))
 
 
 def preset(name):

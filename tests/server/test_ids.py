@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay, store
-from afflux.rules import fedbuff, mf_ca2fl
+from afflux.rules import fedbuff, gsgm, mf_ca2fl
 from conftest import bits
 from crashes import MEMORY
 from inside import without_fast_path
@@ -47,6 +47,23 @@ def test_ids_have_at_most_1024_bytes(fast):
             assert len(str(caught.value)) < 200
     assert server.counts["joined"] == 2
     assert server.tasks == ()
+
+
+@pytest.mark.parametrize("place", ["waiting", "row_ids", "passed", "log"])
+def test_a_state_has_ids_that_a_push_takes(place):
+    """An older store may have longer ones."""
+    rule = gsgm(buffer_size=2) if place == "passed" else mf_ca2fl(buffer_size=2)
+    server = Server(rule, np.zeros(D), num_clients=9, log=True)
+    for client in ("a", "b", "c"):
+        server.push(client=client, **{rule.kind: np.ones(D)}, version=0)
+    state, short = server.state_dict(), '"c"' if place == "waiting" else '"a"'
+    entries = json.dumps(state["meta"][place])
+    assert short in entries
+    state["meta"][place] = json.loads(entries.replace(short, json.dumps("i" * 1025)))
+    with pytest.raises(AffluxError, match=r"\[load_state_dict\] client_id is .* at most 1024 bytes"):
+        server.load_state_dict(state)
+    state["meta"][place] = json.loads(entries.replace(short, json.dumps("i" * 1024)))
+    server.load_state_dict(state)
 
 
 @pytest.mark.parametrize("client", ["i" * 1000, "\x1b[2J" * 200, "\U000e0001" * 200])

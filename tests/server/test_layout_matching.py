@@ -331,7 +331,7 @@ def test_a_push_of_sound_arrays_needs_no_second_pass(monkeypatch):
     [
         ({}, None),
         ({"b": torch.ones(8)[::2]}, None),  # strided: copied
-        ({"b": torch.ones(4, dtype=torch.int32)}, None),  # converted
+        ({"b": torch.ones(4, dtype=torch.int32)}, "b is int32, expected float32"),
         ({"b": torch.ones(4, dtype=torch.bfloat16)}, None),
         ({"b": np.ones(4, np.float16), "c": np.ones(())}, None),
         ({"c": torch.ones((1, 2), dtype=torch.complex64).conj().imag[0, 0] + 1}, None),

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 import afflux
+import presets
 from afflux import AffluxError, Calibrate, Needs, Rule, Server, UnavailableError, ops, replay
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedasync, fedbuff
 from conftest import ISAS, THREADS, FakeCuda, awkward, bits
 from inside import slots_taken
 from pairwise import pairwise
 
-LENDING = ["fedavg", "fedbuff", "fedasync", "afa_cd", "twafl", "sasgd"]
+#: They keep no vector between rounds.
+LENDING = [name for name in RULES if name not in presets.VECTORS and name not in presets.NOT_STREAMED]
 COPYING = sorted(set(RULES) - set(LENDING))
 M = 4
 
@@ -42,7 +44,7 @@ class Tiny:
 
 
 def plain(weigh, buffer_size):
-    return Rule("plain", "update", buffer_size, weigh, Calibrate(cached=False), lambda arrivals: Sgd(1.0))
+    return Rule("plain", "update", buffer_size, weigh, Calibrate(cached=False), lambda arrivals: Step("sgd"))
 
 
 def made(name="fedbuff", size=50, **options):
@@ -129,7 +131,7 @@ def test_a_round_without_what_is_not_finite(isa, rng, value, index):
     assert report.rejected == ("", "", f"non-finite value at index {index}", "")
     assert server.version == report.version == 1
     out = np.empty(70_001, np.float32)
-    ops.apply(ops.Pass(np.zeros_like(out), out, ops.Combine(vectors, report.weights), step=Sgd(0.5)))
+    ops.apply(ops.Pass(np.zeros_like(out), out, ops.Combine(vectors, report.weights), step=Step("sgd", 0.5)))
     assert bits(server.params) == bits(out)
     server.push(client=0, update=vectors[0], version=1)  # goes on
     assert server.arrivals_waiting == 1

@@ -93,10 +93,10 @@ def test_a_replay_takes_the_buffers():
 
 def test_a_rejected_clients_buffers_do_not_count():
     from afflux import Calibrate, Rule
-    from afflux.ops import Sgd
+    from afflux.ops import Step
 
     weights = iter([np.array([0.0, 1.0]), np.array([0.0, 0.0])])
-    rule = Rule("mine", "update", 2, lambda arrivals: next(weights), Calibrate(False), lambda arrivals: Sgd(1.0))
+    rule = Rule("mine", "update", 2, lambda arrivals: next(weights), Calibrate(False), lambda arrivals: Step("sgd"))
     server = Server(rule, module())
     for version in range(2):
         for client, model in enumerate((with_statistics(7, 70), with_statistics(2, 20))):

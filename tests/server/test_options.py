@@ -169,6 +169,7 @@ VALUES = {
     "memory_budget": [100, 10**6],
     "rows_on": ["host"],
     "facts": [("tokens",)],
+    "rounds": ["flush"],
 }
 PAIRS = [
     {**one, **other}
@@ -191,5 +192,7 @@ def test_every_pair_of_options_is_refused_or_works(preset, stored, tmp_path):
         except AffluxError:
             continue
         with server:  # closes the store
-            pushed(server, 4, rule.kind)
+            pushed(server, 2 if server.options.rounds == "flush" else 4, rule.kind)
+            if server.options.rounds == "flush":
+                server.flush()
             assert server.version >= 1, options

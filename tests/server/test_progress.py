@@ -17,8 +17,9 @@ def push(server, client, version=None):
     )
 
 
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+def warnings(caplog, about="[Server]"):
+    texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in texts if text.startswith(about)]
 
 
 def test_four_clients_never_fill_a_buffer_of_ten(caplog):
@@ -119,3 +120,40 @@ def test_the_counts_start_anew_with_a_state(tmp_path):
         assert server.counts_since_round["joined"] == 1
     with Server.open(tmp_path / "store") as server:
         assert (server.counts["joined"], server.counts_since_round["joined"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "options", "pushes"),
+    [
+        ("superseded", {"duplicates": "latest"}, [(7, 0), (8, 0), (9, 0), (1, 1), (1, 0)]),
+        ("rejected", {"duplicates": "reject"}, [(1, 0), (1, 0)]),
+        ("dropped", {"max_staleness": 0}, [(7, 0), (8, 0), (9, 0), (1, 0)]),
+        ("faulty", {"faults": "record"}, [(1, 9)]),
+    ],
+)
+def test_the_first_push_whose_work_is_dropped_is_logged(status, options, pushes, caplog):
+    server = many(options, fedbuff(buffer_size=3), pushes[:-1])
+    assert warnings(caplog, "[push]") == []
+    for _ in range(3):
+        assert push(server, *pushes[-1]).status == status
+    (text,) = warnings(caplog, "[push]")
+    assert text.startswith(f"[push] a push of client 1 is {status}: ")
+    assert server.counts[status] == 3
+
+
+def test_an_expired_push_is_logged_once(caplog):
+    server = Server(fedbuff(buffer_size=3), ONES)
+    for _ in range(2):
+        task = server.checkout(4)
+        task.cancel()
+        assert server.push(task=task, update=ONES).status == "expired"
+    assert len(warnings(caplog, "[push] a push of client ? is expired: the task is closed")) == 1
+
+
+def test_a_deferred_arrival_that_is_too_old_is_logged(caplog):
+    """It is dropped when its pass begins, amid the push of another client."""
+    server = Server(gsgm(buffer_size=1), ONES, num_clients=2, max_staleness=0)
+    for client in (1, 1, 2):
+        push(server, client, server.version)
+    assert (server.counts["deferred"], server.counts["dropped"]) == (0, 1)
+    assert len(warnings(caplog, "[push] a push of client ? is dropped: it is older than max_staleness")) == 1

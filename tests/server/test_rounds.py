@@ -60,14 +60,14 @@ WRONG = {
     ),
     "a part for a step": (
         lambda: server(Uniform(), lambda arrivals: optimizers.Sgd(0.1)),
-        "must be an afflux.ops step",
+        "must be an afflux.ops.Step",
     ),
     "a step that the engine refuses": (
-        lambda: server(Uniform(), lambda arrivals: ops.Momentum(0.1, 1.5)),
+        lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.5)),
         "beta1 is 1.5",
     ),
     "a step without its states": (
-        lambda: server(Uniform(), lambda arrivals: ops.Adaptive("adam", 0.1, 0.9, 0.99, 1e-8)),
+        lambda: server(Uniform(), lambda arrivals: ops.Step("adam", 0.1, 0.9, 0.99, 1e-8)),
         "states has 0 vectors, adam keeps 2",
     ),
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.rules.staleness import Constant, Hinge, Polynomial
 from afflux.rules.weights import Staleness
@@ -83,7 +83,7 @@ def test_staleness_is_counted_at_the_join():
 
 
 def test_gradients_are_subtracted():
-    rule = Rule("sgd", "gradient", 2, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Sgd(0.25))
+    rule = Rule("sgd", "gradient", 2, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Step("sgd", 0.25))
     server = Server(rule, vector(0.0))
     for client in range(2):
         report = server.push(client=client, gradient=vector(4.0), version=0).report
@@ -258,7 +258,7 @@ def test_more_clients_than_said():
 
 
 def failing(weigh):
-    return Rule("mine", "update", 2, weigh, Calibrate(cached=True), lambda arrivals: Sgd(1.0))
+    return Rule("mine", "update", 2, weigh, Calibrate(cached=True), lambda arrivals: Step("sgd"))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_rule_that_fails_loses_nothing(weigh, error, message):
     ("lr", "error"), [(np.nan, AffluxError), (-np.inf, AffluxError), (10**400, OverflowError), ("fast", ValueError)]
 )
 def test_a_step_that_is_no_number_loses_nothing(lr, error):
-    rule = Rule("mine", "gradient", 2, fedbuff().weigh, Calibrate(cached=True), lambda arrivals: Sgd(lr))
+    rule = Rule("mine", "gradient", 2, fedbuff().weigh, Calibrate(cached=True), lambda arrivals: Step("sgd", lr))
     server = Server(rule, vector(), num_clients=3)
     server.push(client=0, gradient=vector(), version=0)
     before = snapshot(server)
@@ -297,7 +297,9 @@ def test_a_step_that_is_no_number_loses_nothing(lr, error):
 
 
 def test_a_step_may_be_numpys():
-    rule = Rule("mine", "update", 1, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Sgd(np.float32(0.5)))
+    rule = Rule(
+        "mine", "update", 1, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Step("sgd", np.float32(0.5))
+    )
     server = Server(rule, vector(0.0))
     assert server.push(client=0, update=vector(2.0), version=0).report.server_lr == 0.5
     assert server.params.tolist() == [1.0] * D

@@ -1,6 +1,8 @@
 """A server whose vectors are in shards has the bits of one whose vectors are in one piece."""
 
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import count, product
 
 import numpy as np
@@ -11,73 +13,14 @@ from afflux import AffluxError, Server, UnavailableError, ops, rules
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
+from afflux.selftest.digest import vectors
 from conftest import bits
-from digest import vectors
-
-SUPERBLOCK = 65536
-#: Eleven superblocks and a tail: no shard of two, three or five is a subtree.
-D = 11 * SUPERBLOCK + 12345
-M = 3
-SMALL = {"buffer_size": M}
-BUFFERED = ("fedavg", "fedbuff", "fedadam", "fedyogi", "fedadagrad", "fedams", "fadas", "afa_cd", "twafl", "sasgd")
-CASES = {
-    **{name: (getattr(rules, name)(**SMALL), {}) for name in BUFFERED},
-    "fedasync": (rules.fedasync(), {}),
-    "gsgm": (rules.gsgm(**SMALL), {"num_clients": 9}),
-    "wkafl": (rules.wkafl(**SMALL), {}),
-    "wkafl, two stages": (rules.wkafl(**SMALL, clip=5.0, sim_min=0.0, stage_two_version=2, stage_two_clip=0.5), {}),
-    "wkafl, aggregate": (rules.wkafl(**SMALL, memory="aggregate", sim_min=-1.0), {}),
-    "zenopp": (rules.zenopp(server_lr=0.5), {}),
-    "afa_cs": (rules.afa_cs(**SMALL), {"num_clients": 50}),
-    **{
-        f"ca2fl, {codec}": (rules.ca2fl(**SMALL, codec=codec), {"num_clients": 50})
-        for codec in ("float32", "float16", "bfloat16")
-    },
-    **{
-        f"mf_ca2fl, {kind}-{size}": (rules.mf_ca2fl(**SMALL, bits=size, codec=kind), {"num_clients": 50})
-        for kind, size in product(("affine", "affine-vector", "rotated"), (8, 4, 2, 1))
-        if (kind, size) != ("rotated", 8)
-    },
-    "quantized direction": (rules.mf_ca2fl(**SMALL, bits=4, quantize_direction=True), {"num_clients": 50}),
-    "accumulate": (rules.fedbuff(**SMALL), {"accumulate": True}),
-    "accumulate, fadas": (rules.fadas(**SMALL), {"accumulate": True}),
-    "inplace": (rules.fadas(**SMALL), {"inplace": True}),
-    "bfloat16 slots": (rules.fedbuff(**SMALL), {"slot_dtype": "bfloat16"}),
-    "float64": (rules.fadas(**SMALL), {"dtype": "float64"}),
-}
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
 
 
 @pytest.fixture(scope="module")
 def data():
     return vectors(3, 6, D)
-
-
-def served(rule, options, data, plane=None):
-    """What a server has after three rounds and a part of one: its arrivals are of two kinds, and from old versions."""
-    server = Server(rule, data[0], log=True, plane=plane, **options)
-    if rule.needs.handed_in:
-        server.set_rule_vector(rule.needs.handed_in[0], data[1] * np.float32(0.5))
-    reports, pulled = [], server.pull()
-    for i in range(3 * rule.buffer_size + 2):
-        client = i % 4 if options.get("num_clients") != 9 else i % 9
-        vector = data[i % 6] * np.float32(2.0**-12)
-        facts = {"num_examples": 1 + i % 3, "loss": 1.0 / (i + 1)}
-        if i % 3 == 1:
-            base = pulled if i % 2 or options.get("inplace") else server.pull()
-            model = base.params + vector
-            rest = {"client_lr": 0.1, "local_steps": 2} if rule.kind == "gradient" else {}
-            receipt = server.push(client=client, version=base, model=model, **rest, **facts)
-        else:
-            receipt = server.push(client=client, version=max(0, server.version - i % 2), **{rule.kind: vector}, **facts)
-        reports.append(receipt.report)
-    state = server.state_dict()
-    return state, [facts_of(report) for report in reports if report], server.log
-
-
-def facts_of(report):
-    """All of a report but its time, with the bits of its numbers."""
-    facts = {name: getattr(report, name) for name in report.__struct_fields__ if name != "seconds"}
-    return {name: bits(fact) if isinstance(fact, np.ndarray) else fact for name, fact in facts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -151,28 +94,12 @@ REPEATED = {
     "fadas": (rules.fadas(buffer_size=2), {}),
     "wkafl": (rules.wkafl(buffer_size=2), {}),
     "accumulate": (rules.fedbuff(buffer_size=3), {"accumulate": True}),
+    "zenopp": (rules.zenopp(), {"accumulate": False}),
 }
 
 
-class Interrupts:
-    """Raises KeyboardInterrupt once: before call number `at` of the planes' methods, or after it."""
-
-    def __init__(self, patch, at, after):
-        self.calls, self.at, self.after = -(10**9), at, after
-        for plane, name in product((LocalPlane, ShardedPlane), CALLS):
-            patch.setattr(plane, name, self.around(getattr(plane, name)))
-
-    def around(self, method):
-        def call(*arguments, **options):
-            number, self.calls = self.calls, self.calls + 1
-            if number == self.at and not self.after:
-                raise KeyboardInterrupt
-            result = method(*arguments, **options)
-            if number == self.at and self.after:
-                raise KeyboardInterrupt
-            return result
-
-        return call
+#: The calls that read and write vectors outside of rounds.
+WRITES = {"draft", "fill", "finish", "read", "shown"}
 
 
 def disturbed(case, data, interrupts=None):
@@ -180,6 +107,8 @@ def disturbed(case, data, interrupts=None):
     rule, options = REPEATED[case]
     server = Server(rule, data[0][:SIZE], log=True, plane=ShardedPlane(cuts=(1,)), **options)
     base = server.pull()
+    for name in rule.needs.handed_in:
+        server.set_rule_vector(name, data[4][:SIZE])
     if interrupts is not None:
         interrupts.calls = 0  # of the calls that are repeated: not those of the constructor are not repeated
     for i in range(5):
@@ -188,9 +117,14 @@ def disturbed(case, data, interrupts=None):
         while server.joins == i:
             with suppress(KeyboardInterrupt):
                 server.push(client=i, version=base, client_lr=0.1, local_steps=2, **vectors)
-    while True:
-        with suppress(KeyboardInterrupt):
-            return server.state_dict(), server.log
+    state, log = repeated(server.state_dict), server.log
+    loading = partial(server.load_state_dict, state)
+    for call in (loading, server.flush, server.pull, lambda: server.rule_vectors, lambda: server.rows):
+        repeated(call)
+    for name in rule.needs.handed_in:
+        repeated(lambda name=name: server.set_rule_vector(name, data[5][:SIZE]))
+    repeated(lambda: server.replace_rule(replace(rule, buffer_size=9)))
+    return state, log, repeated(server.state_dict)["arrays"]
 
 
 #: Three superblocks, in two shards.
@@ -200,21 +134,23 @@ SIZE = 2 * SUPERBLOCK + 77
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", REPEATED)
 def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monkeypatch):
-    expected, log = disturbed(case, data)
-    step = 1 if pairwise.soaking else 4
+    expected, log, last = disturbed(case, data)
+    step = 1 if pairwise.soaking else 7
     for number in count(0, step):
         with monkeypatch.context() as patch:
-            interrupts = Interrupts(patch, number, after)
-            state, again = disturbed(case, data, interrupts)
+            interrupts = Interrupts(patch, product((LocalPlane, ShardedPlane), CALLS), number, after)
+            state, again, arrays = disturbed(case, data, interrupts)
         assert (state["meta"], again) == (expected["meta"], log), number
         for name, array in expected["arrays"].items():
             assert bits(state["arrays"][name]) == bits(array), (number, name)
+        assert all(bits(arrays[name]) == bits(last[name]) for name in last), number
         if interrupts.calls <= number:
             break
     assert number > 60
+    assert interrupts.names >= {"reserve", "ingest", "prepare", "make", "publish", "release", *WRITES}
 
 
-def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
+def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
     plane = ShardedPlane(2)
     server = Server(rules.fedbuff(), np.zeros(3), plane=plane)
     with pytest.raises(AffluxError, match=r"\[Server\] plane was given to a server before"):
@@ -223,8 +159,10 @@ def test_a_plane_is_for_one_server_in_memory_on_the_cpu(tmp_path):
         Server(rules.fedbuff(), np.zeros(3), plane=3)
     with pytest.raises(UnavailableError, match="check_versions"):
         Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), check_versions=True)
+
+    monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
-        Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), store=tmp_path / "store")
+        Server(rules.fedbuff(), np.zeros(3), plane=LocalPlane(), store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
     with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
         server.push(client=1, version=0, update=np.zeros(3), copy=False)
@@ -285,7 +223,7 @@ def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
     server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), max_slots=1, plane=plane)
 
     def interrupted(own, **options):
-        if own is plane._planes[-1] and len(held) < len(plane._planes):
+        if own is plane.planes[-1] and len(held) < len(plane.planes):
             assert plane.reserve() is None  # of another thread
         held.append(reserve(own, **options))
         return held[-1]

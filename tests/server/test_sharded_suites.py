@@ -6,26 +6,28 @@ import sys
 
 import pytest
 
+from afflux.selftest import digest
 from builds import run
 from conftest import ROOT, found
 from pairwise import soak_all
 
-SUITES = ["server loading passes"]
+SUITES = ["server loading passes", "store_commits"]
 MORE_SUITES = [
     "concurrency conversions edges ids layout limits log streaming streaming_threads task_versions tasks",
     "by_hand composed rules rules_contract wkafl",
+    "store store_errors saved_servers store_gaps store_ids store_machine recent",
 ]
 
 
 @pytest.fixture(scope="module")
 def environment():
-    folders = {found(name).parent for name in ("sharded_servers.py", "digest.py", "conftest.py")}
+    folders = {found(name).parent for name in ("sharded_servers.py", "conftest.py", "pairwise.py")}
     return {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *sorted(folders)]))}
 
 
 def test_every_rule_has_the_bits_of_one_piece(environment):
     digests = json.loads(run(sys.executable, found("sharded_servers.py"), **environment))
-    golden = json.loads(found("golden.json").read_text())
+    golden = digest.golden()
     assert digests == {name: golden[name] for name in digests}
 
 

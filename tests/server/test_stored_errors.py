@@ -245,7 +245,20 @@ def test_an_error_holds_no_vector_of_its_client(copy):
 
 #: Public calls that use no slot and no version.
 PLAIN = {
-    *("open", "rule", "version", "params", "layout", "arrivals_waiting", "waiting", "joins", "counts", "faults", "log"),
+    *(
+        "open",
+        "rule",
+        "version",
+        "params",
+        "layout",
+        "constants",
+        "arrivals_waiting",
+        "waiting",
+        "joins",
+        "counts",
+        "faults",
+        "log",
+    ),
     *("versions_held", "scalars", "state_bytes", "counts_since_round", "id", "client"),
 }
 

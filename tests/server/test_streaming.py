@@ -12,8 +12,9 @@ import pytest
 
 import bounds
 import oracle
+import presets
 from afflux import AffluxError, Calibrate, Rule, Server, ops, replay
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import RULES, fedasync, fedavg, fedbuff, twafl
 from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
@@ -24,15 +25,7 @@ from inside import slots_taken
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
 ROUNDS, D = 60, 5
-REFUSED = {
-    "afa_cs": "afa_cs replaces the rows that it caches",
-    "ca2fl": "ca2fl replaces the rows that it caches",
-    "mf_ca2fl": "mf_ca2fl replaces the rows that it caches",
-    "gsgm": "gsgm has arrivals wait for the next pass",
-    "wkafl": "wkafl's come from the inner products of a full buffer",
-    "zenopp": "zenopp's come from the inner products of a full buffer",
-}
-STREAMING = [variant for variant, (name, _) in VARIANTS.items() if name not in REFUSED]
+STREAMING = [variant for variant, (name, _) in VARIANTS.items() if name not in presets.NOT_STREAMED]
 
 
 def vector(value=1.0):
@@ -60,11 +53,12 @@ def replica(server, **options):
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_preset_streams_or_says_why_not(name):
-    assert REFUSED.keys() <= RULES.keys()
-    if name not in REFUSED:
+    if name not in presets.NOT_STREAMED:
         assert Server(RULES[name](), vector(), accumulate=True).version == 0
         return
-    with pytest.raises(AffluxError, match=rf"accumulate=True needs weights that are known on arrival; {REFUSED[name]}"):
+    with pytest.raises(
+        AffluxError, match=rf"accumulate=True needs weights that are known on arrival; {presets.NOT_STREAMED[name]}"
+    ):
         Server(RULES[name](), vector(), num_clients=CLIENTS, accumulate=True)
 
 
@@ -100,7 +94,7 @@ class Remembers(Uniform):
 
 
 def test_memories_are_refused():
-    rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Sgd(1.0))
+    rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Step("sgd"))
     with pytest.raises(AffluxError, match=r"mine replaces its rule vectors \(last\) by the vectors of a full buffer"):
         streaming(rule)
 
@@ -121,7 +115,7 @@ def test_every_round_against_the_oracle_and_a_buffered_server(variant, types):
         others, _ = push(twin, joins, kind)
         assert [r[:5] for r in receipts] == [r[:5] for r in others]
         same_reports(receipts[-1].report, others[-1].report)
-        after, decisions = oracle.ROUNDS[name](before, buffer, **options)
+        after, decisions = presets.ROUNDS[name](before, buffer, **options)
         now, buffered = state(server), state(twin)
         exact = bounds.allowed(name, before, buffer, after, decisions, dtype, **options)
         dv = bounds.streamed(buffer, decisions)
@@ -156,7 +150,7 @@ def test_the_direction_itself(variant):
         before = state(server)
         _, buffer = push(server, joins, "float64")
         push(twin, joins, "float64")
-        _, decisions = oracle.ROUNDS[VARIANTS[variant][0]](before, buffer, **round_options(variant))
+        _, decisions = presets.ROUNDS[VARIANTS[variant][0]](before, buffer, **round_options(variant))
         lr = decisions["server_lr"]
         bound = lr * bounds.streamed(buffer, decisions) + 2 * oracle.EPS * np.abs(server.params)
         assert np.all(np.abs(server.params - twin.params) <= bound)
@@ -171,7 +165,7 @@ def test_permuted_arrivals_agree_within_the_bound():
         server = serve("fedbuff", np.zeros(SIZE), dtype="float64", accumulate=True)
         before = state(server)
         _, buffer = push(server, [joins[i] for i in rng.permutation(len(joins))], "float64")
-        after, decisions = oracle.ROUNDS["fedbuff"](before, buffer)
+        after, decisions = presets.ROUNDS["fedbuff"](before, buffer)
         bound = bounds.allowed("fedbuff", before, buffer, after, decisions, "float64")["params"]
         assert np.all(np.abs(server.params - after["params"]) <= bound)
         results.add(bits(server.params))
@@ -243,7 +237,7 @@ class Clipped:
 
 
 def clipped(**wrong):
-    return Rule("clipped", "update", 2, Clipped(**wrong), Calibrate(False), lambda arrivals: Sgd(1.0))
+    return Rule("clipped", "update", 2, Clipped(**wrong), Calibrate(False), lambda arrivals: Step("sgd"))
 
 
 def test_a_part_of_ones_own():

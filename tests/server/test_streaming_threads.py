@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, ops, replay
-from afflux.ops import Sgd
+from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedbuff
 from afflux.rules.rule import Weights
 from afflux.rules.weights import Uniform
@@ -242,7 +242,7 @@ class Skips(Uniform):
 
 
 def test_a_buffer_without_a_step_leaves_no_term(slow):
-    rule = Rule("skips", "update", 3, Skips(), Calibrate(cached=False), lambda arrivals: Sgd(1.0))
+    rule = Rule("skips", "update", 3, Skips(), Calibrate(cached=False), lambda arrivals: Step("sgd"))
     server = Server(rule, vector(0.5), accumulate=True, max_slots=4)
     threads = [start(lambda: server.push(client=0, update=vector(), version=0))]
     assert slow.reached.wait(20)

@@ -49,9 +49,39 @@ class Tasks(RuleBasedStateMachine):
         if not self.open:
             return
         task = data.draw(st.sampled_from(sorted(self.open)))
-        _, version, deadline, _ = self.open[task]
         newest, value = self.server.version, np.full(D, float(next(self.values)))
         receipt = self.server.push(task=task, **{kind: value})
+        self.check(task, kind, value, newest, receipt)
+        if receipt.report is not None:
+            self.stepped()
+        assert bits(self.server.params) == bits(self.params[-1])
+
+    @rule(data=st.data())
+    def step(self, data):
+        """Some tasks are pushed at once, one of them perhaps twice."""
+        tasks = data.draw(st.lists(st.sampled_from(sorted(self.open)), max_size=4)) if self.open else []
+        newest, values = self.server.version, [np.full(D, float(next(self.values))) for _ in tasks]
+        kinds = ["update" if i % 2 else "model" for i in range(len(tasks))]
+        entries = zip(tasks, kinds, values, strict=True)
+        receipts, report = self.server.step([{"task": task, kind: value} for task, kind, value in entries])
+        for task, kind, value, receipt in zip(tasks, kinds, values, receipts, strict=True):
+            if task in self.open:
+                self.check(task, kind, value, newest, receipt)
+            else:
+                assert receipt.status == "expired"
+        if report is not None:
+            assert len(report.client_ids) == len(self.waiting)
+            self.stepped()
+        assert bits(self.server.params) == bits(self.params[-1])
+
+    def stepped(self):
+        self.params.append(self.params[-1] + sum(self.waiting) / len(self.waiting))
+        self.waiting.clear()
+        self.commit()
+
+    def check(self, task, kind, value, newest, receipt):
+        """A push has closed this task, unless it had ended."""
+        _, version, deadline, _ = self.open[task]
         if deadline <= self.clock:
             allowed = {"expired"}
         elif self.staleness is not None and newest - version > self.staleness:
@@ -65,11 +95,6 @@ class Tasks(RuleBasedStateMachine):
         self.expire()
         if receipt.status == "joined":
             self.waiting.append(value - (0 if kind == "update" else self.params[version]))
-        if receipt.report is not None:
-            self.params.append(self.params[-1] + sum(self.waiting) / 2)
-            self.waiting.clear()
-            self.commit()
-        assert bits(self.server.params) == bits(self.params[-1])
 
     @rule(data=st.data())
     def cancel(self, data):

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, closing
 
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
@@ -41,3 +42,10 @@ def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, wo
     """The result of a run that goes on from its last checkpoint."""
     facts = (interrupted.path, interrupted.spec, interrupted.header.seed, interrupted.config, interrupted.output)
     return run_in_store(*facts, progress, seconds, task, workers, interrupted, on_evaluation)
+
+
+def audit_folder(folder, updates=False):
+    """The output of runs into a run folder."""
+    output = AuditOutput(folder / "audit", updates)
+    output.folder.mkdir()
+    return output

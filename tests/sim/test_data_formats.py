@@ -15,8 +15,9 @@ import pytest
 from afflux.sim.data import read_data_set
 from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import MOST_BYTES
-from afflux.sim.data.formats import LeafFile, read_idx, read_leaf, read_npz, read_records, read_table
+from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
 from afflux.sim.errors import ConfigError
+from afflux.sim.papers.leaf import LeafFile, read_leaf
 from afflux.sim.workload.availability import read_columns
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]

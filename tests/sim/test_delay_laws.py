@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.errors import ConfigError
+from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.workload.availability import DeviceAvailability, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -23,6 +24,8 @@ from afflux.sim import (
     replay,
     sgd,
 )
+from afflux.sim.results.finished_runs import FILE
+from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.terminal import results_table
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
@@ -124,7 +127,20 @@ def test_a_run_folder_is_read_again(tmp_path):
     written = simulation(fails_at_times, rules=["fedbuff:buffer_size=4", "fedasync"], seeds=[3, 5], paired=True).run(
         out=out
     )
-    results = read_results(out)
+    results, record = read_results(out), (out / FILE).read_text()
+    assert (results.failures, record.count('"status": "open"')) == ((), 2)
+    check_same(results, written)
+    (out / FILE).unlink()
+    older = SimulationResults((replace(run, sent_bytes=()) for run in written), written.config)
+    check_same(read_results(out), older)
+    (out / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds results that no run has written: 'runs'"):
+        read_results(out)
+    with pytest.raises(ConfigError, match="holds no results of a run"):
+        read_results(tmp_path)
+
+
+def check_same(results, written):
     assert [run.spec for run in results] == [run.spec for run in written]
     for run, original in zip(results, written, strict=True):
         assert run.digest == original.digest
@@ -135,11 +151,22 @@ def test_a_run_folder_is_read_again(tmp_path):
         assert (run.leader, run.settings, run.division) == (original.leader, original.settings, original.division)
     for table in ("evaluations", "arrivals", "participation", "targets", "differences"):
         assert results.to_dataframe(table).equals(written.to_dataframe(table)), table
-    (out / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds results that no run has written: Object missing required field"):
-        read_results(out)
-    with pytest.raises(ConfigError, match="holds no results of a run"):
-        read_results(tmp_path)
+
+
+def test_results_of_several_folders_are_merged_under_new_labels(tmp_path):
+    first = simulation(arrivals=8, rules="fedasync", seeds=[0, 1]).run(out=tmp_path / "a")
+    second = simulation(arrivals=8, rules=["fedasync", "fedbuff:buffer_size=4"], seeds=[0]).run(out=tmp_path / "b")
+    with pytest.raises(ConfigError, match="there are 2 runs of fedasync, seed 0: relabel the rule of one first"):
+        read_results(tmp_path / "a", tmp_path / "b")
+    other = read_results(tmp_path / "b", labels={"fedasync": "other"})
+    results = read_results(tmp_path / "a").merge(other).relabel({"fedbuff:buffer_size=4": "FedBuff"})
+    assert [*results.histories] == [("fedasync", 0), ("other", 0), ("FedBuff", 0), ("fedasync", 1)]
+    assert results.of("other", 0).digest == second[0].digest == first[0].digest
+    results.draw(tmp_path / "figure.svg", size=3.3)
+    assert "FedBuff" in (tmp_path / "figure.svg").read_text()
+    for labels, message in (({"none": "x"}, "unknown rule 'none'"), ({"other": "FedBuff"}, "have the same label")):
+        with pytest.raises(ConfigError, match=message):
+            results.relabel(labels)
 
 
 def test_data_frames_are_divided_like_arrays():

@@ -3,7 +3,7 @@
 import pytest
 
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.lora_task import TASKS, read_glue
+from afflux.sim.papers.lora_task import TASKS, read_glue
 
 FILES = {
     "rte": ("RTE", "index\tsentence1\tsentence2\tlabel\n", ('0\tA "quoted\n', '0\tA "b\tC\tnot_entailment\n')),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import afflux.sim.runs.compare
 import own_tasks
 from afflux.cli import app
-from afflux.sim import ConfigError, Simulation, Task, partitioned, sgd, tune
+from afflux.sim import ConfigError, Simulation, Task, partitioned, read_results, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
@@ -50,6 +50,18 @@ def test_each_rule_has_the_settings_and_options_that_it_takes():
     ]
     labels = [point.spec.label for point in points([parse_rule("fedbuff")], parse_grid(["server_lr=.1,1"]), CONFIG)]
     assert labels == ["fedbuff:server_lr=0.1", "fedbuff:server_lr=1.0"]
+
+
+def test_the_option_of_a_rule_replaces_that_of_all():
+    grid = ("server_lr=.1,1,10", "fadas.server_lr=.01,.1", "fedasync.client_lr=.5")
+    assert tried(["fedbuff", "fadas", "fedasync"], *grid) == [
+        ("fedbuff:server_lr=0.1", 0.1),
+        ("fedbuff:server_lr=1.0", 0.1),
+        ("fedbuff:server_lr=10.0", 0.1),
+        ("fadas:server_lr=0.01", 0.1),
+        ("fadas:server_lr=0.1", 0.1),
+        ("fedasync", 0.5),
+    ]
 
 
 def test_a_rule_that_sets_an_option_of_the_grid_itself_is_an_error():
@@ -95,7 +107,10 @@ def test_names_of_rules_in_files(tmp_path):
         (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: there is no rule ca2fl; the rules are fedbuff"),
         (["fedbuff.beta1=.9"], "grid fedbuff.beta1: fedbuff has no option beta1; its options are buffer_size, "),
         (["buffer_size=0"], "buffer_size is 0"),
-        (["server_lr=1,2", "fedbuff.server_lr=.5"], "grid fedbuff.server_lr: fedbuff has server_lr=1.0 already"),
+        (
+            ["server_lr=1", "fedbuff.server_lr=.5"],
+            "grid server_lr: RULE.server_lr replaces it for every rule that has it",
+        ),
     ],
 )
 def test_impossible_grids(grid, message):
@@ -305,9 +320,35 @@ def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
     assert again.stdout.replace(str(out), "") == straight.stdout.replace(str(straight.folder), "")
 
 
+def test_the_runs_of_the_test_part_are_a_run_folder(straight):
+    """With the settings of each rule."""
+    test, content = straight.folder / "test", json.loads((straight.folder / "grid.json").read_text())
+    rules = json.loads((test / "config.json").read_text())["rules"]
+    best = {one["label"]: float(one["client_lr"]) for one in content["best"]}
+    rates = {rule["label"]: rule.get("settings", {}).get("client_lr") for rule in rules}
+    assert rates == (best if len({*best.values()}) > 1 else dict.fromkeys(best))
+    results = read_results(test)
+    assert {run.spec.label: run.settings["client_lr"] for run in results} == best
+    finals = [results.of(one["label"], seed).final_score for one in content["best"] for seed in (2, 5)]
+    assert finals == [score for one in content["best"] for score in one["accuracies"]]
+    assert (test / "models").is_dir()
+    assert (straight.folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_best_value_at_the_edge_of_the_grid_is_marked(straight):
+    lines = (straight.folder / "grid.md").read_text().splitlines()
+    assert "† The best value is at the edge of the grid: try values beyond it." in lines
+    for one in json.loads((straight.folder / "grid.json").read_text())["best"]:
+        (line,) = (line for line in lines[:6] if line.startswith(f"| `{one['rule']}`"))
+        assert (f"| {one['client_lr']} † |" in line) == (one["client_lr"] != ".3")
+        if "server_lr" in one:
+            assert f"| {one['server_lr']} † |" in line, "one of two values"
+    assert not any("†" in line for line in lines[lines.index("The grid:") :])
+
+
 def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
     out = shutil.copytree(straight.folder, tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for more, runs, other in (
         (["--grid", "mu=.1"], {}, "grid"),
         (["--target", "0.5"], {}, "settings"),
@@ -320,7 +361,7 @@ def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
         assert (result.exit_code, result.stdout, made) == (2, "", [])
         message = f"{out} holds the results of a command with other {other} (see {out}/command.json)"
         assert result.stderr == f"error: {message}; choose another --out\n"
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     for content in ("[]", "no JSON", "{}"):
         (out / "command.json").write_text(content)
         assert invoke(out).exit_code == 2
@@ -485,4 +526,4 @@ def test_mistakes(tmp_path):
         ],
     )
     assert result.exit_code == 2
-    assert "fedasync: the clients diverged with every setting of the grid" in result.stderr
+    assert "fedasync: no run of the grid has a result, the first because fedasync, seed 0: client" in result.stderr

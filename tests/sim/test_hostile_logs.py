@@ -228,7 +228,7 @@ def test_a_store_names_no_new_folder(stopped, tmp_path):
     assert not (tmp_path / "victim").exists()
 
 
-@pytest.mark.parametrize("name", [LOG, "config.json", "metrics.csv", "summary.json", "curves.png"])
+@pytest.mark.parametrize("name", [LOG, "config.json", "metrics.csv", "summary.json", "curves.png", "finished.jsonl"])
 def test_nothing_is_written_through_a_link_in_the_run_folder(name, stopped, tmp_path):
     victim, at = tmp_path / "victim", stopped / "run" / name
     content = at.read_bytes() if at.exists() else b"precious"

@@ -1,5 +1,6 @@
-"""A comparison that is killed anywhere leaves a folder that the same command fills, and another one refuses."""
+"""A comparison that ends anyhow leaves a folder that the same command fills, and another one refuses."""
 
+import json
 import os
 import random
 import re
@@ -13,9 +14,10 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 import own_tasks
-from afflux.sim import ConfigError, Simulation, partitioned
+from afflux.sim import ConfigError, Simulation, partitioned, read_results
 from afflux.sim.errors import ProcessKilledError
 from afflux.sim.results import figures, run_folder
+from afflux.sim.results.finished_runs import FILE
 from afflux.sim.runs import compare
 from conftest import FORKS
 from crashes import in_child
@@ -25,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings(FORKS),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
-FILES = {"audit", "models", *run_folder.FILES} - {"clients.csv"}
+FILES = {"audit", "models", FILE, *run_folder.FILES} - {"clients.csv"}
 
 
 def simulation(rules=("fedbuff:buffer_size=3", "fedasync"), **changes):
@@ -55,64 +57,100 @@ def killed(out, point):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-MORE = ("create_audit_folder", (0, 1), "describe_setting")
+MORE = ("remove_run_files", (0, 1), "describe_setting")
+
+
+def statuses(out):
+    """The last status of each run in the record."""
+    lines = map(json.loads, (out / FILE).read_text().splitlines())
+    return list({(line["rule"], line["seed"]): line.get("status", "ended") for line in lines}.values())
 
 
 @pytest.mark.parametrize("point", [(1, 3), "_summary", *(row for point in MORE for row in soak(point))])
-def test_the_same_command_replaces_the_folder_of_one_that_was_killed(point, tmp_path, caplog):
-    out = tmp_path / "out"
+def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
+    out, made = tmp_path / "out", []
     killed(out, point)
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ConfigError, match="out holds the logs of another command, which was killed; choose another --out"
-    ):
-        simulation(arrivals=16).run(out=out, keep_updates=True)
-    (out / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        simulation().run(out=out, keep_updates=True)
-    (out / "notes.txt").unlink()
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    digests = [run.digest for run in simulation().run(out=out, keep_updates=True)]
-    assert caplog.messages == [f"{out}: this command was killed; it makes its runs again"]
+    ended = statuses(out).count("ended") if (out / FILE).exists() else 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
+    if ended:
+        assert set(statuses(out)) <= {"ended", "open"}
+        with pytest.raises(ConfigError, match="out holds the runs of another command; choose another --out"):
+            simulation(arrivals=16).run(out=out, keep_updates=True)
+        with pytest.raises(ConfigError, match="out holds the runs of another command; choose another --out"):
+            simulation().run(out=out)
+        (out / "notes.txt").touch()
+        with pytest.raises(ConfigError, match="is not an empty folder"):
+            simulation().run(out=out, keep_updates=True)
+        (out / "notes.txt").unlink()
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"} == before
+        assert len(read_results(out)) == ended, "a reader is not kept out"
+    results = simulation().run(out=out, keep_updates=True, watch=lambda run, progress: made.append(run))
     assert {path.name for path in out.iterdir()} == FILES
-    assert digests == [run.digest for run in simulation().run()]
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        simulation().run(out=out, keep_updates=True)
+    whole = simulation().run()
+    assert [run.digest for run in results] == [run.digest for run in whole]
+    assert results.histories == whole.histories == read_results(out).histories
+    made.clear()
+    again = simulation().run(out=out, keep_updates=True, watch=lambda run, progress: made.append(run))
+    assert made == [0, 1], "both were finished"
+    assert [run.digest for run in again] == [run.digest for run in whole]
 
 
-def test_a_command_that_runs_is_not_replaced(tmp_path):
+def test_a_second_command_is_refused_and_a_reader_is_not(tmp_path):
     out = tmp_path / "out"
+    seen = []
 
     def watch(run, progress):
         if progress.arrivals == 3 and run == 1:
-            with pytest.raises(ConfigError, match=f"another command writes to {out}; choose another --out"):
+            with pytest.raises(ConfigError, match=rf"{out} is in use: (this process|process \d+) writes to it; choose"):
                 simulation().run(out=out)
+            seen.append(len(read_results(out)))
 
     simulation().run(out=out, watch=watch)
+    assert seen == [1]
     assert {path.name for path in out.iterdir()} == FILES
 
 
-def test_the_same_command_replaces_the_folder_if_one_of_its_processes_was_killed(tmp_path, monkeypatch, caplog):
+def test_a_killed_process_of_a_run_ends_that_run_alone(tmp_path, monkeypatch, caplog):
+    """The killed run is made again by the same command."""
     out = tmp_path / "out"
     monkeypatch.setattr(figures, "draw_comparison", lambda *arguments: arguments[3].touch())
 
     def watch(run, progress):
-        if (run, progress.arrivals) == (1, 3):
+        if (run, progress.arrivals) == (0, 3):
             raise ProcessKilledError("killed")
 
-    with pytest.raises(ProcessKilledError):
+    results = simulation().run(out=out, watch=watch)
+    assert [str(run) for run in results.failures] == ["fedbuff:buffer_size=3, seed 0 was killed"]
+    assert [run.spec.label for run in results] == ["fedasync"]
+    assert statuses(out) == ["killed", "ended"]
+    assert json.loads((out / "summary.json").read_text())["failed"][0]["reason"] == "killed"
+    assert caplog.messages == ["fedbuff:buffer_size=3, seed 0 was killed: killed; the other runs go on"]
+    assert read_results(out).failures[0][:3] == results.failures[0][:3]
+    assert not simulation().run(out=out).failures
+    assert statuses(out) == ["ended", "ended"]
+    assert "failed" not in json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupt_keeps_the_finished_runs(error, tmp_path):
+    out = tmp_path / "out"
+
+    def watch(run, progress):
+        if (run, progress.arrivals) == (1, 3):
+            raise error
+
+    with pytest.raises(error) as raised:
         simulation().run(out=out, watch=watch)
-    assert {path.name for path in out.iterdir()} == FILES | {run_folder.UNFINISHED}
+    assert raised.value.__notes__ == [f"1 of 2 runs were finished; kept {out}/; the same command goes on"]
+    assert statuses(out) == ["ended", "interrupted" if error is KeyboardInterrupt else "open"]
     assert (out / "metrics.csv").read_text().count("fedbuff") == 4
-    with pytest.raises(ConfigError, match="out holds the logs of another command"):
-        simulation(arrivals=16).run(out=out)
-    simulation().run(out=out)
-    assert caplog.messages == [f"{out}: this command was killed; it makes its runs again"]
-    assert {path.name for path in out.iterdir()} == FILES
+    assert len(simulation().run(out=out)) == 2
 
 
 class BrokenPool:
-    """A pool of processes whose second job was killed."""
+    """A process whose second job is killed."""
+
+    jobs = 0
 
     def __init__(self, *arguments):
         pass
@@ -121,23 +159,23 @@ class BrokenPool:
         return self
 
     def __exit__(self, kind, *error):
-        assert kind is BrokenProcessPool
+        assert kind is None
 
     def job(self, run, index, *arguments):
         future = Future()
-        if index:
+        if index == 1:
             future.set_exception(BrokenProcessPool("terminated abruptly"))
         else:
-            future.set_result(["result"])
+            future.set_result([f"result {index}"])
         return future
 
 
-def test_a_killed_process_of_several_is_an_error_and_the_others_results_are_kept(monkeypatch):
+def test_a_killed_process_of_several_ends_its_run_alone(monkeypatch):
     monkeypatch.setattr(compare, "ProcessPool", BrokenPool)
-    finished = {}
-    with pytest.raises(ProcessKilledError, match="a process of the runs was killed"):
-        compare.compare(simulation().jobs, simulation().config, processes=2, finished=finished)
-    assert finished == {0: ["result"]}
+    finished, jobs = {}, simulation(["fedbuff:buffer_size=3", "fedasync", "fedasync:alpha=0.5"]).jobs
+    results = compare.compare(jobs, simulation().config, processes=2, finished=finished)
+    assert results == ["result 0", "result 2"]
+    assert (finished[1].status, type(finished[1].error)) == ("killed", ProcessKilledError)
 
 
 @pytest.mark.soak
@@ -152,9 +190,9 @@ def test_a_process_is_terminated_when_a_run_is_finished(tmp_path):
     children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True)
     os.kill(int(children.stdout.split()[0]), signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "Traceback" not in errors
-    assert re.search("[12] of 3 runs were finished; kept .*/out/; the same command replaces it\n", errors)
+    assert process.returncode == 0
+    assert re.search("fedbuff, seed [012] was killed: its process was killed, .*; the other runs go on", errors)
+    assert statuses(out).count("killed") == 1
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
 

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 from afflux.cli import app
 from afflux.sim import read_audit_log
 from afflux.sim.errors import ConfigError
+from afflux.sim.papers import lora_task
 from afflux.sim.papers.presets.registry import all_presets
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.workload import lora_task
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
-from made_runs import resume, run, run_in_store
+from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
 
 # The libraries warn of their own later versions.
@@ -161,7 +161,7 @@ class StoppedError(Exception):
 def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     config = settings(data_dir)
     folder = run_folder.create_run_folder(tmp_path / "run")
-    output = run_folder.create_audit_folder(folder, True)
+    output = audit_folder(folder, True)
 
     def stop(run):
         if run.arrivals == count:

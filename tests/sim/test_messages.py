@@ -15,16 +15,16 @@ from afflux.cli import common
 from afflux.ops.errors import StoreError
 from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, read_results, register_task
 from afflux.sim.clients.compiled_training import require_compiler
-from afflux.sim.data import image_set, text_set
+from afflux.sim.data import image_set
 from afflux.sim.models import build_model
-from afflux.sim.papers import all_tables, codec_errors, reproduction
+from afflux.sim.papers import all_tables, codec_errors, lora_task, paper_task, reproduction, text_set
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.updates_file import read_updates
 from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulation import replay_updates
-from afflux.sim.workload import lora_task, rule_files, task_registry
+from afflux.sim.workload import rule_files
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
 from afflux.sim.workload.rule_specs import parse_rule
@@ -168,7 +168,7 @@ def test_data_that_cannot_be_read_or_tested(monkeypatch):
         image_set.digits_of_scikit_learn()
     text = text_set._text_set([("a role", 0, " " * text_set.WINDOW + "x\n")])
     with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
-        task_registry._task(text, "char-lstm", SMALL)
+        paper_task.text_task(text, "char-lstm")
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(
         ConfigError, match="data 'rte' is read from files: give their folder with --data-dir or AFFLUX_DA"

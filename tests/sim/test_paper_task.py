@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.augmentation import randaugment
+from afflux.sim.papers.augmentation import randaugment
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task

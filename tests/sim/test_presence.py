@@ -15,9 +15,10 @@ from afflux.sim import ConfigError
 from afflux.sim.clients import schedule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, Dropout, schedule_events
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
-from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.run_checkpoint import InterruptedRun, interrupted_run
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
@@ -286,7 +287,7 @@ def test_a_law_of_the_user(laws, tmp_path):
         InterruptedRun.of(store)
     with pytest.raises(ConfigError, match=r"--selection is other\.py:nothing, but the selection of"):
         InterruptedRun.of(store, None, None, None, "other.py:nothing")
-    paused = InterruptedRun.of(store, None, None, None, config.selection)
+    paused = interrupted_run(store, Job(RULE, 5), config, tmp_path / "run")  # as the same command
     stream = msgspec.structs.replace(paused.notes.stream, results=[])
     with pytest.raises(ConfigError, match="0 results of the selection, but 8 arrivals"):
         resume(replace(paused, notes=msgspec.structs.replace(paused.notes, stream=stream)))
@@ -427,4 +428,5 @@ def test_tables_say_that_each_rule_has_its_own_dispatches(tmp_path):
     assert own[0] != own[1]
     paired = describe_setting(config, run_paired(specs, 0, config))
     assert paired.endswith(", all on the updates of fedbuff:buffer_size=3")
-    assert "dispatches" not in describe_setting(replace(config, selection="examples"), results)
+    others = [replace(result, settings={**result.settings, "selection": "examples"}) for result in results]
+    assert "dispatches" not in describe_setting(config, others)

@@ -13,7 +13,6 @@ from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.finished_runs import _identity
 from afflux.sim.papers.publishing import write_page
 from afflux.sim.papers.referee import (
     CONDITIONS,
@@ -26,6 +25,7 @@ from afflux.sim.papers.referee import (
     verdict,
 )
 from afflux.sim.papers.reproduction import Limits, folder_page, reproduce, rows_of, runs_of
+from afflux.sim.results.finished_runs import _identity
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from afflux.sim.workload.rule_specs import parse_rule

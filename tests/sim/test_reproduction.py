@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from afflux.cli import app
 from afflux.sim import read_audit_log, replay
-from afflux.sim.clients.schedule import simulate_staleness
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import ConfigError
@@ -30,6 +29,7 @@ from afflux.sim.papers.paper_tables import (
     rounds_to,
 )
 from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, jobs_of, reproduce, runs_of, states
+from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
@@ -165,7 +165,7 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     page, left = small(tmp_path, runs=1)
     assert (left, made) == (3, [("fedbuff", 0)])
     assert [cell["cell"] for cell in page.content["cells"]] == ["first"]
-    monkeypatch.setattr("afflux.sim.papers.finished_runs.__version__", "another")
+    monkeypatch.setattr("afflux.sim.results.finished_runs.__version__", "another")
     page, left = small(tmp_path)
     assert (left, made) == (0, [("fedbuff", 0), ("fedasync", 0), ("fedbuff", 1), ("fedasync", 1)])
     records = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
@@ -256,7 +256,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
 def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
     """And shares the runs of its table."""
     drawn = []
-    monkeypatch.setattr("afflux.sim.results.figures.draw_scores", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr("afflux.sim.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
     cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
     page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Limits(processes=1))

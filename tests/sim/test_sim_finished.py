@@ -10,9 +10,9 @@ import afflux.sim.runs.compare
 from afflux.cli import app
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import table_pages, tables
-from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, load_outcomes
+from afflux.sim.papers.outcomes import Outcome, load_outcomes
+from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job
 from afflux.sim.results.run_result import Evaluation
-from afflux.sim.runs.compare import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run

@@ -47,6 +47,7 @@ def test_the_folder_holds_these_files_and_no_more(folder):
         "metrics.csv",
         "staleness.csv",
         "participation.csv",
+        "bytes.csv",
         "targets.csv",
         "summary.csv",
         "summary.json",

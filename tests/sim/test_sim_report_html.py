@@ -26,6 +26,7 @@ from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 from conftest import ROOT
+from made_runs import audit_folder
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")
 SPECS = [parse_rule("fedbuff:buffer_size=3"), parse_rule("wkafl:buffer_size=5:sim_min=0.5"), parse_rule("fedasync")]
@@ -100,7 +101,7 @@ def page_of(results, **changes):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = run_folder.create_run_folder(tmp_path_factory.mktemp("out") / "run")
-    output = run_folder.create_audit_folder(folder)
+    output = audit_folder(folder)
     assert isinstance(output, AuditOutput)
     results = compare(make_jobs(SPECS, [0, 1]), CONFIG, output=output)
     run_folder.write_results(folder, results, CONFIG)
@@ -335,7 +336,7 @@ def test_page_and_print_have_the_same_styles(tmp_path):
     axes = Figure().subplots()
     for index, swatch in enumerate(legend):
         colour, dashes, marker = curves.series_style(index)
-        figures._draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index)
+        figures.draw_curve(axes, curves.curve(runs[:1], "version", "accuracy"), "", index)
         line = axes.lines[index]
         assert line.get_color() == curves.COLOURS[colour].picture
         assert line.is_dashed() == bool(dashes)

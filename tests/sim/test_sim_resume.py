@@ -29,7 +29,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import FORKS, reproducible
 from crashes import in_child
-from made_runs import resume, run, run_in_store
+from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
@@ -76,7 +76,7 @@ def files(folder):
 
 
 def begin(name, folder, progress=None, seconds=0.0, updates=True):
-    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), updates)
+    keep = audit_folder(run_folder.create_run_folder(folder / "run"), updates)
     return run_in_store(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
 
 
@@ -88,7 +88,7 @@ def expected(tmp_path_factory):
     def result(name):
         if name not in made:
             folder = run_folder.create_run_folder(tmp_path_factory.mktemp("whole") / "run")
-            keep = run_folder.create_audit_folder(folder, True)
+            keep = audit_folder(folder, True)
             made[name] = reproducible(run(spec_of(name), 4, CASES[name], output=keep)), files(folder)
         return made[name]
 
@@ -225,7 +225,7 @@ def contents(folder):
 
 def another(folder, **changes):
     """A run folder of another run, whose files have the same names."""
-    keep = run_folder.create_audit_folder(run_folder.create_run_folder(folder), True)
+    keep = audit_folder(run_folder.create_run_folder(folder), True)
     config = replace(CASES["fedbuff"], **changes)
     run_folder.write_results(folder, [run(spec_of("fedbuff"), 4, config, output=keep)], config)
     return contents(folder)
@@ -447,15 +447,18 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
     keep = ["--store", store, "--checkpoint-every", "0.05"]
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
+    kept = (
+        f"continue with: afflux run --resume {store}\n0 of 1 runs were finished; kept {on}/; the same command goes on"
+    )
     status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
-    assert (status, out, told) == (130, "", f"continue with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (130, "", f"{kept}\nstopped\n")
     interrupted = InterruptedRun.of(store).arrivals
     assert 0 < interrupted < 200
     status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
-    assert (status, out, told) == (143, "", f"continue with: afflux run --resume {store}\nstopped\n")
+    assert (status, out, told) == (143, "", f"{kept}\nstopped\n")
     assert interrupted < InterruptedRun.of(store).arrivals < 200
-    result = called("--resume", store)
-    assert (result.exit_code, result.stderr) == (0, "")
+    result = called(*SETTINGS.split(), "--out", on, *keep)
+    assert (result.exit_code, result.stderr) == (0, ""), "the same command goes on, too"
     assert "wrote " in result.stdout
     bits = (on / LOG).read_bytes()
     result = called("--resume", store)
@@ -500,7 +503,9 @@ def test_the_commands_mistakes(tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
-    assert error(*new, run_in) == f"error: {run_in} holds a run; --resume {run_in} continues it\n"
+    assert error(*new, run_in).startswith(
+        f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is fedb"
+    )
     for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
         result = CliRunner().invoke(app, ["store", command[0], str(tmp_path / "run"), *command[1:]])
         assert result.stderr == f"error: {tmp_path}/run is the folder of a run; its store is {run_in}\n"

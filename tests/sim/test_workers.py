@@ -16,17 +16,18 @@ import own_tasks
 import stateful_models
 from afflux.cli import app
 from afflux.sim import ConfigError, Simulation, interrupts, partitioned
-from afflux.sim.errors import ProcessKilledError
+from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.runs import workers as pool
-from afflux.sim.runs.compare import Job, compare
+from afflux.sim.runs.compare import compare
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
-from made_runs import resume, run_in_store, run_paired
+from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
@@ -122,7 +123,7 @@ def stop_at(count):
 
 
 def begin(folder, config, progress, seconds=0.0, workers=2):
-    output = run_folder.create_audit_folder(run_folder.create_run_folder(folder / "run"), True)
+    output = audit_folder(run_folder.create_run_folder(folder / "run"), True)
     return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
 
 
@@ -217,8 +218,8 @@ RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
     ("training", "kind", "message"),
     [
         # An OSError, which the pipe of a worker that has ended raises too; test_evaluations.py has a ConfigError.
-        (own_tasks.finds_no_file, pool.WorkerError, "(?s)FileNotFoundError: .*while client [0-9]+ trained"),
-        *soak(own_tasks.fails, pool.WorkerError, "(?s)ZeroDivisionError: division.*while client [0-9]+ trained"),
+        (own_tasks.finds_no_file, TrainingError, "client [0-9]+ failed to train: FileNotFoundError: .*own_tasks.py"),
+        *soak(own_tasks.fails, TrainingError, "client [0-9]+ failed to train: ZeroDivisionError: division"),
         *soak(own_tasks.returns_nothing, ConfigError, RETURNS),
     ],
 )

@@ -101,7 +101,8 @@ def main() -> int:
         if any(path.suffix != ".py" for path in places.values()):
             build(project)
         else:
-            shutil.copy(_engine.__file__, project / "python" / "afflux")
+            for library in Path(_engine.__file__).parent.glob("*.so"):
+                shutil.copy(library, project / "python" / "afflux")
         for tests in sorted({m[2] for m in wanted.values()}):
             if not suite_passes(project, tests):
                 print(f"{tests} fails without any mutant")

@@ -122,8 +122,8 @@ RULES = {
         "test_sim_local.py",
     ),
     "reproduce: a run with another setting has ended": (
-        'in ("rule", "options", "seed", "config")',
-        'in ("rule", "options", "seed")',
+        'for name in ("options", "seed", "config"))',
+        'for name in ("options", "seed"))',
         "test_sim_finished.py",
     ),
     "reproduce: a line that was cut off is a run": (

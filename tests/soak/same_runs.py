@@ -8,8 +8,9 @@ store and the folder of a grid that BASE has written are also replayed, resumed 
 its file in --data-dir or AFFLUX_DATA.
 
 Not compared: in the headers of logs the version of afflux and the digests of rule and task files; the measured seconds
-of the server; the ids of runs; files of models, digests of their buffers and the setting device, which BASE may not
-have; summaries, which come from the other tables; what pages and pictures look like, and what commands print.
+of the server; the ids of runs; files of models, records and bytes, the folder of a grid's test runs, digests of buffers
+and the setting device, which BASE may not have; summaries, which come from the other tables; what pages and pictures
+look like, and what commands print.
 """
 
 import argparse
@@ -37,6 +38,8 @@ ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "
 HERE = Path(__file__).parent
 LEFT_OUT = ("afflux", "code", "device")  #: of the header of a log
 OUTPUT = "output.txt"  #: of the last program of a side
+#: Files that BASE may not have, or that come from others.
+FILES_LEFT_OUT = ("run_id.txt", "bytes.csv", "sensitivity.png", "grid.md")
 STATES = "states.txt"  #: see `same_runs_task.evaluate`
 ENGINE = ("engine", "csrc", "CMakeLists.txt")
 
@@ -162,8 +165,10 @@ def contents(folder: Path) -> Contents:
     """Return what the files of a folder hold that must be equal."""
     kinds: Contents = defaultdict(dict)
     paths = folder.rglob("*") if folder.is_dir() else [folder]
-    for path in sorted(path for path in paths if path.is_file() and path.name != "run_id.txt"):
-        if path.suffix == ".safetensors" or path.stem == "summary":
+    for path in sorted(path for path in paths if path.is_file() and path.name not in FILES_LEFT_OUT):
+        if path.suffix == ".safetensors" or path.stem == "summary" or "test" in path.relative_to(folder).parts[:-1]:
+            continue
+        if path.name == "finished.jsonl" and (path.parent / "audit").is_dir():
             continue
         name = str(path.relative_to(folder))
         kinds["names of files"][name] = []
@@ -182,7 +187,9 @@ def contents(folder: Path) -> Contents:
             kinds["tables"][name] = _lines_of_csv(path)
         elif path.suffix == ".json":
             kinds["tables"][name] = json.dumps(_without_seconds(_json(path.read_text())), indent=1).split("\n")
-        elif path.suffix in (".md", ".jsonl"):
+        elif path.suffix == ".jsonl":  # of a grid, whose test runs may be in a folder of their own
+            kinds["tables"][name] = [line for line in path.read_text().split("\n") if '"part": "validation"' in line]
+        elif path.suffix == ".md":
             kinds["tables"][name] = path.read_text().split("\n")
         elif path.name == STATES:
             for line in path.read_text().splitlines():
@@ -373,8 +380,8 @@ def checked_out(base: str, folder: Path) -> Iterator[Path]:
 
             mutants.build(tree)
         else:
-            (engine,) = (ROOT / "python" / "afflux").glob("_engine.*.so")
-            shutil.copy(engine, tree / "python" / "afflux")
+            for library in (ROOT / "python" / "afflux").glob("*.so"):
+                shutil.copy(library, tree / "python" / "afflux")
         yield tree
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this s
 CODE = """
 import faulthandler, random, signal, sys, threading, time
 import numpy as np
-from afflux import AffluxError, Join, Server, replay
+from afflux import AffluxError, Join, NewParams, Server, replay
 from afflux.rules import RULES
 
 D, M, CLIENTS, wanted = {size}, 3, 9, {interrupts}
@@ -38,6 +38,13 @@ def interrupt(*_):
 def vector(client, version):
     return np.full(D, np.nan if lent and client == 4 else client + version % 7, np.float32)
 
+def renew():
+    server.flush()
+    try:
+        server.set_params(np.ones(D))
+    except AffluxError as error:  # of another thread
+        assert "arrivals wait" in str(error)
+
 signal.signal(signal.SIGALRM, interrupt)
 server, interrupts, stop = fresh(on_step=reported.append), 0, False
 
@@ -58,8 +65,9 @@ while interrupts < wanted:
             client, version = random.randrange(CLIENTS), max(0, server.version - random.randrange(3))
             server.push(client=client, **{{server.rule.kind: vector(client, version)}}, version=version, copy=not lent)
             if random.random() < 0.05:
-                random.choice([server.flush, server.discard, server.state_dict, server.pull,
-                               lambda: server.replace_rule(random.choice(rules))])()
+                own = [(one, version, vector(one, version)) for one in (0, 3, 1, 3)[:random.randrange(5)]]
+                random.choice([server.flush, server.discard, server.state_dict, server.pull, renew,
+                               lambda: server.step(own), lambda: server.replace_rule(random.choice(rules))])()
     except KeyboardInterrupt:
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -77,7 +85,8 @@ assert server.versions_held == 1
 server.poll()  # reports what is left
 state = server.state_dict()
 versions = [report.version for report in reported if report.stepped]  # one that an interrupt hit may be missing
-assert versions == sorted(set(versions)) and server.version - interrupts <= len(versions) <= server.version
+stepped = server.version - sum(isinstance(entry, NewParams) for entry in server.log)
+assert versions == sorted(set(versions)) and stepped - interrupts <= len(versions) <= stepped
 pushes = [entry for entry in server.log if isinstance(entry, Join)]
 assert [entry.number for entry in pushes] == list(range(len(pushes)))
 for status in ("joined", "replaced", "superseded"):
@@ -87,7 +96,8 @@ assert sum(server.counts[status] for status in late) == sum(entry.status in late
 if server.rows is not None:
     total = sum(row.astype(np.float64) for row in server.rows.values())
     assert np.array_equal(total, server.rows.sum)
-again = replay(server.log, fresh(), lambda join: vector(join.client_id, join.version)).state_dict()
+given = lambda join: vector(join.client_id, join.version)
+again = replay(server.log, fresh(), given, params=lambda entry: np.ones(D)).state_dict()
 state["meta"]["counts"].pop("refused"), again["meta"]["counts"].pop("refused")
 assert state["meta"] == again["meta"]
 for name, array in state["arrays"].items():

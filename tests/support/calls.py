@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import afflux
-from afflux import Layout, Rule, Server, ServerOptions, codecs, ops, plan, rules
+from afflux import Layout, Rule, Server, ServerOptions, _engine, codecs, ops, plan, rules
 from afflux.rules import calibration, optimizers, schedules, staleness, weights
 from afflux.rules.presets import dialects
 from conftest import bits
@@ -41,7 +41,7 @@ def some_pass(rng):
     count = rng.randrange(4)
     updates = vectors(rng, count)
     combine = ops.Combine(updates, vector(rng, "float64", count), rng.choice([0.0, 1.0]))
-    calibrate, step, states, held = None, ops.Sgd(0.5), (), None
+    calibrate, step, states, held = None, ops.Step("sgd", 0.5), (), None
     if rng.random() < 0.4:
         kind = rng.choice([ops.CachedDifference, ops.CachedMean])
         codec = rng.choice([None, codecs.affine(4), codecs.rotated(1), codecs.bfloat16])
@@ -51,8 +51,8 @@ def some_pass(rng):
         rows = [np.zeros(size, dtype) for _ in range(count)]
         calibrate = kind(np.zeros(D), 5, [None] * count, rows, codec, facts)
     if rng.random() < 0.4:
-        kind, many = rng.choice([("adam", 2), ("amsgrad", 3), ("yogi", 2), ("adagrad", 2)])
-        step, states = ops.Adaptive(kind, 0.1, 0.9, 0.99, 1e-8), [np.ones(D, np.float32) for _ in range(many)]
+        kind, many = rng.choice(list(_engine.STEP_KINDS.items()))
+        step, states = ops.Step(kind, 0.1, 0.9, 0.99, 1e-8), [np.ones(D, np.float32) for _ in range(many)]
     if rng.random() < 0.3:
         held = ops.RuleVectors([vector(rng)], np.ones(1), np.ones((1, 1 + count)))
     params, out = vector(rng), np.zeros(D, np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Calibrate, Layout, Rule, Server
-from afflux.ops import Sgd
+from afflux.ops import Step
 from conftest import bits
 from oracle import statistics
 
@@ -35,7 +35,7 @@ class Container:
 def weighted(kind, weights, lr=1.0):
     """A rule of these weights."""
     vector = np.array(weights, float)
-    return Rule("mine", kind, len(weights), lambda arrivals: vector, Calibrate(False), lambda arrivals: Sgd(lr))
+    return Rule("mine", kind, len(weights), lambda arrivals: vector, Calibrate(False), lambda arrivals: Step("sgd", lr))
 
 
 def copies(arrays, roles):

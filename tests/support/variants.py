@@ -3,66 +3,15 @@
 import numpy as np
 
 import oracle
+import presets
 from afflux import Server
 from afflux.rules import RULES
 from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
 
 SIZE, CLIENTS, BUFFER = 300, 12, 5
 LAWS = {"constant": Constant, "polynomial": Polynomial, "hinge": Hinge, "exponential": Exponential}
-#: Clips that bite and a stage that comes, for vectors of the size that `draw` makes.
-BITING = {"clip": 30.0, "stage_two_clip": 1.2, "stage_two_loss": 0.5}
-#: {id: (rule, options in the oracle's words)}. No options of a round: initial_v, which is the server's first state, and
-#: duplicates, what the server does with a client's second arrival in a buffer.
-VARIANTS = {name: (name, {}) for name in RULES} | {
-    "fedbuff-weights": ("fedbuff", {"normalise": "weights"}),
-    "fedbuff-constant": ("fedbuff", {"staleness": ("constant",), "server_lr": 0.5}),
-    "fedbuff-hinge": ("fedbuff", {"staleness": ("hinge", 2.0, 3.0)}),
-    "fedbuff-polynomial": ("fedbuff", {"staleness": ("polynomial", 0.3)}),
-    "fedbuff-exponential": ("fedbuff", {"staleness": ("exponential",), "normalise": "weights"}),
-    "fedasync-hinge": ("fedasync", {"staleness": ("hinge", 10.0, 2.0), "alpha": 0.9}),
-    "afa_cs-seen": ("afa_cs", {"divide_by": "seen"}),
-    "afa_cs-both": ("afa_cs", {"duplicates": "both"}),
-    "ca2fl-both": ("ca2fl", {"duplicates": "both"}),
-    "mf_ca2fl-4": ("mf_ca2fl", {"bits": 4, "quantize_direction": True}),
-    "mf_ca2fl-vector": ("mf_ca2fl", {"bits": 4, "codec": "affine-vector", "server_lr": 0.7}),
-    "mf_ca2fl-rotated": ("mf_ca2fl", {"bits": 2, "codec": "rotated"}),
-    "twafl-weights": ("twafl", {"normalise": "weights"}),
-    "fedadam-initial": ("fedadam", {"initial_v": 1e-6, "beta1": 0.5, "epsilon": 0.1}),
-    "fedyogi-initial": ("fedyogi", {"initial_v": 0.25, "beta2": 0.9}),
-    "fedadagrad-initial": ("fedadagrad", {"initial_v": 1e-6, "beta1": 0.9}),
-    "fedams-initial": ("fedams", {"initial_v": 1e-3}),
-    "fadas-initial": ("fadas", {"initial_v": 100.0, "delay_adaptive": "inverse", "threshold": 4}),
-    "fadas-bias": ("fadas", {"bias_correction": True}),
-    "fadas-inverse": ("fadas", {"delay_adaptive": "inverse", "threshold": 4}),
-    "fadas-minimum": ("fadas", {"delay_adaptive": "minimum", "threshold": 3, "server_lr": 0.3}),
-    "fadas-all": ("fadas", {"bias_correction": True, "delay_adaptive": "minimum", "threshold": 4, "server_lr": 0.3}),
-    "wkafl-biting": ("wkafl", BITING),
-    "wkafl-version": ("wkafl", BITING | {"stage_two_loss": None, "stage_two_version": 20}),
-    "wkafl-strict": ("wkafl", BITING | {"sim_min": 0.75, "beta": 50.0}),
-    "wkafl-no-selection": ("wkafl", BITING | {"selection": False}),
-    "wkafl-no-staleness": ("wkafl", BITING | {"staleness": False}),
-    "wkafl-no-momentum": ("wkafl", BITING | {"momentum": False}),
-    "wkafl-aggregate": ("wkafl", BITING | {"memory": "aggregate", "alpha": 0.5}),
-    "zenopp-unscaled": ("zenopp", {"scaled": False}),
-}  # fmt: skip
-#: What must both happen and not happen in a trace of each; "accepted" and "stepped" are decisions too.
-FIRES = {
-    "fadas-initial": {"delay"},
-    "fadas-inverse": {"delay"},
-    "fadas-minimum": {"delay"},
-    "fadas-all": {"delay"},
-    "wkafl": {"accepted"},
-    "wkafl-biting": {"accepted", "clip", "stage two clip", "stage"},
-    "wkafl-version": {"accepted", "clip", "stage two clip", "stage"},
-    "wkafl-strict": {"accepted", "clip", "stage two clip", "stage", "all rejected"},
-    "wkafl-no-selection": {"clip", "stage"},
-    "wkafl-no-staleness": {"accepted", "stage two clip", "stage"},
-    "wkafl-no-momentum": {"accepted", "stage two clip", "stage"},
-    "wkafl-aggregate": {"accepted", "clip", "stage two clip", "stage"},
-    "gsgm": {"pass ends"},
-    "zenopp": {"accepted", "stepped"},
-    "zenopp-unscaled": {"accepted", "stepped"},
-}
+#: {id: (rule, options in the oracle's words)}
+VARIANTS = {name: (name, {}) for name in RULES} | presets.VARIANTS
 #: {id: (options of the server, type of params, type of a pushed vector)}
 TYPES = {
     "float32": ({}, "float32", "float32"),

@@ -68,7 +68,7 @@ def stepping(make: Callable[[Inputs], Ready], *, models: bool = False, weighted:
 
 def afflux_step(inputs: Inputs) -> Ready:
     params, states = HOST.copied(inputs.params[0]), moments(inputs)
-    step = ops.Adaptive("adam", LR, BETA1, BETA2, EPSILON)
+    step = ops.Step("adam", LR, BETA1, BETA2, EPSILON)
     passes = [
         ops.Pass(params, params, ops.Combine(list(block), weights(inputs.m)), step=step, states=states)
         for block in inputs.updates

@@ -8,18 +8,19 @@
 
 namespace afflux {
 
-// All kinds, each with the number of vectors that it keeps between rounds.
+// All kinds, each with the number of vectors that it keeps between rounds, and whether it divides by the root of a
+// moment. Its `epsilon` must then be greater than 0, so that the divisor is not 0.
 #define AFFLUX_STEP_KINDS(KIND) \
-  KIND(sgd, 0)                  \
-  KIND(momentum, 1)             \
-  KIND(adam, 2)                 \
-  KIND(amsgrad, 3)              \
-  KIND(adagrad, 2)              \
-  KIND(yogi, 2)                 \
-  KIND(assign, 0)
+  KIND(sgd, 0, false)           \
+  KIND(momentum, 1, false)      \
+  KIND(adam, 2, true)           \
+  KIND(amsgrad, 3, true)        \
+  KIND(adagrad, 2, true)        \
+  KIND(yogi, 2, true)           \
+  KIND(assign, 0, false)
 
 enum class StepKind : std::int32_t {
-#define AFFLUX_KIND(kind, states) kind,
+#define AFFLUX_KIND(kind, ...) kind,
   AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND
 };
@@ -27,11 +28,12 @@ enum class StepKind : std::int32_t {
 struct StepInfo {
   const char* name;
   std::int64_t states;
+  bool divides;
 };
 
 // The table, in the order of StepKind.
 constexpr StepInfo kStepKinds[] = {
-#define AFFLUX_KIND(kind, states) {#kind, states},
+#define AFFLUX_KIND(kind, states, divides) {#kind, states, divides},
     AFFLUX_STEP_KINDS(AFFLUX_KIND)
 #undef AFFLUX_KIND
 };
@@ -45,11 +47,7 @@ constexpr int kMostStates = [] {
 
 constexpr const char* name(StepKind kind) { return kStepKinds[static_cast<int>(kind)].name; }
 constexpr std::int64_t state_count(StepKind kind) { return kStepKinds[static_cast<int>(kind)].states; }
-// Returns true if the kind divides by the root of a moment. Its `epsilon` must be greater than 0, so that the divisor
-// is not 0.
-constexpr bool divides(StepKind kind) {
-  return kind != StepKind::sgd && kind != StepKind::momentum && kind != StepKind::assign;
-}
+constexpr bool divides(StepKind kind) { return kStepKinds[static_cast<int>(kind)].divides; }
 
 // An optimizer's step, from the direction d to the new params (`out`) and the new states m, v, v_hat, in this order:
 //   sgd       out = params + lr * d

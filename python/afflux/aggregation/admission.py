@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
-from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
@@ -21,6 +22,7 @@ from afflux.aggregation.reports import (
     Fault,
     Handed,
     Join,
+    NewParams,
     Opened,
     Pulled,
     Replaced,
@@ -68,6 +70,7 @@ class Admission:
         self.fact_names = fact_names  #: the facts that pushes may have
         self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
         self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
+        self.by_flush = False  #: whether only `flush` ends rounds: no arrival completes the buffer
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -103,6 +106,24 @@ class Admission:
             )
         return self.log
 
+    def counted(self, pushed: Pushed) -> Pushed:
+        """Return the facts of a push with the version of its client, if they have the staleness s as version -1 - s.
+
+        Raises:
+            ClientError: the server has made fewer versions.
+        """
+        client_id, version, *others = pushed
+        if version >= 0:
+            return pushed
+        state = self.state
+        newest = state.current.version + (state.round is not None)
+        if newest + 1 + version < 0:
+            raise ClientError(
+                f"[push] client {brief(client_id)}'s staleness is {~version}; the server has made 0 to {newest}: "
+                "Server(first_version=) begins with another number"
+            )
+        return client_id, newest + 1 + version, *others
+
     def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:
         """Return the status and the staleness that an arrival would have if it joined now; nothing changes.
 
@@ -132,7 +153,11 @@ class Admission:
         return "superseded" if state.waiting[place].version > version else "replaced", staleness
 
     def completes(self, status: Decision) -> bool:
-        """Return whether an arrival with this status completes the buffer."""
+        """Return whether an arrival with this status makes the round of the buffer."""
+        return not self.by_flush and self.fills(status)
+
+    def fills(self, status: Decision) -> bool:
+        """Return whether the buffer is full after an arrival with this status."""
         state = self.state
         full = state.rule.buffer_size if state.passes is None else self._target()
         return status == "joined" and state.filled + 1 == full
@@ -144,7 +169,7 @@ class Admission:
         A buffer is full, between two calls, only if a pass began with it.
         """
         state = self.state
-        if state.passes is None or not state.filled or state.filled != self._target():
+        if self.by_flush or state.passes is None or not state.filled or state.filled != self._target():
             return 0
         return state.filled + state.passes.queued
 
@@ -240,7 +265,9 @@ class Admission:
         if prepared is not None:
             self._places = {}
 
-    def _written(self, status: Decision, arrival: PendingArrival, closed: Closed | None) -> tuple[int, int, str | None]:
+    def _written(
+        self, status: Decision, arrival: PendingArrival, closed: Closed | None
+    ) -> tuple[int, int, str | tuple[str, ...] | None]:
         """Write the entries of a decision to the log and to the list of tasks.
 
         Returns:
@@ -312,6 +339,15 @@ class Admission:
             logged += 1
         self.state = replace(state, rule_vectors=rule_vectors, handed=state.handed | {name}, logged=logged)
 
+    def with_params(self, current: Pulled) -> ServerState:
+        """Return the state after the caller has set params, with the entry of the log, which counts with the state."""
+        state = self.state
+        logged = state.logged
+        if self._log is not None:
+            self._log[logged:] = [NewParams(self.overdue)]
+            logged += 1
+        return replace(state, current=current, logged=logged)
+
     def replace_rule(self, rule: Rule, config: Mapping[str, Any]) -> bool:
         """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.
 
@@ -327,15 +363,29 @@ class Admission:
         self.state = replace(state, rule=now, next_rule=later, logged=logged)
         return at_once
 
-    def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None) -> None:
+    def draft(self) -> Self:
+        """Return a copy for the decisions of one step, of which no arrival completes the buffer.
+
+        Nothing of this object changes before `adopt`: the two share the lists that grow, beyond the entries that count.
+        """
+        draft = copy(self)
+        draft.by_flush, draft.faults = True, deque()
+        return draft
+
+    def adopt(self, draft: "Admission") -> None:
+        """Make the decisions of a draft those of this object. The state has not changed since the draft was made."""
+        self.faults.extend(draft.faults)
+        self._places, self.state = draft._places, draft.state  # one statement without a call, as in `load`
+
+    def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None, joins: int = 0) -> None:
         """Empty the buffer without a push. `prepared` is the round of its arrivals; None discards them.
 
-        Overdue rounds need no entry in the log.
+        Overdue rounds need no entry in the log. `joins` is that of the entry.
         """
         state = self.state
         logged = state.logged
         if self._log is not None and kind != "overdue":
-            self._log[logged:] = [Cut(kind, self.overdue)]
+            self._log[logged:] = [Cut(kind, self.overdue, joins)]
             logged += 1
         waiting: list[PendingArrival] = []
         passes, scalars, counts, unreported = state.passes, state.scalars, state.counts, state.unreported

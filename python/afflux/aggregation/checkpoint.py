@@ -17,13 +17,25 @@ from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import NamedVectors
-from afflux.aggregation.reports import DECISIONS, Closed, Cut, Entry, Handed, Join, Opened, Pulled, Replaced, no_counts
+from afflux.aggregation.reports import (
+    DECISIONS,
+    Closed,
+    Cut,
+    Entry,
+    Handed,
+    Join,
+    NewParams,
+    Opened,
+    Pulled,
+    Replaced,
+    no_counts,
+)
 from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
+from afflux.ops.validation import MOST_COUNT, MOST_ID_BYTES, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import EXAMPLES, ClientId, Facts, Float64, Rule, Scalars, names_of_facts
 from afflux.rules.serialization import from_config
 from afflux.rules.weights import LEAST_GIVEN, MOST_GIVEN
@@ -122,10 +134,14 @@ def log_record(entry: Entry) -> list[Any]:
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
+    if isinstance(entry, Cut) and entry.joins:
+        return [entry.kind, entry.overdue, entry.joins]
     if isinstance(entry, Replaced):
         record: list[Any] = ["replace_rule", entry.config]
+    elif isinstance(entry, Handed):
+        record = ["set_rule_vector", entry.name]
     else:
-        record = [entry.kind] if isinstance(entry, Cut) else ["set_rule_vector", entry.name]
+        record = [entry.kind] if isinstance(entry, Cut) else ["set_params"]
     return [*record, entry.overdue] if entry.overdue else record
 
 
@@ -179,14 +195,18 @@ def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
     return out
 
 
-def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> Saved:
+def load(
+    state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission, most_id: int | None = MOST_ID_BYTES
+) -> Saved:
     """Check a state against the server that will load it; the server does not change.
+
+    `most_id` are the most bytes of a client id; None: those of an older store may have any number.
 
     Raises:
         AffluxError: the state is damaged, or of another kind of server.
     """
     try:
-        return _Loader(state, facts, admission).saved()
+        return _Loader(state, facts, admission, most_id).saved()
     except (AffluxError, MemoryError):
         raise
     except Exception as error:  # a state may be any object
@@ -196,14 +216,16 @@ def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admissio
 class _Loader:
     """A reader of the parts of one state. Each part is checked against the others and against the server."""
 
-    def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
+    def __init__(
+        self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission, most_id: int | None
+    ) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
         version = meta["format"] if is_int(meta["format"]) and meta["format"] in LOADABLE else FORMAT
         for name, ours in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
             theirs = meta[name]
             if (comparable(theirs) != comparable(ours)) if name == "layout" else theirs != ours:
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
-        self._meta, self._facts, self._admission = meta, facts, admission
+        self._meta, self._facts, self._admission, self._most_id = meta, facts, admission, most_id
         self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
@@ -230,7 +252,7 @@ class _Loader:
             next_rule=self._next_rule(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            log=None if meta["log"] is None else [_log_entry(record) for record in self._list("log")],
+            log=None if meta["log"] is None else [_log_entry(record, self._most_id) for record in self._list("log")],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,)) for name in rule.rule_vectors
             },
@@ -266,7 +288,8 @@ class _Loader:
         count = len(records)
         if not filled <= count or (filled < count and not passes):
             _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
-        if filled >= self._rule.buffer_size + passes:  # a pass may begin with a full buffer
+        # A pass may begin with a full buffer.
+        if filled >= self._rule.buffer_size + passes and not self._admission.by_flush:
             _fail(
                 f"{filled} arrivals wait in the state, and the rule's buffer_size is {self._rule.buffer_size}: use the "
                 "rule with which they joined, and then replace_rule() or flush()"
@@ -302,7 +325,7 @@ class _Loader:
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
         numbers = version, examples, _loss(loss), inf if norm == float_info.max else norm
         own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
-        return PendingArrival(_id(client_id), *own)
+        return PendingArrival(_id(client_id, self._most_id), *own)
 
     def _raw(self) -> list[float]:
         raw = [_number(weight) for weight in self._list("raw")]
@@ -314,7 +337,7 @@ class _Loader:
         rows = self._state.rows
         if rows is None or not rows.memory.in_state:
             return rows
-        clients = [_id(client_id) for client_id in self._list("row_ids")]
+        clients = [_id(client_id, self._most_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
@@ -353,8 +376,8 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
-        order, ours = [_id(client_id) for client_id in self._list("passed")], self._state.passes
-        waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
+        order, ours = [_id(client_id, self._most_id) for client_id in self._list("passed")], self._state.passes
+        waiting = [_id(client_id, None) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
@@ -364,7 +387,7 @@ class _Loader:
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
     """Return the tasks that these records open and do not close."""
     tasks: dict[str, Opened] = {}
-    for entry in map(_log_entry, records):
+    for entry in (_log_entry(record, None) for record in records):
         if isinstance(entry, Opened):
             tasks[entry.task] = entry
         elif isinstance(entry, Closed):
@@ -372,17 +395,21 @@ def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
     return [*tasks.values()]
 
 
-def _log_entry(record: Sequence[Any]) -> Entry:
+def _log_entry(record: Sequence[Any], most_id: int | None) -> Entry:
     match record:
         case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
             return Cut(kind, sum(map(_count, overdue)))
+        case ["flush", overdue_arrivals, joins]:
+            return Cut("flush", _count(overdue_arrivals), _count(joins))
         case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
             return Handed(name, sum(map(_count, overdue)))
+        case ["set_params", *overdue] if len(overdue) < 2:
+            return NewParams(sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) in (1, 2):
             until, lease = (None if time is None else _number(time) for time in [*times, None][:2])
-            return Opened(task, _id(client_id), _count(version), hold, until, lease)
+            return Opened(task, _id(client_id, most_id), _count(version), hold, until, lease)
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (
@@ -390,7 +417,7 @@ def _log_entry(record: Sequence[Any]) -> Entry:
         ):
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             steps, facts = _steps_and_facts(reported)
-            return Join(_count(number), status, _id(client_id), *counts, _loss(loss), lent, steps, facts)
+            return Join(_count(number), status, _id(client_id, most_id), *counts, _loss(loss), lent, steps, facts)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
 
 
@@ -410,8 +437,8 @@ def _steps_and_facts(reported: Sequence[Any]) -> tuple[int, Facts]:
     return _count(steps), tuple(sorted(zip(names, values, strict=True)))
 
 
-def _id(value: Any) -> ClientId:
-    return plain_id(value, "load_state_dict", most=None)
+def _id(value: Any, most: int | None) -> ClientId:
+    return plain_id(value, "load_state_dict", most)
 
 
 def _count(value: Any, most: int = MOST_COUNT) -> int:

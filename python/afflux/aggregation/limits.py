@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import assert_never
 
 import numpy as np
 
 from afflux import ops
 from afflux.arrays.interop import rounded_to
 from afflux.ops.errors import AffluxError
+from afflux.rules.optimizers import REACH
 from afflux.rules.rule import Rule
 
 #: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
@@ -18,7 +18,6 @@ MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
 #: The number of steps in a row that must not overflow. One step adds to params, or to a sum of squares, at most the
 #: largest finite number divided by this number.
 _STEPS = 1e6
-_WITHOUT_STATES = ops.Sgd, ops.Assign  # not made anew in each round
 
 
 class ArrivalError(AffluxError):
@@ -81,8 +80,10 @@ class Limits:
         Raises:
             ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
                 of one of them.
-            AffluxError: they could overflow, and no weight is so large.
+            AffluxError: they could overflow, and no weight is so large; or the step's kind has no entry in `REACH`.
         """
+        if step.kind not in REACH:
+            raise AffluxError(f"[{rule.name}] step gave the kind {step.kind!r}, must be one of {', '.join(REACH)}")
         if self._fit(step, lr, [*weights, *own]):
             return
         what = f"elements of magnitude {self.max_abs:g} could overflow"
@@ -101,14 +102,7 @@ class Limits:
         """Return whether these weights cause no overflow within a million steps."""
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
-        squares = 0.0
-        if isinstance(step, _WITHOUT_STATES):
-            reach = direction
-        elif isinstance(step, ops.Momentum):
-            reach = direction / (1 - step.beta1)
-        elif isinstance(step, ops.Adaptive):
-            reach = direction / step.epsilon
-            squares = direction * direction * (_STEPS if step.kind == "adagrad" else 1.0)
-        else:
-            assert_never(step)  # a new class of ops.Step needs its bound here
-        return abs(lr) * reach * _STEPS <= self.largest and squares <= self.largest
+        reach = REACH[step.kind]
+        rounds = {"none": 0.0, "mean": 1.0, "sum": _STEPS}[reach.squares]  # 0 times an infinite square is NaN
+        squares = direction * direction * rounds if rounds else 0.0
+        return abs(lr) * direction * reach.params(step) * _STEPS <= self.largest and squares <= self.largest

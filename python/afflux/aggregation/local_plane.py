@@ -13,13 +13,13 @@ from afflux import ops
 from afflux._engine import Buffer, Pool, PreparedPass
 from afflux.aggregation.cache.rows import MemoryRows
 from afflux.aggregation.cache.staging import NewRows
-from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot
+from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, is_lent
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import first_beyond, gpu_of, on_host
+from afflux.arrays.interop import first_beyond, gpu_of, is_torch, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError
-from afflux.rules.rule import Float64
+from afflux.rules.rule import Float64, Int64
 
 
 class LocalRound(Struct, frozen=True, eq=False):
@@ -29,6 +29,7 @@ class LocalRound(Struct, frozen=True, eq=False):
     draft: Draft
     sweep: ops.Pass
     rows: NewRows
+    before: NamedVectors  #: the rule vectors before the sweep
     rule_vectors: NamedVectors  #: after the sweep
     checked: PreparedPass | None  #: the sweep for the engine; None on a GPU, and where vectors are lent
     checksums: list[ops.Checksums] | None  #: of the vectors that the sweep has written, for a store; None: no store
@@ -46,9 +47,11 @@ class LocalPlane(DataPlane):
         self.device = device
         self.num_threads = num_threads
         self.gpu, self.alone = (None if device is HOST else device.name), device.alone
-        self.reads_trees = device is HOST
+        self.reads_trees = self.reads_parts = device is HOST
         #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
         self.spares: Callable[[NamedVectors], NamedVectors] | None = None
+        #: The memory into which a sweep writes them, by name, if it reads vectors that no push has checked.
+        self._apart = _Vectors(self.vector)
 
     def allocate(self, options: PlaneOptions) -> None:
         """Prepare for the vectors of a server."""
@@ -114,6 +117,11 @@ class LocalPlane(DataPlane):
         self.device.wait()  # because a round may read the vector on another stream
         return slot
 
+    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
+        if {*map(type, arrays)} != {np.ndarray}:
+            arrays = [each.detach() if is_torch(each) else each for each in arrays]
+        return ops.Parts(arrays, borders, conversion, self.slots.dtype)
+
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)
 
@@ -139,7 +147,7 @@ class LocalPlane(DataPlane):
         if len(slots) == 1:  # a fifth faster
             sweep = ops.Pass(before, total, ops.Combine(slots, weights))
         else:  # term by term to the sum, so that no bit depends on which terms are added together
-            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Assign())
+            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Step("assign"))
         ops.apply(sweep, num_threads=self.num_threads, done=done)
 
     def gram(self, vectors: Sequence[Any]) -> Float64:
@@ -151,10 +159,20 @@ class LocalPlane(DataPlane):
         threads = self.num_threads
         return ops.inner(slots, weights, memory=memory, shift=shift, memory_weight=own_weight, num_threads=threads)
 
-    def prepare(self, plan: RoundPlan, params: Vector, rule_vectors: NamedVectors, rows: Any, op: str) -> "LocalRound":
-        draft = self.versions.take(op)
+    def prepare(
+        self,
+        plan: RoundPlan,
+        params: Vector,
+        rule_vectors: NamedVectors,
+        rows: Any,
+        op: str,
+        draft: Draft | None = None,
+    ) -> "LocalRound":
+        """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
+        draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
-        if self.spares is not None and (spares := self.spares(vectors)) is not vectors:
+        spares = self._apart if plan.lent else vectors
+        if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
         both, apart = (plan.rule_vectors, plan.states), after is not vectors
         outs = [[after[name] for name in names] if apart else [] for names in both]
@@ -168,9 +186,10 @@ class LocalPlane(DataPlane):
         states = [vectors[name] for name in plan.states]
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs[1])
         checked = ops.check(sweep)
-        reads_again = plan.lent or not isinstance(draft.buffer, Buffer)  # the addresses of the arrays
+        lent = any(is_lent(plan.slots[i]) for i in plan.lent)
+        reads_again = lent or not isinstance(draft.buffer, Buffer)  # the addresses of the arrays
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
-        return LocalRound(plan, draft, sweep, new_rows, after, None if reads_again else checked, checksums)
+        return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if reads_again else checked, checksums)
 
     def make(self, prepared: LocalRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
         sweep, rows, swept = prepared.sweep, prepared.rows, done
@@ -197,6 +216,9 @@ class LocalPlane(DataPlane):
         return problems
 
     def publish(self, prepared: LocalRound, version: int) -> tuple[Vector, NamedVectors, NewRows]:
+        for name, vector in prepared.rule_vectors.items():
+            if vector is self._apart.get(name):
+                self._apart[name] = prepared.before[name]
         return self.versions.finished(prepared.draft, version), prepared.rule_vectors, prepared.rows
 
     def release(self, prepared: LocalRound) -> None:
@@ -255,6 +277,17 @@ class LocalPlane(DataPlane):
 
     def wait(self) -> None:
         self.device.wait()
+
+
+class _Vectors(dict[str, Vector]):
+    """Vectors by name, which are made when they are first looked up."""
+
+    def __init__(self, vector: Callable[[], Vector]) -> None:
+        super().__init__()
+        self._vector = vector
+
+    def __missing__(self, name: str) -> Vector:
+        return self.setdefault(name, self._vector())
 
 
 def plane_like(what: str, parts: Parts, names: Sequence[str]) -> LocalPlane:

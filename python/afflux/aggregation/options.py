@@ -34,6 +34,7 @@ from afflux.rules.rule import OnArrival, Rule, names_of_facts
 
 Duplicates = Literal["latest", "both", "reject"]
 Faults = Literal["raise", "record"]
+Rounds = Literal["full", "flush"]
 RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
 SlotType = Literal["float32", "float64", "bfloat16"]
@@ -55,6 +56,7 @@ STORED = (
     "clip_norms",
     "seed",
     "facts",
+    "rounds",
 )
 
 
@@ -84,6 +86,7 @@ class Options(TypedDict, total=False):
     memory_budget: int | None
     rows_on: RowsOn
     facts: tuple[str, ...]
+    rounds: Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,10 @@ class ServerOptions:
         facts: names of facts that clients may push, `push(facts={"tokens": 8192.0})`, in addition to those that the
             rule needs; at most 16 names in all, each of at most 64 characters. They are in `Arrivals.facts` and in the
             log, and adapters pass them from the metrics of replies. "num_examples" replaces the number of examples.
+        rounds: what makes a round. "full": the arrival that fills the buffer, `flush` and `step`. "flush": only `flush`
+            and `step`, with the arrivals that wait then, however many; for callers that know when a round ends. Then
+            max_slots has no default, and without it the slots grow with the number of waiting arrivals; with it, a push
+            raises BusyError if waiting arrivals have all of them.
 
     With `accumulate`, the direction v differs from the buffered one by at most 4 (M + 5) 2^-53 sum_i |w_i u_i| per
     element (for rules of kind `model` with |sum_i w_i params| in the sum), much less than the error of rounding params
@@ -201,6 +208,7 @@ class ServerOptions:
     memory_budget: int | None = None
     rows_on: RowsOn = "device"
     facts: tuple[str, ...] = ()
+    rounds: Rounds = "full"
 
     def __post_init__(self) -> None:
         check: dict[str, Check[Any]] = {
@@ -221,11 +229,14 @@ class ServerOptions:
             "rows_on": one_of("device", "host"),
             "faults": one_of("raise", "record"),
             "facts": names_of_facts,
+            "rounds": one_of("full", "flush"),
         } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
         check_fields(self, optional(one_dtype_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
         check_fields(self, optional(at_most(MOST_MAX_ABS[self.dtype])), "max_abs", op="Server")
+        if self.rounds == "flush" and self.flush_after is not None:
+            raise AffluxError("[Server] flush_after: with rounds='flush' only flush() and step() make rounds")
         if self.seed >= 2**64:
             raise AffluxError(f"[Server] seed is {self.seed}, must be less than 2**64")
 
@@ -250,7 +261,7 @@ class ServerOptions:
         codec_of(rule, self.slots_as)
         if self.max_slots is not None:
             optional(integer(1 if self.accumulate else rule.buffer_size))("Server", "max_slots", self.max_slots)
-        slots_of(rule, self.max_slots, accumulate=self.accumulate)
+        self.slots_of(rule)
         if self.clip_norms is not None and (why := why_unclipped(rule, accumulate=self.accumulate)) is not None:
             raise AffluxError(f"[Server] clip_norms: {why}")
         if rule.needs.passes and self.memory_budget is not None:
@@ -325,7 +336,15 @@ class ServerOptions:
     def stored(self) -> dict[str, Any]:
         """Return the options that a store keeps, as JSON-able data."""
         values = asdict(self)
-        return {name: values[name] for name in STORED}
+        return {name: values[name] for name in STORED if name != "rounds" or self.rounds != "full"}
+
+    def slots_of(self, rule: Rule) -> int:
+        """Return the largest number of copies of pushed vectors."""
+        if rule.needs.passes and self.max_slots is not None:
+            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
+        if rule.needs.passes or (self.rounds == "flush" and self.max_slots is None and not self.accumulate):
+            return sys.maxsize
+        return self.max_slots or ops.default_threads() + (1 if self.accumulate else 2 * rule.buffer_size)
 
 
 def options_of(op: str, options: object, fields: Options) -> ServerOptions:
@@ -333,15 +352,6 @@ def options_of(op: str, options: object, fields: Options) -> ServerOptions:
     given = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
     keyword_arguments(op, fields, Options.__annotations__)
     return replace(ServerOptions() if given is None else given, **fields)
-
-
-def slots_of(rule: Rule, max_slots: int | None, *, accumulate: bool) -> int:
-    """Return the largest number of copies of pushed vectors."""
-    if rule.needs.passes:
-        if max_slots is not None:
-            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
-        return sys.maxsize
-    return max_slots or ops.default_threads() + (1 if accumulate else 2 * rule.buffer_size)
 
 
 def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
@@ -409,6 +419,18 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
     A round that has read a non-finite value in a vector that is not copied is repeated without this vector. So such a
     round must not overwrite vectors that it reads.
     """
+    if (why := why_checked(rule, options)) is not None:
+        return why
+    if rule.rule_vectors:
+        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
+    return None
+
+
+def why_checked(rule: Rule, options: ServerOptions) -> str | None:
+    """Return the reason why vectors are checked before the sweep of their round; None if that sweep may check them.
+
+    New rule vectors may then have memory of their own.
+    """
     if options.accumulate:
         return "accumulate=True adds it up at once"
     if options.inplace:
@@ -423,8 +445,6 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
         return f"{rule.name} overwrites cached rows"
-    if rule.rule_vectors:
-        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
     return None
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from afflux import ops
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
-from afflux.rules.rule import Float64
+from afflux.rules.rule import Float64, Int64
 
 #: Handles: of a pushed vector; of params, or a vector that the rule keeps; of a version that is being written; of a
 #: float64 sum. They are freed when their last reference is dropped.
@@ -87,8 +87,14 @@ class DataPlane(ABC):
     inplace: bool = False  #: whether there is one version, which rounds overwrite
     checks_versions: bool = False  #: whether `refuse_damage` finds versions that callers have written to
     reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
+    reads_parts: bool = False  #: whether a round may read callers' arrays that no push has checked, see `in_parts`
     gpu: str | None = None  #: the name of the GPU that has the vectors
     fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
+    num_threads: int = 1  #: of a round's sweep
+
+    def cuts(self, size: int) -> tuple[int, ...]:
+        """Return the superblocks with which the second shard of `size` elements and the later ones begin."""
+        return ()
 
     @abstractmethod
     def allocate(self, options: PlaneOptions) -> None:
@@ -133,6 +139,10 @@ class DataPlane(ABC):
     @abstractmethod
     def lend(self, vector: ops.Array) -> Slot:
         """Return the caller's own vector as a slot that is read in place."""
+
+    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
+        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices."""
+        raise NotImplementedError
 
     @abstractmethod
     def first_beyond(self, vector: Slot | Draft, most: float) -> int | None:

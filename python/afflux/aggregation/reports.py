@@ -192,12 +192,21 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
+class NewParams:
+    """A version that `Server.set_params` has made. Params themselves are not kept."""
+
+    overdue: int = 0  #: as `Cut.overdue`
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
-    """The emptying of a buffer that was not full: by `flush` (a step with its arrivals) or by `discard`."""
+    """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), or by `discard`."""
 
     kind: Literal["flush", "discard"]
     #: the number of waiting arrivals if a round was overdue, and could not be made before this entry; else 0
     overdue: int = 0
+    #: the number of the last joins before it that belong to the same `Server.step`, if they filled the buffer; else 0
+    joins: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +237,7 @@ class Closed:
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Handed | Replaced | Opened | Closed
+Entry = Join | Cut | Handed | NewParams | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

@@ -103,6 +103,19 @@ class Round:
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
+    def make_unchecked(self, plane: DataPlane) -> bool:
+        """Make the sweep of vectors that no push has checked, and that no later call can read.
+
+        Returns:
+            Whether it has read all of them, and they and its results are valid.
+        """
+        start, sound = perf_counter(), list[bool]()
+        if self.report.stepped and self.plan.weights.all():
+            plane.make(self.prepared, sound)
+            force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
+        self.done, self.lent = sound, None
+        return sound == [True]
+
     def _make_with_lent(self, lent: LentArrivals, plane: DataPlane) -> None:
         """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated."""
         sound: list[bool] = []
@@ -264,6 +277,6 @@ def _buffers_of(
     current = before.current.buffers
     if current is None:
         return None
-    lr = step.lr if isinstance(step, ops.Sgd) else 1.0  # no optimizer changes buffers
+    lr = step.lr if step.kind == "sgd" else 1.0  # no optimizer changes buffers
     vectors = [w.buffers for w in ordered]
     return mixed_buffers(rule.kind, current, vectors, weights.vectors, accepted(weights), lr, before.averaged)

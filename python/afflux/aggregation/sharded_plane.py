@@ -7,8 +7,8 @@ vector (engine/include/afflux/order.hpp), and a shard's range is in general no s
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise, takewhile
-from typing import Any, TypeVar
-from weakref import ref
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +21,7 @@ from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOption
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
+from afflux.arrays.pools import Draft
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
@@ -49,8 +50,10 @@ class ShardedRound(Struct, frozen=True, eq=False):
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
 
-    Such a server has no store, no check_versions and no copy=False. `pull` and `Task.params` copy a version, once as
-    long as callers have the copy; neither max_versions nor memory_budget counts the copies.
+    Such a server has no check_versions and no copy=False. `pull` and `Task.params` copy a version, once as long as
+    callers have the copy; neither max_versions nor memory_budget counts the copies.
+
+    With a store, each shard has a folder of its own in the store's; `Server.open` needs a plane with the same shards.
 
     Args:
         shards: the number of shards, which are about equally long. Shards of a vector with fewer superblocks are empty.
@@ -69,26 +72,36 @@ class ShardedPlane(DataPlane):
         self._shards = integer(1)("ShardedPlane", "shards", shards)
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
+        #: Returns memory of each part for a version; the argument is the name of the call. A store sets it.
+        self.drafts: Callable[[str], list[Draft]] = lambda op: [plane.versions.take(op) for plane in self.planes]
+        #: Raises StoreError if a file of the vectors is missing or truncated. A store sets it.
+        self.check_files: Callable[[], None] = lambda: None
+        self._copies = WeakValueDictionary[int, Any]()  # the arrays of `shown` that callers have, by id
+        self._shown = WeakValueDictionary[int, Shards]()  # their versions, if these are in use
+
+    def cuts(self, size: int) -> tuple[int, ...]:
+        total = superblocks(size)
+        cuts = [total * i // self._shards for i in range(1, self._shards)] if self._cuts is None else self._cuts
+        return tuple(min(cut, total) for cut in sorted(cuts))
+
     def allocate(self, options: PlaneOptions) -> None:
         if hasattr(self, "size"):
             raise AffluxError("[Server] plane was given to a server before: give a new one")
         if options.check_versions:
             raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
-        total = -(-options.size // SUPERBLOCK)
-        cuts = [total * i // self._shards for i in range(1, self._shards)] if self._cuts is None else self._cuts
-        edges = [0, *(min(cut, total) for cut in sorted(cuts)), total]
-        nodes = [node for begin, end in pairwise(edges) for node in subtrees(begin, end, total)] or [(0, 0)]
-        self.size, self.inplace = options.size, options.inplace
-        self._total, self._nodes, self._begins = total, nodes, [first * SUPERBLOCK for first, _ in nodes]
+        parts = parts_of(options.size, self.cuts(options.size))
+        self.size, self.inplace, self.num_threads = options.size, options.inplace, options.num_threads
+        self._total, self._nodes = superblocks(self.size), [(part.first, part.length) for part in parts]
+        self._begins = [part.first * SUPERBLOCK for part in parts]
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
-        self._planes = [LocalPlane() for _ in nodes]
+        self.planes = [LocalPlane() for _ in parts]
         self._whole = Pool(self.size, options.dtype, 0)
-        for plane, span in zip(self._planes, self._spans, strict=True):
+        for plane, span in zip(self.planes, self._spans, strict=True):
             plane.allocate(replace(options, size=span.stop - span.start))
 
     def _each(self, function: Callable[..., _Value], *vectors: Shards) -> list[_Value]:
         """Call a function with each plane and its part of these vectors."""
-        return [function(*parts) for parts in zip(self._planes, *(each.parts for each in vectors), strict=True)]
+        return [function(*parts) for parts in zip(self.planes, *(each.parts for each in vectors), strict=True)]
 
     def _scattered(self, values: Any) -> list[Any]:
         """Return the part of a flat array for each plane."""
@@ -110,19 +123,19 @@ class ShardedPlane(DataPlane):
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
-        slots = [*takewhile(lambda slot: slot is not None, (each.reserve(counted=counted) for each in self._planes))]
-        return Shards(slots) if len(slots) == len(self._planes) else None
+        slots = [*takewhile(lambda slot: slot is not None, (each.reserve(counted=counted) for each in self.planes))]
+        return Shards(slots) if len(slots) == len(self.planes) else None
 
     def grow(self, limit: int) -> None:
         self._each(lambda plane: plane.grow(limit))
 
     @property
     def slots_taken(self) -> int:
-        return self._planes[0].slots_taken
+        return self.planes[0].slots_taken
 
     @property
     def spare(self) -> bool:
-        return self._planes[0].spare
+        return self.planes[0].spare
 
     def ingest(
         self,
@@ -133,16 +146,16 @@ class ShardedPlane(DataPlane):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        conversions: Sequence[ops.Conversion | None] = [None] * len(self._planes)
+        conversions: Sequence[ops.Conversion | None] = [None] * len(self.planes)
         try:
             if conversion is not None:
-                base, none = conversion.base, [None] * len(self._planes)
+                base, none = conversion.base, [None] * len(self.planes)
                 bases = base.parts if isinstance(base, Shards) else none if base is None else self._scattered(base)
                 conversions = [conversion._replace(base=each) for each in bases]
             arrays = [_flat(array) for array in as_list(parts)]
             facts = [
                 plane.ingest(_cut(arrays, span), own, num_threads, each)
-                for plane, span, own, each in zip(self._planes, self._spans, vector.parts, conversions, strict=True)
+                for plane, span, own, each in zip(self.planes, self._spans, vector.parts, conversions, strict=True)
             ]
         except (AffluxError, UnavailableError, TypeError, ValueError, BufferError):
             # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
@@ -176,8 +189,8 @@ class ShardedPlane(DataPlane):
 
     def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
         if not done:
-            done.extend([[] for _ in self._planes])  # a list for each part
-        for k, (plane, own) in enumerate(zip(self._planes, done, strict=True)):
+            done.extend([[] for _ in self.planes])  # a list for each part
+        for k, (plane, own) in enumerate(zip(self.planes, done, strict=True)):
             if not own:
                 plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=own)
 
@@ -187,7 +200,7 @@ class ShardedPlane(DataPlane):
     def inner(
         self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
-        memories = Shards([None] * len(self._planes)) if memory is None else memory
+        memories = Shards([None] * len(self.planes)) if memory is None else memory
         parts = self._each(lambda plane, e, *each: plane.inner(each, weights, e, shift, own_weight), memories, *slots)
         squares, products, square = zip(*parts, strict=True)
         return ops.InnerProducts(
@@ -199,18 +212,19 @@ class ShardedPlane(DataPlane):
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
     ) -> ShardedRound:
-        parts = []
-        for k, (plane, begin) in enumerate(zip(self._planes, self._begins, strict=True)):
+        parts, drafts = [], self.drafts(op)
+        for k, (plane, begin) in enumerate(zip(self.planes, self._begins, strict=True)):
             part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
             if plan.rows is not None and rows is not None:
                 part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
             vectors = {name: vector.parts[k] for name, vector in rule_vectors.items()}
-            parts.append(plane.prepare(part, params.parts[k], vectors, None if rows is None else rows.parts[k], op))
+            own_rows = None if rows is None else rows.parts[k]
+            parts.append(plane.prepare(part, params.parts[k], vectors, own_rows, op, drafts[k]))
         return ShardedRound(plan, parts, [[] for _ in parts])
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
         try:
-            for plane, part, swept in zip(self._planes, prepared.parts, prepared.swept, strict=True):
+            for plane, part, swept in zip(self.planes, prepared.parts, prepared.swept, strict=True):
                 if not swept:
                     plane.make(part, swept)
         finally:  # an interrupt may come after the last sweep
@@ -222,29 +236,29 @@ class ShardedPlane(DataPlane):
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
         params, vectors, rows = zip(
-            *(plane.publish(part, version) for plane, part in zip(self._planes, prepared.parts, strict=True)),
+            *(plane.publish(part, version) for plane, part in zip(self.planes, prepared.parts, strict=True)),
             strict=True,
         )
         return Shards(params), {name: Shards([each[name] for each in vectors]) for name in vectors[0]}, rows
 
     def release(self, prepared: ShardedRound) -> None:
-        for plane, part in zip(self._planes, prepared.parts, strict=True):
+        for plane, part in zip(self.planes, prepared.parts, strict=True):
             plane.release(part)
         prepared.plan.slots.clear()
 
     def draft(self, op: str) -> Shards:
-        return Shards(self._each(lambda plane: plane.draft(op)))
+        return Shards([draft.buffer for draft in self.drafts(op)])
 
     def finish(self, draft: Shards, version: int) -> Shards:
         return Shards(self._each(lambda plane, part: plane.finish(part, version), draft))
 
     @property
     def versions_held(self) -> int:
-        return self._planes[0].versions_held
+        return self.planes[0].versions_held
 
     @property
     def full(self) -> bool:
-        return self._planes[0].full
+        return self.planes[0].full
 
     def vector(self, values: "Float64 | float | None" = None) -> Shards:
         if isinstance(values, np.ndarray):
@@ -262,13 +276,22 @@ class ShardedPlane(DataPlane):
             return vector
         array = vector.shown()
         if array is None:
+            self.check_files()
             buffer = Buffer(self._whole)  # NumPy cannot make it writable again
             np.concatenate(vector.parts, out=np.asarray(buffer))
             buffer.freeze()
             array = np.asarray(buffer)
             if not self.inplace:
-                vector.shown = ref(array)
+                self.remember(vector, array)
         return array
+
+    def remember(self, vector: Shards, array: ops.Array) -> None:
+        """Record that callers have this copy of a version."""
+        vector.shown, self._copies[id(array)], self._shown[id(array)] = ref(array), array, vector
+
+    def version_of(self, array: ops.Array) -> Shards | None:
+        """Return the version of which callers have this copy, if it is in use."""
+        return self._shown.get(id(array)) if self.is_version(array) else None
 
     def copy(self, vector: Shards, *, read_only: bool = False) -> ops.Array:
         return self.shown(vector) if read_only else np.concatenate(vector.parts)
@@ -277,7 +300,7 @@ class ShardedPlane(DataPlane):
         return np.concatenate(self._each(lambda plane, part: plane.read(part, copy=False), vector))
 
     def is_version(self, params: ops.Array) -> bool:
-        return isinstance(params, np.ndarray)
+        return self._copies.get(id(params)) is params
 
     def refuse_damage(self, op: str) -> None:
         pass  # callers have copies
@@ -287,6 +310,26 @@ class ShardedPlane(DataPlane):
 
     def wait(self) -> None:
         pass
+
+
+class Part(NamedTuple):
+    """A part of each vector: a maximal subtree in the range of a shard."""
+
+    shard: int
+    first: int  #: superblock
+    length: int  #: in superblocks
+
+
+def superblocks(size: int) -> int:
+    """Return the number of superblocks of a vector."""
+    return -(-size // SUPERBLOCK)
+
+
+def parts_of(size: int, cuts: Sequence[int]) -> list[Part]:
+    """Return the parts of a vector of `size` elements; `cuts` are the superblocks with which later shards begin."""
+    total = superblocks(size)
+    shards = enumerate(pairwise([0, *cuts, total]))
+    return [Part(k, *node) for k, ends in shards for node in subtrees(*ends, total)] or [Part(0, 0, 0)]
 
 
 def left_part(count: int) -> int:

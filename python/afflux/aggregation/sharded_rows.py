@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.cache.rows import MemoryRows, RowMemory
+from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import NewRows, Row
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
@@ -29,10 +29,19 @@ def plan_at(plan: RowPlan, codec: Codec, begin: int) -> RowPlan:
     return plan._replace(facts=[each._replace(key=key_at(codec, each.key, begin)) for each in plan.facts])
 
 
+def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
+    """Return the encoded row of `size` elements whose parts have these encoded rows."""
+    pieces, head = [np.asarray(row).view(np.uint8) for row in rows], codec.row_bytes(0)
+    whole = np.concatenate([pieces[0][:head], *(piece[head:] for piece in pieces)])
+    if head:
+        whole[_SIZE].view("<i8")[:] = size
+    return whole.view(codec.row_dtype)
+
+
 class ShardedRows(RowMemory):
     """The rows of all parts, by slot."""
 
-    def __init__(self, parts: Sequence[MemoryRows], begins: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[RowMemory], begins: Sequence[int]) -> None:
         """`begins` are the first elements of the parts."""
         super().__init__(sum(part.size for part in parts), parts[0].codec)
         self.parts = parts
@@ -46,11 +55,7 @@ class ShardedRows(RowMemory):
 
     def row(self, slot: int) -> Row:
         """Return a copy of the row in a slot, encoded."""
-        pieces = [np.asarray(part.row(slot)).view(np.uint8) for part in self.parts]
-        whole = np.concatenate([pieces[0][: self._head], *(piece[self._head :] for piece in pieces)])
-        if self._head:
-            whole[_SIZE].view("<i8")[:] = self.size
-        return whole.view(self.codec.row_dtype)
+        return whole_row([part.row(slot) for part in self.parts], self.codec, self.size)
 
     def publish(self, new: Sequence[NewRows]) -> None:
         """Make these rows the current ones. May be repeated."""
@@ -66,7 +71,7 @@ class ShardedRows(RowMemory):
         ]
         return ShardedRows(parts, self._begins)
 
-    def _piece(self, row: Any, part: MemoryRows, begin: int) -> Row:
+    def _piece(self, row: Any, part: RowMemory, begin: int) -> Row:
         """Return the row of a part, from the bytes of a whole one."""
         bytes_to = self.codec.row_bytes
         assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous

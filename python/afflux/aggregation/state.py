@@ -32,7 +32,7 @@ class ServerState(Struct, frozen=True, eq=False):
     counts: dict[str, int] = field(default_factory=no_counts)
     logged: int = 0  #: valid entries of the log
     task_events: int = 0  #: valid entries of the list of tasks
-    closed_task: str | None = None  #: the id of the task that was closed last
+    closed_task: str | tuple[str, ...] | None = None  #: the id of the task that was closed last, or those of a step
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: the rule vectors that the user has set
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers

@@ -73,11 +73,11 @@ def _mix(
         rest = max(0.0, 1.0 - lr * total)
         shares = [lr * weight if rest else weight / total for weight in weights]
         ops.apply(
-            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), rest), step=ops.Assign()), num_threads=1
+            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), rest), step=ops.Step("assign")), num_threads=1
         )
         return
     shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)
     if not plain and weights.count(weights[0]) < len(weights):
         shares, scale = [weight / total for weight in weights], 1.0
     mix = ops.Combine(vectors, np.array(shares))
-    ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Sgd(scale)), num_threads=1)
+    ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Step("sgd", scale)), num_threads=1)

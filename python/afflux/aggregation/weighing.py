@@ -98,7 +98,7 @@ def _decide_without(
 def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
     weights, step = checked_weights(rule, arrivals), rule.step(arrivals)
     if not isinstance(step, ops.Step):
-        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops step")
+        raise AffluxError(f"[{rule.name}] step gave {step!r}, must be an afflux.ops.Step")
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")

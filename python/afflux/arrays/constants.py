@@ -121,9 +121,7 @@ class Constants:
         return np.concatenate([*parts, np.zeros(0, np.uint8)])
 
     def load(self, data: Bytes) -> None:
-        """Replace all arrays by those that `to_bytes` has returned."""
-        if data.size != self.nbytes:
-            raise AffluxError(f"[layout] constants has {data.size} bytes, expected {self.nbytes}")
+        """Replace all arrays by those that `to_bytes` has returned, `nbytes` bytes."""
         fields = [field for field in self._fields if field.dtype != OBJECT]
         self._bytes = {field.name: _frozen(data[field.start : field.stop]) for field in fields}
 

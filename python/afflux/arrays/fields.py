@@ -154,14 +154,17 @@ def write_all(
     pieces: Sequence[tuple[Field, Array]],
     copies: Sequence[tuple[str, Array, Array]],
     whole: list[tuple[Array, Array]],
+    *,
+    check: bool = False,
 ) -> None:
-    """Write into all arrays, or into none if one cannot be written.
+    """Write into all arrays, or into none if one cannot be written, or with `check`.
 
     Args:
         arrays: the arrays of `pieces`, in their order.
         pieces: the values of parameters and buffers, with their fields.
         copies: the names, the arrays and the values of further copies.
         whole: checked arrays of any dtype, and their values.
+        check: write nothing.
 
     Raises:
         AffluxError: see `interop.prepare`.
@@ -176,6 +179,8 @@ def write_all(
     for name, array, value in copies:
         require_writable(name, array, tuple(value.shape))
         writes.append((array, prepare(name, array, value)))
+    if check:
+        return
     for array, value in writes:
         put(array, value)
     for array, value in whole:

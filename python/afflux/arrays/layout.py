@@ -83,6 +83,7 @@ class Layout:
     buffers_size: int = dataclasses.field(init=False, repr=False, compare=False)
     #: whether a push needs more than the parameters: it has statistics, copied arrays or constants
     apart: bool = dataclasses.field(init=False, repr=False, compare=False)
+    _borders: npt.NDArray[np.int64] = dataclasses.field(init=False, repr=False, compare=False)
     _nesting_of_arrays: trees.Node = dataclasses.field(init=False, repr=False)
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
@@ -90,6 +91,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.fields[-1].stop if self.fields else 0)
+        object.__setattr__(self, "_borders", np.array([*(field.start for field in self.fields), self.size], np.int64))
         object.__setattr__(self, "averaged_size", self.buffers[-1].stop if self.buffers else 0)
         object.__setattr__(self, "buffers_size", self.copied[-1].stop if self.copied else self.averaged_size)
         object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))
@@ -207,8 +209,12 @@ class Layout:
         """
         return self._parameter_matcher.ready(tree)
 
+    def _float_parts(self, tree: Tree) -> list[Array]:
+        """Return the parameters as `parts` does; integers and bools raise an error, as in a flat vector."""
+        return self._parameter_matcher.ready(tree, floats=True)
+
     def _found(self, tree: Tree) -> Found | list[Array]:
-        """Find the arrays as `parts` does, for `Host.ingest`; see `Matcher.found`."""
+        """Find the arrays as `_float_parts` does, for `Host.ingest`; see `Matcher.found`."""
         return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
@@ -312,17 +318,24 @@ class Layout:
         >>> target
         [array([1., 1.]), array(2)]
         """
+        self._load(target, flat, buffers, constants)
+
+    def _load(
+        self, target: Tree, flat: Flat, buffers: Float64 | None, constants: Constants | None, *, check: bool = False
+    ) -> None:
+        """Load as `load`; with `check` only raise the error that this would raise."""
         if is_keras(target):
             variables = keras_variables(target)
             values = {name: np.array(variable) for name, variable in variables.items()}
-            self.load(values, flat, buffers, constants)
-            for name in values.keys() - {field.name for field in self.locals}:
+            self._load(values, flat, buffers, constants, check=check)
+            for name in () if check else values.keys() - {field.name for field in self.locals}:
                 variables[name].assign(values[name])
             return
         if is_module(target) and is_read_by_state_dict(target):
             state = dict(target.state_dict())
-            self.load(state, flat, buffers, constants)
-            target.load_state_dict(state)
+            self._load(state, flat, buffers, constants, check=check)
+            if not check:
+                target.load_state_dict(state)
             return
         pieces = self._pieces_of(flat, buffers)
         matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
@@ -334,7 +347,7 @@ class Layout:
             for alias in self.aliases
             if alias.of in values and alias.name in leaves
         ]
-        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves))
+        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves), check=check)
 
     def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""

@@ -103,22 +103,27 @@ class Matcher:
         """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
         found = self._quick(tree)
         if found is None:
-            return self.ready(tree)
+            return self.ready(tree, floats=True)
         return Found(self._equal(tree, found, None) if self._copies else found, self._shapes, tree)
 
     @reads("[layout] tree")
-    def ready(self, tree: Any) -> list[Array]:
+    def ready(self, tree: Any, *, floats: bool = False) -> list[Array]:
         """Return the wanted arrays as the engine reads them, see `interop.ready`.
 
         Raises:
-            AffluxError: as `find` with `equal`; an array has a wrong dtype, or no memory.
+            AffluxError: as `find` with `equal`; an array has a wrong dtype (with `floats` also that of integers or
+                bools), or no memory.
         """
         arrays, leaves = self._found(tree)
         others = unready(arrays, self._shapes)
         for index in others:
             _check_shape(self.names[index], arrays[index], self._shapes[index])
         for index in others:
-            arrays[index] = interop.ready(self.names[index], arrays[index])
+            name = self.names[index]
+            if floats and (kind := interop.kind_of(name, arrays[index])) not in interop.FLOATS:
+                expected = "float32, float64, float16 or bfloat16"
+                raise AffluxError(f"[layout] {interop.label(name)} is {kind}, expected {expected}")
+            arrays[index] = interop.ready(name, arrays[index])
         return self._equal(tree, arrays, leaves) if self._copies else arrays
 
     def _found(self, tree: Any) -> tuple[list[Array], Mapping[str, Any] | None]:

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from afflux import __version__, ops
 from afflux.cli.common import report_errors
+from afflux.cli.options import typer
 from afflux.ops import codecs
 
 HELP = """Time the engine's operations beside NumPy and torch, in one table, in some seconds.
@@ -195,7 +195,7 @@ def fedbuff(inputs: Inputs) -> Operation:
         params, updates, weights = of(inputs.params), of(inputs.updates), of(inputs.weights.astype(np.float32))
         return lambda: params + LR * (weights @ updates)
 
-    calls = {"afflux": applied(inputs, step=ops.Sgd(LR)), **in_numpy_and_torch(make)}
+    calls = {"afflux": applied(inputs, step=ops.Step("sgd", LR)), **in_numpy_and_torch(make)}
     return Operation("fedbuff", "out = params + lr sum_i w_i u_i", 4 * inputs.d * (inputs.m + 2), calls)
 
 
@@ -218,7 +218,7 @@ def fadas(inputs: Inputs) -> Operation:
 
         return call
 
-    step = ops.Adaptive("amsgrad", LR, BETA1, BETA2, EPSILON)
+    step = ops.Step("amsgrad", LR, BETA1, BETA2, EPSILON)
     calls = {"afflux": applied(inputs, step=step, states=moments()), **in_numpy_and_torch(make)}
     formula = "D = sum_i w_i u_i, AMSGrad's m, v, v_hat of D, out = params + lr m / (sqrt(v_hat) + eps)"
     return Operation("fadas", formula, 4 * inputs.d * (inputs.m + 8), calls)
@@ -244,7 +244,7 @@ def ca2fl(inputs: Inputs) -> Operation:
     rows = list(np.full_like(inputs.updates, first))
     total = inputs.vector(inputs.m * first, np.float64)
     calibrate = ops.CachedDifference(total, clients, rows, rows)
-    calls = {"afflux": applied(inputs, calibrate=calibrate, step=ops.Sgd(LR)), **in_numpy_and_torch(make)}
+    calls = {"afflux": applied(inputs, calibrate=calibrate, step=ops.Step("sgd", LR)), **in_numpy_and_torch(make)}
     formula = "v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i"
     return Operation("ca2fl", formula, 4 * inputs.d * (3 * inputs.m + 2) + 16 * inputs.d, calls)
 

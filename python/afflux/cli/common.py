@@ -8,8 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from afflux.cli.options import typer
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import printable
 from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes

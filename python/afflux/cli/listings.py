@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
-import typer
-
 from afflux import ops
 from afflux.cli.common import report_errors
+from afflux.cli.options import typer
 from afflux.rules import RULES
 from afflux.rules.registry import registered_parts
 from afflux.rules.staleness import StalenessLaw

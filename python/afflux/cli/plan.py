@@ -4,9 +4,8 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-
 from afflux.cli.common import flag_names_in_errors, parse_rules, report_errors
+from afflux.cli.options import typer
 from afflux.ops.units import in_bytes
 
 HELP = """Estimate the memory and disk use of a server, part by part. Nothing is run or written.

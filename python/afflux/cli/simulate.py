@@ -105,8 +105,8 @@ SAVE_EVERY = (
 SaveEvery = Annotated[int, typer.Option(min=0, help=SAVE_EVERY, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
-    "RULE.OPTION; may be given several times. Each rule is run with all combinations and the first seed on a "
-    "validation part, and its best one then with all seeds on the test part. The same command with --out continues."
+    "RULE.NAME, which replaces NAME for this rule; repeatable. Each rule is run with all combinations and the first "
+    "seed on a validation part, its best one then with all seeds on the test part. The same command continues in --out."
 )
 TRIALS = (
     "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
@@ -151,7 +151,7 @@ def _print_results(folder: Path, results: "SimulationResults") -> None:
     from afflux.sim.results import run_folder, terminal
 
     screen = terminal.open_console()
-    screen.print(run_folder.describe_setting(results.config, results))
+    screen.print(run_folder.describe_setting(results.config, results, results.failures))
     screen.print(terminal.fitting_table(results, results.config, screen))
     screen.print(printable(f"wrote {folder}/"), soft_wrap=True)
 
@@ -234,8 +234,8 @@ def run(
             *("tensorboard", "save_every", "workers"),
         )
         require(*EXTRA)
+        from afflux.sim.results.finished_runs import Job
         from afflux.sim.runs import library
-        from afflux.sim.runs.compare import Job
         from afflux.sim.runs.run_checkpoint import InterruptedRun
 
         files = (getattr(config, name) if is_on_command_line(context, name) else None for name in ("task", "selection"))
@@ -275,9 +275,9 @@ def replay(
     with report_errors():
         require(*EXTRA)
         from afflux.sim.results.audit_log import read_audit_log
+        from afflux.sim.results.finished_runs import Job
         from afflux.sim.results.run_folder import dated_folder
         from afflux.sim.runs import library
-        from afflux.sim.runs.compare import Job
 
         if not rule and (buffer_size, server_lr) != (None, None):
             raise ConfigError("--buffer-size and --server-lr are options of the rules that --rule names; give --rule")

@@ -10,11 +10,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
-
 from afflux import store
 from afflux.aggregation.reports import DECISIONS
 from afflux.cli.common import echo, report_errors
+from afflux.cli.options import typer
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import brief, printable
@@ -174,7 +173,8 @@ def _ids(path: Path, text: str) -> list[int | str]:
 def _lines(found: Info, whole: bool) -> Iterator[tuple[str, str]]:
     yield "store", found.path + (", in use" if found.in_use else "")
     yield "rule", f"{found.rule}, kind {found.kind}, M = {found.rule_config['buffer_size']}"
-    yield "params", f"d = {found.d:,} {found.dtype}; arrivals are kept as {found.slot_dtype}"
+    shards = f" in {found.shards} shards" if found.shards > 1 else ""
+    yield "params", f"d = {found.d:,} {found.dtype}{shards}; arrivals are kept as {found.slot_dtype}"
     waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
     yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
     yield "pushes", _counts(found.counts)
@@ -273,8 +273,19 @@ def _counted(count: int, what: str) -> str:
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar in bytes; nothing if the output is no terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    """Show a progress bar in bytes; nothing if the output is no terminal, or rich is not installed."""
+    try:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+    except ModuleNotFoundError:
+        yield lambda done, whole: None
+        return
 
     from afflux.sim.results.terminal import open_console
 

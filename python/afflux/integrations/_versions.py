@@ -35,7 +35,7 @@ class VersionArrays:
     def __init__(self, arrays: Any, server: Server) -> None:
         layout = server.layout
         assert layout is not None  # the server was made with arrays by name
-        self.layout, self._constants = layout, server._adapter.constants
+        self.layout, self._server = layout, server
         # The layout of a store may have another order.
         self._names = [*arrays] if isinstance(arrays, Mapping) else trees.names(layout.nesting)
         self._likes = {name: Like.of(name, array) for name, array in layout.arrays(arrays).items()}
@@ -50,21 +50,21 @@ class VersionArrays:
 
         NumPy arrays are read-only. torch has no read-only tensors: callers must not write to them.
         """
-        return self._made_of(version.params, version.buffers, writable=False)
+        return self._made_of(version.params, version.buffers)
 
     def copied(self, version: Pulled) -> dict[str, Any]:
         """Return a writable copy of the version."""
         buffers = None if version.buffers is None else version.buffers.copy()
-        return self._made_of(on_host(version.params, copy=True), buffers, writable=True)
+        return self._made_of(on_host(version.params, copy=True), buffers)
 
-    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None, *, writable: bool) -> dict[str, Any]:
+    def _made_of(self, params: Any, buffers: npt.NDArray[np.float64] | None) -> dict[str, Any]:
         arrays = {}
         for field, values in self.layout._pieces_of(params, buffers):
             if field.name in self._limits:
                 # A step may exceed the range of float16, and an older store may hold integers beyond their range.
                 values = values.reshape(-1).clip(*self._limits[field.name][1]).reshape(field.shape)
             arrays[field.name] = self._likes[field.name].made_of(field.name, values)
-        arrays.update(self._constants.items(writable=writable))
+        arrays.update(self._server.constants)
         arrays.update((alias.name, arrays[str(alias.of)]) for alias in self.layout.aliases if alias.of in arrays)
         return arrays if [*arrays] == self._names else {name: arrays[name] for name in self._names if name in arrays}
 

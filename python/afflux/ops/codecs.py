@@ -28,9 +28,13 @@ from afflux.ops.validation import MOST_ELEMENTS, as_int, as_text, brief, integer
 __all__ = ["Codec", "affine", "bfloat16", "float16", "float32", "float64", "named", "rotated"]
 
 Scope = Literal["block", "vector"]
+#: What the names of codecs with random bits have in front of their bits.
+FAMILIES = tuple(dict.fromkeys(name.rpartition("-")[0] for name, facts in _engine.CODECS.items() if facts[2]))
 if TYPE_CHECKING:
     Name = str
+    Family = str
 else:
+    Family = Literal[FAMILIES]
     #: Codecs by the names that rules and the command line use: a codec's `name`.
     Name = Literal[tuple(_engine.CODECS)]
 
@@ -103,7 +107,7 @@ def affine(bits: int, *, scope: Scope = "block") -> Codec:
         scope: min and max of each block of 128 elements, or of the whole vector, as in the literature.
     """
     _a_scope("affine", "scope", scope)
-    return Codec(f"{'affine-vector' if scope == 'vector' else 'affine'}-{_bits('affine', bits)}")
+    return of_family("affine-vector" if scope == "vector" else "affine", bits)
 
 
 def rotated(bits: int) -> Codec:
@@ -113,7 +117,20 @@ def rotated(bits: int) -> Codec:
     Args:
         bits: 4, 2 or 1.
     """
-    return Codec(f"rotated-{_bits('rotated', bits)}")
+    return of_family("rotated", bits)
+
+
+def of_family(family: Family, bits: int) -> Codec:
+    """Return the codec of a family in `FAMILIES` with this many bits.
+
+    >>> of_family("affine-vector", 2)
+    codecs.affine(2, scope='vector')
+    """
+    known = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == family]
+    width = as_int(bits)
+    if width not in known:
+        raise AffluxError(f"[{family}] bits is {brief(bits)}, must be one of {', '.join(map(str, known))}")
+    return Codec(f"{family}-{width}")
 
 
 @overload
@@ -135,11 +152,3 @@ def named(codec: Codec | Name | None) -> Codec | None:
 
 _a_size = integer(0, MOST_ELEMENTS)
 _a_scope = one_of("block", "vector")
-
-
-def _bits(kind: str, bits: int) -> int:
-    known = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == kind]
-    width = as_int(bits)
-    if width not in known:
-        raise AffluxError(f"[{kind}] bits is {brief(bits)}, must be one of {', '.join(map(str, known))}")
-    return width

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import Struct
 
 from afflux.ops.codecs import Codec
 
@@ -94,62 +94,22 @@ class CachedMean(_Cached, frozen=True, eq=False):
     kind: ClassVar[str] = "cached_mean"
 
 
-class _WithoutSecondMoment:
-    """Fields that the engine reads of every step, for steps in which they have no meaning."""
+class Step(Struct, frozen=True):
+    """Stage 3: the engine's optimizer `kind`, from the direction d to the new params and states.
 
-    __slots__ = ()
-    beta2: ClassVar[float] = 0.0
-    epsilon: ClassVar[float] = 0.0
-    root_scale: ClassVar[float] = 1.0
+    `afflux/step.hpp` has the equation of each kind: sgd is out = params + lr * d, assign is out = lr * d (with
+    Combine.params_weight, d adds to a running sum), momentum keeps m, the others m, v and, of amsgrad, v_hat.
 
-
-class Sgd(_WithoutSecondMoment, Struct, frozen=True):
-    """Stage 3: out = params + lr * v, rounded once to the type of out."""
-
-    lr: float = 1.0
-    kind: ClassVar[str] = "sgd"
-    beta1: ClassVar[float] = 0.0
-
-
-class Assign(_WithoutSecondMoment, Struct, frozen=True):
-    """Stage 3: out = lr * v, rounded once to the type of out. With Combine.params_weight, v adds to a running sum."""
-
-    lr: float = 1.0
-    kind: ClassVar[str] = "assign"
-    beta1: ClassVar[float] = 0.0
-
-
-class Momentum(_WithoutSecondMoment, Struct, frozen=True):
-    """Stage 3: m = beta1 * m + v, out = params + lr * m. One state: m.
-
-    The step uses the float64 m, which is then rounded once to its type.
-    """
-
-    lr: float
-    beta1: float = 0.9
-    kind: ClassVar[str] = "momentum"
-
-
-class Adaptive(Struct, frozen=True):
-    """Stage 3 by the engine's formula `kind`, from the direction d: adam, amsgrad, adagrad, yogi.
-
-    m = beta1 * m + (1-beta1) * d, out = params + lr * m / (sqrt(V) * root_scale + epsilon), where the class of that
-    name in `afflux.rules.optimizers` defines V. The states are m, v and, of amsgrad, v_hat.
-
-    All is computed in float64 from the stored states. The step uses the unrounded m and V; then each state is rounded
-    once.
+    All is computed in float64 from the stored states. The step uses the unrounded new states; then each state, and out,
+    is rounded once to its type.
     """
 
     kind: str  #: one of `_engine.STEP_KINDS`, which has its number of states
-    lr: float
-    beta1: float  #: 0 <= beta1 < 1
-    beta2: float  #: 0 <= beta2 < 1; adagrad does not use it
-    epsilon: float  #: greater than 0
-    root_scale: float = 1.0
-
-
-#: A server optimizer.
-Step = Sgd | Assign | Momentum | Adaptive
+    lr: float = 1.0
+    beta1: float = 0.0  #: 0 <= beta1 < 1, of m
+    beta2: float = 0.0  #: 0 <= beta2 < 1, of v; adagrad does not use it
+    epsilon: float = 0.0  #: greater than 0 if the kind divides
+    root_scale: float = 1.0  #: greater than 0, the factor of the root
 
 
 class Pass(Struct, frozen=True, eq=False):
@@ -159,7 +119,7 @@ class Pass(Struct, frozen=True, eq=False):
     out: Array  #: (d,) of the same type, overwritten
     combine: Combine
     calibrate: CachedDifference | CachedMean | None = None
-    step: Step = field(default_factory=Sgd)
+    step: Step = Step("sgd")
     states: Sequence[Array] = ()  #: the step's vectors (d,) of the type of params, overwritten
     rule_vectors: RuleVectors | None = None
     #: one vector for each state, which receives its new value; each is states[i] or has other memory. Empty: in place

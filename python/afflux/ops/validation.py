@@ -404,7 +404,7 @@ def plain_id(client_id: object, op: str = "push", most: int | None = MOST_ID_BYT
     Args:
         client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
         op: the operation that messages name.
-        most: the most bytes of a str in UTF-8; None, for ids that a store or a saved state already has: any number.
+        most: the most bytes of a str in UTF-8; None, for ids that a store already has: any number.
 
     Raises:
         AffluxError: another type (bool and float included), an int outside of the range, or a str that is too long or

@@ -8,14 +8,15 @@ with `bias_correction` (the code of FADAS's authors), t' = version + 1:
 
     params += lr / (1 - beta1^t') m / (sqrt(V) / sqrt(1 - beta2^t') + epsilon)
 
-Each optimizer keeps vectors (d,) of the type of params. The sweep of the round updates them.
+Each optimizer keeps vectors (d,) of the type of params. The sweep of the round updates them. `REACH` has the bound of
+each kind of `ops.Step` that a server makes rounds with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 from afflux import ops
 from afflux.ops import exact
@@ -24,6 +25,28 @@ from afflux.ops.validation import check_fields, flag, less_than_one, not_negativ
 from afflux.rules.registry import register
 from afflux.rules.rule import Arrivals
 from afflux.rules.schedules import Rate, a_rate, rate
+
+
+class Reach(NamedTuple):
+    """How far one step goes if no element of the direction has a magnitude above 1."""
+
+    params: Callable[[ops.Step], float]  #: the largest change of an element of params, divided by |lr|
+    squares: Literal["none", "mean", "sum"] = "none"  #: second moments: at most 1, or 1 more with each round
+
+
+_ADAPTIVE = Reach(lambda step: 1 / step.epsilon, "mean")
+#: By `ops.Step.kind`. A server refuses a kind that has no entry: it could not say whether a round would overflow.
+REACH: Mapping[str, Reach] = MappingProxyType(
+    {
+        "sgd": Reach(lambda step: 1.0),
+        "assign": Reach(lambda step: 1.0),
+        "momentum": Reach(lambda step: 1 / (1 - step.beta1)),
+        "adam": _ADAPTIVE,
+        "amsgrad": _ADAPTIVE,
+        "yogi": _ADAPTIVE,
+        "adagrad": Reach(_ADAPTIVE.params, "sum"),
+    }
+)
 
 
 @register("sgd", "step")
@@ -37,9 +60,9 @@ class Sgd:
     def __post_init__(self) -> None:
         check_fields(self, a_rate, "lr")
 
-    def __call__(self, arrivals: Arrivals, /) -> ops.Sgd:
+    def __call__(self, arrivals: Arrivals, /) -> ops.Step:
         """See the class."""
-        return ops.Sgd(rate(self.lr, arrivals))
+        return ops.Step("sgd", rate(self.lr, arrivals))
 
 
 @register("momentum", "step")
@@ -55,9 +78,9 @@ class Momentum:
         check_fields(self, a_rate, "lr")
         check_fields(self, less_than_one, "beta")
 
-    def __call__(self, arrivals: Arrivals, /) -> ops.Momentum:
+    def __call__(self, arrivals: Arrivals, /) -> ops.Step:
         """See the class."""
-        return ops.Momentum(rate(self.lr, arrivals), self.beta)
+        return ops.Step("momentum", rate(self.lr, arrivals), self.beta)
 
 
 @register("adam", "step")
@@ -85,14 +108,14 @@ class Adam:
         """First and second moment."""
         return {"m": 0.0, "v": self.initial_v}
 
-    def __call__(self, arrivals: Arrivals, /) -> ops.Adaptive:
+    def __call__(self, arrivals: Arrivals, /) -> ops.Step:
         """See the module."""
         lr, root_scale = rate(self.lr, arrivals), 1.0
         if self.bias_correction:
             steps = arrivals.version + 1.0
             lr = lr / (1.0 - exact.pow(self.beta1, steps))
             root_scale = 1.0 / sqrt(1.0 - exact.pow(self.beta2, steps))
-        return ops.Adaptive(self.kind, lr, self.beta1, self.beta2, self.epsilon, root_scale)
+        return ops.Step(self.kind, lr, self.beta1, self.beta2, self.epsilon, root_scale)
 
 
 @register("amsgrad", "step")

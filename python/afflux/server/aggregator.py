@@ -1,10 +1,9 @@
 """The decision about each push, and the round that the push completes, one after the other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from logging import getLogger
-from pathlib import Path
 from threading import get_ident
 from typing import Protocol, TypeVar
 
@@ -16,37 +15,38 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
-from afflux.aggregation.streaming import Term, Total, term_of
+from afflux.aggregation.streaming import Term, Total
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import raise_if_from_signal
-from afflux.rules.rule import Rule
+from afflux.rules.rule import Float64, Rule
 from afflux.server.concurrency import Monitor
+from afflux.server.decisions import RoundStorage, arrival_of, receipt_of
 from afflux.server.norm_watch import NormWatch
 from afflux.server.pending_push import Decided, TaskClosedError, Ticket
-from afflux.server.progress_watch import ProgressWatch
+from afflux.server.progress_watch import DropWatch, ProgressWatch
 from afflux.server.step_callbacks import OnStep, StepCalls
 from afflux.server.tasks import TaskBook
 
 _Result = TypeVar("_Result")
 
 
-class RoundStorage(Protocol):
-    """What rounds need of a store (`afflux.store.store.Store`). Each method raises StoreError if the disk fails."""
+class Batch(Protocol):
+    """The pushes of one `Server.step` (`afflux.server.step.StepBatch`). Each method is called with the mutex."""
 
-    path: Path  #: for messages
+    held_back: int  #: as `Cut.joins`
 
-    def check(self) -> None:
-        """Check that the open files still exist and are complete."""
+    def decided(self, begun: Sequence[Report]) -> Admission:
+        """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated.
 
-    def prepare_sweep(self, decided: Round) -> None:
-        """Make writable all memory that the sweep of this round writes. May be repeated."""
+        `begun` are the reports of the overdue rounds that the step has begun.
+        """
 
-    def save_round(self, swept: Round, admission: Admission) -> None:
-        """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
+    def sweep(self, decided: Round) -> None:
+        """Make the sweep of the round, if it reads callers' arrays; an error changes nothing."""
 
-    def next_durable_version(self, version: int) -> int | None:
-        """Return the first version, from this one on, that a round commits; None if no round commits."""
+    def adopt(self, draft: Admission) -> None:
+        """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
 
 
 class Aggregator:
@@ -70,11 +70,13 @@ class Aggregator:
         self.slots = plane.fast_slots  # for `fast`
         self.admission = admission
         self.max_slots = max_slots
+        self.max_versions = options.max_versions
         self.accumulate = options.accumulate
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
+        self.drop_watch = DropWatch()
         self.tasks = TaskBook(options.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
@@ -221,7 +223,10 @@ class Aggregator:
 
     def _free_slot(self) -> Slot | None:
         self._check_open("push")
-        return self.plane.reserve()
+        slot = self.plane.reserve()
+        if slot is None and self.admission.by_flush and self.admission.state.slots_held >= self.max_slots:
+            self.checked("push", None)  # only a flush could free one, perhaps of this thread
+        return slot
 
     # Deciding
 
@@ -244,14 +249,10 @@ class Aggregator:
             if self.admission.state.passes is not None and not self.admission.replaying:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._overdue_begun(begun))
-        makes = pushed[1] + staleness + 1  # the version that the arrival's round makes
-        skipped = report is not None and not report.stepped
-        step = makes if status in ("joined", "replaced") and not skipped else None
-        durable = None if self.storage is None else self.storage.next_durable_version(makes)
-        version = self.admission.state.current.version
-        most = self.admission.max_deferred if status == "rejected" else None
-        reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
-        return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, reason))
+        receipt = receipt_of(self.admission, self.storage, ticket.pulled, (status, staleness, join), report, begun)
+        if status != "joined":
+            self.drop_watch.see(status, pushed[0], receipt.reason)
+        return receipt
 
     def _joined(self, pushed: Pushed, ticket: Ticket) -> Decided | None:
         """Return the decision; None until its round is published or skipped, and its term is added or can wait."""
@@ -261,6 +262,7 @@ class Aggregator:
                 self._check_open("push")
             if admission.state.passes is not None and not self._begin_overdue("push", ticket.overdue):
                 return None
+            pushed = admission.counted(pushed)
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
@@ -272,14 +274,9 @@ class Aggregator:
             # Waiting terms are added with those of the round, in one sweep.
             if completes and (state.round is not None or self._working() or not self._has_room()):
                 return None
-            # Without the class's own __new__, as for the receipt above: that call takes three times as long.
-            arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
-            term = None
-            if self.accumulate and status == "joined":
-                total = state.total or Total.of(self.plane)
-                known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
-                term = term_of(state.rule, total, state.filled, known, ticket.slot)
-                arrival = arrival._replace(slot=term)
+            total = (state.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
+            arrival, term = arrival_of(state, pushed, staleness, ticket, total)
+            ticket.pulled = version
             completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
             admission.record(status, arrival, completed, closed)
             ticket.decision = decision = (status, staleness, state.number, term, completed)
@@ -340,21 +337,57 @@ class Aggregator:
             overdue=True,
         )
 
-    def flush(self, *, late: bool = False, wait: bool = True) -> Report | None:
-        """Make the overdue rounds, and then the round of the waiting arrivals.
+    def set_params(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
+        """Make a version of this vector, and of these buffers of the model; None: they do not change.
+
+        Returns:
+            Its number.
+        """
+        admission, plane, self.failed_late = self.admission, self.plane, None
+
+        def set_version() -> int:
+            state = admission.state
+            if state.filled:
+                raise AffluxError(
+                    f"[set_params] {state.filled} arrivals wait, which were trained from earlier params: flush() or "
+                    "discard() them first"
+                )
+            number = state.current.version + 1
+            self._has_room()
+            draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
+            if not plane.inplace:
+                plane.fill(draft, values)
+            own = state.current.buffers if buffers is None else buffers
+            after = admission.with_params(Pulled(plane.finish(draft, number), number, own))
+            if plane.inplace:
+                plane.fill(draft, values)  # no interrupt comes between the end of the copy and the assignment
+            admission.state = after
+            self.tasks.release_outdated(number)
+            commit()
+            return number
+
+        return self.when_idle("set_params", set_version, overdue=True)
+
+    def flush(
+        self, *, late: bool = False, wait: bool = True, batch: Batch | None = None, joins: int = 0
+    ) -> Report | None:
+        """Make the overdue rounds, and then the round of the waiting arrivals and of those of a batch.
+
+        The arrivals of the batch and the round are one decision. `joins` is that of the log's entry, in a replay.
 
         Returns:
             The report of the last round; None if no arrivals wait, if `late` and they have not waited long enough, or
             if not `wait` and another thread must end its work, or release the mutex, first.
         """
         not_now = None if wait else (None,)
+        op = "flush" if batch is None else "step"
         prepared: Round | None = None
         begun: list[Report] = []
 
         def attempt() -> tuple[Report | None] | None:
             nonlocal prepared
             if prepared is None:
-                self._check_open("flush")
+                self._check_open(op)
                 self.admission.discard_leftovers()
                 self.check_storage()
                 # Waiting terms are added with those of the round.
@@ -362,27 +395,35 @@ class Aggregator:
                 if working or self.admission.state.round is not None:
                     return not_now if working else None
                 try:
-                    if not self._begin_overdue("flush", begun):
+                    if not self._begin_overdue(op, begun):
                         return not_now if self.admission.state.round is None else None
                 except Exception:
                     if late and not self.admission.late:
                         return (None,)
                     raise
-                waiting = self.admission.state.arrivals()
-                if not waiting or (late and not self.admission.late):
+                draft = self.admission if batch is None else batch.decided(begun)
+                if not draft.state.filled or (late and not draft.late):
+                    if batch is not None:
+                        batch.adopt(draft)
                     return (begun[-1] if begun else None,)
                 if not self._has_room():
                     return not_now
-                prepared = self._prepared("flush", waiting)
-                self.admission.cut("flush", prepared)
-            return (prepared.report,) if self._has_ended("flush", prepared) else None
+                decided = self._prepared(op, draft.state.arrivals(), draft)
+                if batch is not None:
+                    batch.sweep(decided)
+                draft.cut("flush", decided, joins if batch is None else batch.held_back)
+                if batch is not None:
+                    batch.adopt(draft)
+                prepared = decided
+            return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:
             found = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
         finally:
-            prepared = None  # the round holds versions of params; on_step may take long, and tracebacks keep closures
+            # The round holds versions of params; on_step may take long, and tracebacks keep closures.
+            prepared = batch = None
         self.report_steps()
         return None if found is None else found[0]
 
@@ -411,6 +452,9 @@ class Aggregator:
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
+        # No local variable holds the state, because on_step may take long.
+        if self.admission.state.passes is not None and self.admission.state.counts["dropped"]:  # perhaps after a wait
+            self.drop_watch.see("dropped", None)
         if self._step_calls is not None and self.admission.state.unreported:
             self._step_calls.run()
 
@@ -474,11 +518,12 @@ class Aggregator:
         self._check_open("push")
         return self._begin_overdue("push", begun) or None
 
-    def _prepared(self, op: str, waiting: list[PendingArrival]) -> Round:
-        """Return the round of these arrivals; an error changes nothing."""
+    def _prepared(self, op: str, waiting: list[PendingArrival], draft: Admission | None = None) -> Round:
+        """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
         self.plane.refuse_damaged_newest(op, self.admission.state.current.version)
         self.check_storage()
-        decided = prepare(self.rule, self.admission.before(len(waiting), self.slot_bytes), waiting, self.plane, op)
+        before = (draft or self.admission).before(len(waiting), self.slot_bytes)
+        decided = prepare(self.rule, before, waiting, self.plane, op)
         decided.saved = self.storage is None
         return decided
 

@@ -7,7 +7,7 @@ from afflux._engine import FastPush
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import ServerOptions, codec_of, slots_of, why_copied, why_unclipped
+from afflux.aggregation.options import ServerOptions, codec_of, why_copied, why_unclipped
 from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import DataPlane, PlaneOptions
 from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
@@ -15,7 +15,6 @@ from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
@@ -31,26 +30,21 @@ def assemble(
     options: ServerOptions,
     num_threads: int | None,
     on_step: OnStep | None,
+    first_version: int = 0,
 ) -> Aggregator:
-    """Return an aggregator at version 0.
+    """Return an aggregator at its first version.
 
     `parts` are the arrays of `params`. `options` are a result of `ServerOptions.for_rule`.
 
     Raises:
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
-    plane, dtype, clients = adapter.plane, options.dtype, options.num_clients
-    max_slots = slots_of(rule, options.max_slots, accumulate=options.accumulate)
+    plane, clients = adapter.plane, options.num_clients
+    max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
     _allocate(plane, adapter.size, options, codec, max_slots, rule.buffer_size, num_threads)
-    draft = plane.draft("Server")
-    facts, limits = adapter.ingest("[Server] params", parts, draft), options.limits
-    bad, what, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
-    if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
-        bad, what = plane.first_beyond(draft, half), f"a value beyond {half:.3g}, half of the largest {dtype},"
-    if bad is not None:
-        hint = "" if adapter.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
-        raise AffluxError(f"[Server] params has {what} at index {bad}{adapter.place(bad)}{hint}")
+    draft, limits = plane.draft("Server"), options.limits
+    adapter.take_in_params("[Server] params", parts, draft, limits)
     buffers = adapter.flat_buffers("[Server] params", params)
     rows = passes = None
     if codec is not None and clients is not None:
@@ -58,7 +52,7 @@ def assemble(
     if rule.needs.passes and clients is not None:
         passes = Participation.of(clients, [], [])
     state = ServerState(
-        current=Pulled(plane.finish(draft, 0), 0, buffers),
+        current=Pulled(plane.finish(draft, first_version), first_version, buffers),
         rule=rule,
         rows=rows,
         waiting=[],
@@ -80,6 +74,7 @@ def assemble(
         options.max_deferred,
         options.fact_names(rule),
     )
+    admission.by_flush = options.rounds == "flush"
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     fast = _fast_push(rule, adapter, options)
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one

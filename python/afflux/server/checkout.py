@@ -59,7 +59,7 @@ class Task:
     @property
     @clears_tracebacks
     def pulled(self) -> Pulled:
-        """The version, as `pull` returns it: read-only, without a copy.
+        """The version, as `pull` returns it: read-only, and not copied unless the server's vectors are in shards.
 
         Raises:
             AffluxError: the version is no longer held, because the task is closed or the version is too old.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, sqrt
 from sys import float_info
 from typing import Any
@@ -13,7 +14,7 @@ from afflux import ops
 from afflux._engine import RowCheck
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.plane import DataPlane, Slot, Vector
+from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
@@ -116,7 +117,7 @@ class InputAdapter:
     def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
-                return self.layout.parts(vector)
+                return self.layout._float_parts(vector)
             except AffluxError as error:
                 raise AffluxError(f"{what}: {error}") from None
         size = length(what, vector)
@@ -185,6 +186,30 @@ class InputAdapter:
             raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
         return facts, norm
 
+    def take_in_params(self, what: str, parts: Any, vector: Vector | Draft, limits: Limits) -> None:
+        """Copy params into a vector.
+
+        Raises:
+            AffluxError: a value is not finite, or too large.
+        """
+        facts = self.ingest(what, parts, vector)
+        bad, problem, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
+        if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
+            dtype = "float32" if limits.largest < 1e39 else "float64"
+            bad, problem = (
+                self.plane.first_beyond(vector, half),
+                f"a value beyond {half:.3g}, half of the largest {dtype},",
+            )
+        if bad is not None:
+            hint = "" if self.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
+            raise AffluxError(f"{what} has {problem} at index {bad}{self.place(bad)}{hint}")
+
+    def new_params(self, params: "ops.Array | Tree", limits: Limits) -> tuple[Vector, Float64 | None]:
+        """Return checked copies of the params of `Server.set_params`, and of their buffers; None: a flat vector."""
+        what, vector = "[set_params] params", self.plane.vector()
+        self.take_in_params(what, self.parts(what, params), vector, limits)
+        return vector, self.buffers("[set_params]", params, None, limits.max_abs) if is_tree(params) else None
+
     def rule_vector(self, rule: Rule, name: str, vector: "ops.Array | Tree", limits: Limits) -> Vector:
         """Return a checked copy of the vector of `Server.set_rule_vector`."""
         if as_text(name) not in rule.needs.handed_in:
@@ -204,8 +229,8 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
-    def lent(self, what: str, parts: "ops.Array | list[ops.Array]") -> Slot:
-        """Return the caller's own vector as a slot that is read in place."""
+    def lent(self, what: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
+        """Return the caller's own vector, of the rule's kind, as a slot that is read in place."""
         try:
             if isinstance(parts, list):
                 raise AffluxError("is a tree, whose arrays lie apart")
@@ -221,6 +246,15 @@ class InputAdapter:
             raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
         except Exception as error:
             unreadable(what, error)
+
+    def in_place(self, _: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
+        """Return the result of `parts` as a slot of a round that is made at once."""
+        borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
+        if not isinstance(parts, list):
+            copy = readable_copy(parts)
+            flat = parts if copy is None else copy
+            parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
+        return self.plane.in_parts(parts, borders, conversion)
 
     def buffers(
         self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
@@ -290,27 +324,30 @@ class InputAdapter:
         """Return, for messages, the array of the model that contains an element of the flat vector."""
         return "" if self.layout is None else within(self.layout.fields, index)
 
-    def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree") -> None:
-        """Copy a version into the caller's memory."""
+    def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree", *, check: bool = False) -> None:
+        """Copy a version into the caller's memory; with `check` only raise the error that this would raise."""
         try:
             if not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
                 params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
+                if check:
+                    params, out = params[:0], out[:0]  # type: ignore[index]
                 ops.ingest(params, out, num_threads=self.num_threads)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
-                self.layout.load(out, now.params, now.buffers, self.constants if self.layout.constants else None)
+                constants = self.constants if self.layout.constants else None
+                self.layout._load(out, now.params, now.buffers, constants, check=check)
                 self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
         except Exception as error:
             unreadable(f"[{op}] out", error)
 
-    def copied_tree(self, version: Pulled) -> Tree:
-        """Return a copy of a version, in the form of the server's first params."""
-        flat = on_host(version.params, copy=True)
+    def copied_tree(self, version: Pulled, *, copy: bool = True) -> Tree:
+        """Return a copy of a version, in the form of the server's first params; without `copy` in its own memory."""
+        flat = on_host(version.params, copy=copy)
         if self.layout is None:
             return self._copied("", None, flat)
         arrays = {

@@ -25,9 +25,9 @@ class NormWatch:
     def see(self, report: Report) -> None:
         """Look at the norms of a round."""
         if self._warnings:
-            norms = report.norms.tolist()  # all are known: such a rule's vectors are not lent
-            self._least = min(self._least, *norms)
-            if max(norms) > SUSPECT * self._least:  # the median is at least the least norm
+            norms = [norm for norm in report.norms.tolist() if norm == norm]  # those that are known
+            self._least = min([self._least, *norms])
+            if norms and max(norms) > SUSPECT * self._least:  # the median is at least the least norm
                 self._compare(report, norms, max(norms))
             self._window.extend(norms)
 
@@ -45,7 +45,7 @@ class NormWatch:
         _LOGGER.warning(
             "[Server] client %s's vector has the norm %.3g, and the median is %.3g. Second moments remember such a "
             "vector for thousands of rounds, in which params hardly move: Server(clip_norms=10) bounds its weight",
-            brief(report.client_ids[norms.index(largest)]),
+            brief(report.client_ids[report.norms.tolist().index(largest)]),
             largest,
             median,
         )

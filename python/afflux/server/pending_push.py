@@ -1,13 +1,16 @@
 """A push in progress: its decision, and the resources that it holds."""
 
+from typing import Any, NamedTuple
+
 from msgspec import Struct, field
 
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import Decision, Report
+from afflux.aggregation.reports import Decision, Report, Status
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError, StoreError
+from afflux.rules.rule import ClientId
 from afflux.server.tasks import OpenTask
 
 #: The decision about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
@@ -19,8 +22,18 @@ class TaskClosedError(AffluxError):
     """A push whose task was closed before: by another push, by the end of its lease, or by `Task.cancel`."""
 
 
+class NoArrival(NamedTuple):
+    """A push that makes no arrival, and the task that it closes."""
+
+    status: Status
+    reason: str
+    client_id: ClientId | None = None
+    pulled: int | None = None
+    task: OpenTask | None = None
+
+
 class Ticket(Struct, eq=False):
-    """The resources that a push holds until it returns or raises."""
+    """The resources that a push holds until it returns or raises, and what is known about it."""
 
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
@@ -29,6 +42,9 @@ class Ticket(Struct, eq=False):
     task: OpenTask | None = None  #: the task that the push closes
     made_step: bool = False  #: whether the push has completed a round
     reading: bool = False  #: whether the push's conversion reads a version
+    client_id: Any = None
+    pulled: Any = None  #: the number of the version that the client pulled
+    checking: bool = False  #: whether the client's arguments are being checked
     warning: str = ""  #: about many arrivals without a round; logged without the mutex
     overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 

@@ -20,19 +20,20 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import Durability, ServerOptions, slots_of
-from afflux.aggregation.plane import Slot
+from afflux.aggregation.options import Durability, ServerOptions
+from afflux.aggregation.plane import DataPlane, Slot
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
 from afflux.arrays.constants import Constants
 from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
-from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
+from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
+from afflux.server.versions import shared
 from afflux.store.constants_file import constants_of
 from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
@@ -82,6 +83,7 @@ def open_store(
     durability: Durability | None,
     commit_every: CommitEvery,
     like: object,
+    plane: object = None,
 ) -> Store:
     """Check the arguments of `Server.open`, and open the store. `like` is an array on the server's GPU, or None."""
     folder = path_of("open", "path", path)
@@ -91,8 +93,11 @@ def open_store(
         commit_every = optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
-    plane = LocalPlane() if like is None else plane_like("[open] like", like, ["like"])
-    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, plane.device)
+    if plane is None:
+        plane = LocalPlane() if like is None else plane_like("[open] like", like, ["like"])
+    elif not isinstance(plane, DataPlane) or like is not None:
+        raise AffluxError(f"[open] plane is {brief(plane)}, must be a DataPlane, and without like")
+    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, plane)
 
 
 @contextmanager
@@ -126,12 +131,13 @@ def start_of(store: Store) -> tuple[ops.Array, ServerOptions]:
 
 def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
     """Make a store for a new server, and move the server's state there."""
-    plane, facts = local(aggregator), facts_of(aggregator, adapter.layout, options)
+    plane, facts = aggregator.plane, facts_of(aggregator, adapter.layout, options)
     constants = adapter.constants.to_bytes()
     durability = options.durability or "process"
     with removed_if_it_fails(path):
-        create_store(path, aggregator.rule, facts, options.stored(), durability, options.commit_every, constants)
-        store = Store(path, plane.num_threads, device=plane.device, new=True)
+        stored, cuts = options.stored(), plane.cuts(plane.size)
+        create_store(path, aggregator.rule, facts, stored, durability, options.commit_every, constants, cuts)
+        store = Store(path, plane.num_threads, plane=plane, new=True)
         try:
             _move_to(store, aggregator)
         except BaseException:
@@ -143,14 +149,14 @@ def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, option
 
 def _move_to(store: Store, aggregator: Aggregator) -> None:
     """Move the state of a new server into a new store."""
-    admission, plane = aggregator.admission, local(aggregator)
+    admission, plane = aggregator.admission, aggregator.plane
     state = admission.state
     now = state.current
-    versions = store.vectors.use(plane)
+    store.vectors.use(plane)
     if plane.gpu is None:
-        draft = versions.take()
-        draft.array[:] = now.params
-        now = replace(now, params=versions.finished(draft, 0))
+        draft = plane.draft("Server")
+        plane.fill(draft, plane.read(now.params, copy=False))
+        now = replace(now, params=plane.finish(draft, now.version))
     admission.load(structs.replace(state, current=now, rows=store.rows), [])
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -158,20 +164,21 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
 
 def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
     """Load the last commit of a store into a server that was made with the store's options."""
-    admission, plane = aggregator.admission, local(aggregator)
+    admission, plane = aggregator.admission, aggregator.plane
     options = replace(options, durability=store.durability, commit_every=store.commit_every)
     options.for_place(aggregator.rule, plane.gpu, store=True)
-    in_store = store.vectors.use(plane)
-    if plane.gpu is not None:  # without the initial version of this server
+    store.vectors.use(plane)
+    if isinstance(plane, LocalPlane) and plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
-    last = Pulled(in_store.finished(in_store.take(), store.version), store.version, store.buffers)
+    in_slot = store.vectors.committed_version
+    last = Pulled(in_slot(store.version, newest=True), store.version, store.buffers)
     now = _on_device(last, aggregator)
     admission.load(structs.replace(admission.state, current=now, rows=store.rows), [])
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator)
     older = [
-        last if store.is_newest(version) else Pulled(in_store.take().publish(version), version, buffers)
+        last if store.is_newest(version) else Pulled(in_slot(version, newest=False), version, buffers)
         for version, buffers in store.retained_buffers.items()
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
@@ -184,25 +191,18 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     layout = store.layout
     constants = constants_of(store.path, layout)
     admission.averaged = None if layout is None else layout.averaged_size
-    return Attached(options, layout, constants, MappingProxyType(dict(aggregator.retained)))
+    retained = {version: shared(aggregator, kept) for version, kept in aggregator.retained.items()}
+    return Attached(options, layout, constants, MappingProxyType(retained))
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     """Return a version of a store, on the server's device."""
-    plane = local(aggregator)
-    if plane.gpu is None:
+    plane = aggregator.plane
+    if not isinstance(plane, LocalPlane) or plane.gpu is None:
         return version
-    draft = plane.versions.take()
+    draft = plane.versions.take()  # not the plane's own: an older version is not its newest one
     plane.fill(draft.buffer, version.params)
     return replace(version, params=draft.publish(version.version))
-
-
-def local(aggregator: Aggregator) -> LocalPlane:
-    """Return the plane of a server with a store."""
-    plane = aggregator.plane
-    if not isinstance(plane, LocalPlane):
-        raise UnavailableError("[Server] a store cannot hold the vectors of this plane: it needs those of one process")
-    return plane
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
@@ -242,7 +242,7 @@ def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
         return None
     own = Layout.from_json(layout)
     constants, values = Constants((*own.constants, *own.locals)), np.asarray(data)
-    if values.dtype != np.uint8 or values.ndim != 1 or is_masked(data):
+    if values.dtype != np.uint8 or values.shape != (constants.nbytes,) or is_masked(data):
         found = f"{values.dtype} of shape {values.shape}"
         raise AffluxError(f"[load_state_dict] constants is {found}, expected uint8 of shape ({constants.nbytes},)")
     constants.load(values)
@@ -259,7 +259,7 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
     except AffluxError as error:
         why = str(error).removeprefix("[Server] ")
         raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
-    aggregator.grow(slots_of(rule, options.max_slots, accumulate=options.accumulate))
+    aggregator.grow(options.slots_of(rule))
 
 
 def arrivals_of(
@@ -352,13 +352,19 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
     return kept
 
 
+def commit(store: Store, aggregator: Aggregator) -> None:
+    """Commit the state of a server without unfinished rounds, unless only checkpoints commit."""
+    if store.commit_every is not None:
+        _commit(store, aggregator, store.notes, aggregator.retained)
+
+
 def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mapping[int, Pulled]) -> None:
     """Commit a server without unfinished rounds, with the versions of `kept` and those that are held for tasks.
 
     With max_versions, three versions always have space: the newest one, the last commit's, and the one being written.
     The remaining space is for the versions of tasks, the newest first.
     """
-    admission, most = aggregator.admission, local(aggregator).versions.max_versions
+    admission, most = aggregator.admission, aggregator.max_versions
     admission.compact_task_events(aggregator.tasks.opened())
     held, newest = aggregator.tasks.bases(), admission.state.current.version
     more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
@@ -368,14 +374,18 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
-    """Close a store, after a last checkpoint if `checkpoint` is true and a checkpoint is possible."""
+    """Close a store, after a last checkpoint if `checkpoint` is true and a checkpoint is possible. May be repeated."""
+    if aggregator.closed:
+        if not store.closed:  # an interrupt came first
+            aggregator.locked(partial(store.close, detach=True))
+        return
     checkpoint = checkpoint and not aggregator.failure
 
     def end() -> None:
         if checkpoint:
             _commit(store, aggregator, store.notes, aggregator.retained)
         aggregator.closed = True
-        store.close(local(aggregator))
+        store.close(detach=True)
 
     if checkpoint:
         aggregator.when_idle("close", end)
@@ -396,7 +406,7 @@ def forget(store: Store, aggregator: Aggregator) -> None:
     with suppress(Exception):
         aggregator.check_process("close")  # raises in a forked child: the store is its parent's
         aggregator.closed = True
-        store.close(local(aggregator))
+        store.close(detach=True)
 
 
 def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:

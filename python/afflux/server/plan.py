@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of, slots_of
+from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
@@ -105,13 +105,13 @@ def plan(
 def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) -> Plan:
     """Return the plan for checked options."""
     dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
-    max_slots, max_versions, commit_every = chosen.max_slots, chosen.max_versions, chosen.commit_every
+    max_versions, commit_every = chosen.max_versions, chosen.commit_every
     size, slot = ITEM_BYTES[dtype] * d, ITEM_BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0
     if codec is not None or rule.needs.passes:
         clients = clients_of(rule, chosen.num_clients, "both")
-    held, most = rule.buffer_size, slots_of(rule, max_slots, accumulate=accumulate)
+    held, most = rule.buffer_size, chosen.slots_of(rule)
     rest, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
     if accumulate:
         held = 1
@@ -213,7 +213,7 @@ def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, g
     if max_slots is None:
         larger = _plan(rule, d, replace(options, max_slots=least + 1), store=store, gpu=gpu)
         slot = max(1, larger.memory_bytes - found.memory_bytes)
-        max_slots = min(slots_of(rule, None, accumulate=options.accumulate), least + room // slot)
+        max_slots = min(options.slots_of(rule), least + room // slot)
         room -= (max_slots - least) * slot
     if max_versions is None and "next params" in found.working:
         max_versions = 2 + room // max(1, found.working["next params"].size)

@@ -1,13 +1,41 @@
-"""The warning about arrivals that bring no round nearer."""
+"""The warnings about arrivals that bring no round nearer, and about work that is dropped."""
 
 from collections.abc import Mapping
+from logging import getLogger
 
 from afflux.aggregation.admission import Admission
+from afflux.ops.validation import brief
+from afflux.rules.rule import ClientId
 
 #: The multiple of buffer_size from which on arrivals without a round are reported, and the factor to the next report.
 PATIENCE = 10
 #: The statuses of arrivals after which a buffer holds as many arrivals as before.
 WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped", "deferred")
+#: The statuses with which the work of a push is dropped, and the reasons of those that have no own one.
+DROPPED = {
+    "superseded": "the buffer holds an arrival of this client from a newer version (duplicates='latest')",
+    "rejected": "the buffer holds an arrival of this client (duplicates='reject')",
+    "dropped": "it is older than max_staleness",
+    "expired": "",
+    "faulty": "",
+}
+
+
+class DropWatch:
+    """Logs one warning for each status with which work is dropped: at the first such push."""
+
+    def __init__(self) -> None:
+        self._left = dict(DROPPED)  # those without a warning; `pop` is atomic
+
+    def see(self, status: str, client_id: ClientId | None, reason: str = "") -> None:
+        """Look at the status of a push. The caller does not hold the mutex."""
+        if (cause := self._left.pop(status, None)) is not None:
+            getLogger("afflux").warning(
+                "[push] a push of client %s is %s: %s. Server.counts counts such pushes; further ones are not logged",
+                "?" if client_id is None else brief(client_id),
+                status,
+                (reason or cause).removeprefix("[push] "),
+            )
 
 
 class ProgressWatch:

@@ -1,23 +1,26 @@
 """`Server.push`: the check of a client's vector, its conversion to the rule's kind, and its join."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, nan
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from afflux import ops
 from afflux.aggregation.admission import ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
-from afflux.aggregation.reports import Closed, Fault, Pulled, Receipt, Status
+from afflux.aggregation.plane import Slot
+from afflux.aggregation.reports import Pulled, Receipt
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
 from afflux.ops.validation import (
+    MOST_COUNT,
     as_float,
     as_int,
     as_text,
@@ -34,8 +37,9 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
+from afflux.server.decisions import count_without_arrival
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
-from afflux.server.pending_push import TaskClosedError, Ticket
+from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket
 from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clear_tracebacks
 
@@ -53,6 +57,7 @@ class PushReceiver:
         task: "Task | str | None" = None,
         client: ClientId | None = None,
         version: "int | Pulled | None" = None,
+        staleness: int | None = None,
         update: "ops.Array | Tree" = None,
         gradient: "ops.Array | Tree" = None,
         model: "ops.Array | Tree" = None,
@@ -82,6 +87,8 @@ class PushReceiver:
             client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
             version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a
                 model need its params: with a number, the version must be the newest one, or held for a task.
+            staleness: instead of a version: the number of versions that were made since the client's, counted at the
+                join. Conversions from or to a model need a version.
             update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
                 whose arrays are copied into one slot.
             gradient: in the same forms; it points in the direction of ascent.
@@ -131,12 +138,12 @@ class PushReceiver:
         """
         aggregator, adapter, options = self._aggregator, self._adapter, self.options
         pushed: Pushed | None = None
-        number = result = vector = parts = own = None
+        number = result = own = taken = None
         try:
             if (
                 aggregator.fast is not None
                 and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-                and (timeout is None and copy is True)
+                and (timeout is None and copy is True and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
                 number = version.version if type(version) is Pulled else version
@@ -159,108 +166,32 @@ class PushReceiver:
                 aggregator.count_refused()
             raise
         ticket = Ticket()
-        client_id: Any = None
-        pulled: Any = None
-        checking = False  # the client's arguments are being checked
-        result = entry = base = conversion = row = beside = None
+        call: PushCall | None = None
+        result = None
         try:
             if pushed is not None:
-                client_id, pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
+                ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
                 return aggregator.join(pushed, ticket)
-            given: Kind = "update"
-            vector = update
-            if update is None or gradient is not None or model is not None:
-                given, vector = _only_one(update, gradient, model, num_examples, adapter.kind)
-            if timeout is not None or copy is not True:
-                _check_call(aggregator, given, timeout, copy)
-            if task is not None:
-                ticket.task = entry = _open_task(aggregator, task, client, version)
-                if entry is None:
-                    return _no_arrival(
-                        aggregator, ticket, None, None, "expired", "the task is closed, or was never opened here"
-                    )
-                client_id, pulled = entry.opened.client_id, entry.opened.version
-            elif client is None or version is None:
-                raise CallError("[push] give task=, or client= and version=")
-            if given != "model" and type(vector) is not np.ndarray and is_module(vector):
-                raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
-            checking = True
-            if given != "model" and is_state_dict(vector):
-                raise AffluxError(
-                    f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If "
-                    f"its arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
-                )
-            if entry is None:
-                client_id = plain_id(client)
-                number = version if type(version) is int else _number(client_id, version)
-                newest = aggregator.admission.state.current.version
-                pulled = number
-                if number > newest and aggregator.admission.state.passes is not None:
-                    newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
-                if not 0 <= number <= newest:
-                    raise _no_such_version(client_id, number, newest)
-            examples = num_examples
-            if type(num_examples) is not int or not 0 < num_examples < 2**63:
-                examples = _examples(client_id, num_examples)
-            if examples == 0:
-                return _no_arrival(aggregator, ticket, client_id, pulled, "empty", "num_examples is 0", entry)
-            known_loss = nan
-            if loss is not None:
-                known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
-            steps = 0 if local_steps is None else _local_steps(client_id, local_steps)
-            client_facts: Facts = ()
-            if facts is not None or aggregator.rule.needs.facts:
-                client_facts = facts_of(client_id, facts, aggregator.admission.fact_names, aggregator.rule)
-            name = client_id if type(client_id) is int else brief(client_id)
-            what = f"[push] client {name}'s {given}"
-            scale = None if client_lr is None else _scale(client_id, client_lr, steps)
-            parts, own = vector, None
-            if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-                parts = adapter.found(what, vector) if copy else adapter.parts(what, vector)
-            if adapter.layout is not None and adapter.layout.apart:
-                most = aggregator.admission.limits.max_abs
-                own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, buffers, most)
-            norm, extremes = nan, (nan, nan)
-            if copy:
-                ticket.slot = aggregator.take_slot(timeout)
-                rows = aggregator.admission.state.rows
-                row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
-                if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
-                    ticket.reading = True
-                    aggregator.reading.add(ticket)
-                    base = _base(aggregator, task, version, pulled)
-                    if base is None and "model" in (given, adapter.kind):
-                        return _no_arrival(aggregator, ticket, client_id, pulled, "expired", _GONE, entry)
-                    conversion = _conversion(what, given, adapter.kind, base, scale)
-                beside = None if row is None else row.check
-                sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
-                _, squares, low, high = sweep
-                if squares > MOST_SQUARES and (options.accumulate or aggregator.rule.needs.products):
-                    raise overflow(what, sweep, "sums" if options.accumulate else "inner products")
-                extremes = (low, high)
-            else:
-                ticket.slot = adapter.lent(what, parts)
-            if conversion is not None:
-                base = conversion = None  # the round that this push completes may need the memory
-                aggregator.reading.discard(ticket)
-            if row is not None:  # the row was read while the vector was copied
-                ticket.staged_row = row.finish()
-            pushed = (client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, client_facts)
-            checking = False
-            if aggregator.fast is not None and ticket.staged_row is None:
+            own = client_lr, local_steps, buffers, timeout, copy, staleness
+            call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
+            taken = take_in(self, ticket, call)
+            if isinstance(taken, NoArrival):
+                return _no_arrival(aggregator, ticket, taken)
+            pushed = taken
+            if aggregator.fast is not None and ticket.staged_row is None and staleness is None:
                 receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
                 if receipt is not None:
                     return receipt
             return aggregator.join(pushed, ticket)
         except TaskClosedError as error:
-            return _no_arrival(aggregator, ticket, client_id, pulled, "expired", str(error))
+            return _no_arrival(aggregator, ticket, NoArrival("expired", str(error), ticket.client_id, ticket.pulled))
         except Exception as error:
             clear_tracebacks(error)
             if isinstance(error, StoreError):
                 ticket.add_to(error)
             if ticket.decision is None and not ticket.counted:
-                if options.faults == "record" and _is_clients(error, checking=checking):
-                    return _no_arrival(aggregator, ticket, client_id, pulled, "faulty", _reason(error), entry)
+                if options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
+                    return _no_arrival(aggregator, ticket, fault)
                 aggregator.count_refused()
             raise
         except BaseException as error:
@@ -268,8 +199,8 @@ class PushReceiver:
             raise
         finally:
             # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-            pushed = ticket.slot = ticket.staged_row = ticket.decision = row = beside = base = conversion = None
-            task = version = update = gradient = model = buffers = vector = parts = own = None
+            pushed = ticket.slot = ticket.staged_row = ticket.decision = call = own = taken = None
+            task = version = update = gradient = model = buffers = None
             clear_stored_frames()
             if ticket.reading:
                 aggregator.reading.discard(ticket)
@@ -278,67 +209,175 @@ class PushReceiver:
                 aggregator.report_steps()
 
 
+class PushCall(Struct):
+    """The arguments of a push."""
+
+    task: "Task | str | None" = None
+    client: ClientId | None = None
+    version: "int | Pulled | None" = None
+    update: Any = None
+    gradient: Any = None
+    model: Any = None
+    num_examples: int = 1
+    loss: float | None = None
+    facts: Mapping[str, float] | None = None
+    client_lr: float | None = None
+    local_steps: int | None = None
+    buffers: Any = None
+    timeout: float | None = None
+    copy: bool = True
+    staleness: int | None = None
+
+
+#: Makes a slot of arrays that are read in place: from what describes them, the arrays, and the conversion.
+Lend = Callable[[str, Any, Conversion | None], Slot]
+
+
+def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend | None = None) -> Pushed | NoArrival:
+    """Check the arguments of a push, and take its vector into a slot: that of the ticket, or a new one.
+
+    Args:
+        receiver: the server.
+        ticket: gets the slot, the task, the client and the version as soon as they are known.
+        call: the arguments.
+        lend: makes the slot from the caller's own arrays; None: they are copied, unless `call.copy` is False.
+
+    Returns:
+        The facts of the arrival, which has not joined; or the reason why there is none.
+    """
+    aggregator, adapter = receiver._aggregator, receiver._adapter
+    task, version, num_examples, loss = call.task, call.version, call.num_examples, call.loss
+    given: Kind = "update"
+    vector = call.update
+    if vector is None or call.gradient is not None or call.model is not None:
+        given, vector = _only_one(vector, call.gradient, call.model, num_examples, adapter.kind)
+    if call.timeout is not None or call.copy is not True:
+        _check_call(aggregator, given, call.timeout, call.copy)
+    if not call.copy:
+        lend = adapter.lent
+    entry = None
+    if task is not None:
+        ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
+        if entry is None:
+            return NO_TASK
+        client_id, pulled = entry.opened.client_id, entry.opened.version
+        ticket.client_id, ticket.pulled = client_id, pulled
+    elif call.client is None or (version is None) is (call.staleness is None):
+        raise CallError("[push] give task=, or client= and version= (or staleness=)")
+    if given != "model" and type(vector) is not np.ndarray and is_module(vector):
+        raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+    ticket.checking = True
+    if given != "model" and is_state_dict(vector):
+        raise AffluxError(
+            f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If "
+            f"its arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
+        )
+    if entry is None:
+        ticket.client_id = client_id = plain_id(call.client)
+        if call.staleness is None:
+            ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
+        else:
+            version = _counted_staleness(client_id, call.staleness)
+            pulled = ~version  # negative: `Admission.counted` replaces it at the join
+        newest = aggregator.admission.state.current.version
+        if pulled > newest and aggregator.admission.state.passes is not None:
+            newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
+        if pulled > newest or (pulled < 0 and call.staleness is None):
+            raise _no_such_version(client_id, pulled, newest)
+    examples = num_examples
+    if type(num_examples) is not int or not 0 < num_examples < 2**63:
+        examples = _examples(client_id, num_examples)
+    if examples == 0:
+        return NoArrival("empty", "num_examples is 0", client_id, pulled, entry)
+    known_loss = nan
+    if loss is not None:
+        known_loss = loss if type(loss) is float and -inf < loss < inf else loss_of("push", client_id, loss)
+    steps = 0 if call.local_steps is None else _local_steps(client_id, call.local_steps)
+    facts: Facts = ()
+    if call.facts is not None or aggregator.rule.needs.facts:
+        facts = facts_of(client_id, call.facts, aggregator.admission.fact_names, aggregator.rule)
+    name = client_id if type(client_id) is int else brief(client_id)
+    what = f"[push] client {name}'s {given}"
+    scale = None if call.client_lr is None else _scale(client_id, call.client_lr, steps)
+    parts, own = vector, None
+    if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
+        parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
+    if adapter.layout is not None and adapter.layout.apart:
+        most = aggregator.admission.limits.max_abs
+        own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, call.buffers, most)
+    row = conversion = None
+    if lend is None:
+        if ticket.slot is None:
+            ticket.slot = aggregator.take_slot(call.timeout)
+        rows = aggregator.admission.state.rows
+        row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
+    if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
+        if call.staleness is not None and "model" in (given, adapter.kind):
+            raise CallError(f"{what} cannot become {A_KIND[adapter.kind]} with staleness=: give version= or task=")
+        ticket.reading = True
+        aggregator.reading.add(ticket)
+        base = _base(aggregator, task, version, pulled)
+        if base is None and "model" in (given, adapter.kind):
+            if entry is None and receiver.options.faults == "raise":
+                raise AffluxError(f"{what} needs version {pulled}: {_GONE}")
+            return NoArrival("expired", _GONE, client_id, pulled, entry)
+        conversion = _conversion(what, given, adapter.kind, base, scale)
+        base = None
+    norm, extremes = nan, (nan, nan)
+    if lend is not None:
+        ticket.slot = lend(what, parts, conversion)
+    else:
+        beside = None if row is None else row.check
+        sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+        _, squares, low, high = sweep
+        extremes = (low, high)
+        if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
+            raise overflow(what, sweep, "sums" if receiver.options.accumulate else "inner products")
+    if conversion is not None:
+        conversion = None  # the round that this push completes may need the memory
+        aggregator.reading.discard(ticket)
+    if row is not None:  # the row was read while the vector was copied
+        ticket.staged_row = row.finish()
+    ticket.checking = False
+    return client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, facts
+
+
+#: A push whose task is not open.
+NO_TASK = NoArrival("expired", "the task is closed, or was never opened here")
 _GONE = (
-    "the params of the version that it trains from are no longer held: check out a task (they are given up by "
-    "max_staleness, max_versions and hold=False, and by a restart without a checkpoint()), or give what pull() gave as "
-    "version="
+    "the params of the version that it trains from are no longer held: push the task of checkout(client), which holds "
+    "them (max_staleness, max_versions, hold=False and a restart without a checkpoint() give them up), or give what "
+    "pull() gave as version="
 )
-#: The most characters of a faulty client's id.
-_MOST_ID = 500
 
 
 class CallError(AffluxError):
     """An error of the caller, not of a client."""
 
 
-def _is_clients(error: Exception, *, checking: bool) -> bool:
-    """Return whether an error concerns the client's arguments, which were being checked if `checking`."""
-    if is_from_signal(error):
-        return False
-    if isinstance(error, ClientError):
-        return True
-    return checking and not isinstance(error, CallError | BusyError | StoreError | MemoryError | OSError)
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of an error, of limited length."""
+def fault_of(error: Exception, ticket: Ticket) -> NoArrival | None:
+    """Return the fault of a client of which an error tells; None if the error is not about a client's arguments."""
+    others = CallError | BusyError | StoreError | MemoryError | OSError
+    of_client = isinstance(error, ClientError) or (ticket.checking and not isinstance(error, others))
+    if is_from_signal(error) or not of_client:
+        return None
     text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
-    return shortened(text)
+    return NoArrival("faulty", shortened(text), ticket.client_id, ticket.pulled, ticket.task)
 
 
-def _no_arrival(
-    aggregator: Aggregator,
-    ticket: Ticket,
-    client_id: ClientId | None,
-    pulled: int | None,
-    status: Status,
-    reason: str,
-    task: OpenTask | None = None,
-) -> Receipt:
+def _no_arrival(aggregator: Aggregator, ticket: Ticket, push: NoArrival) -> Receipt:
     """Count a push that makes no arrival, close its task, and return its receipt."""
-    admission = aggregator.admission
 
-    def decided() -> tuple[Status, str]:
-        if task is not None and not aggregator.tasks.is_open(task):
-            admission.count("expired")
-            ticket.counted = True
-            return "expired", "the task was closed meanwhile"
-        if status == "faulty":
-            known = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
-            admission.faults.append(Fault(known, pulled, reason))
-        admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
+    def decided() -> Receipt:
+        receipt, closed = count_without_arrival(aggregator.admission, aggregator.tasks, push)
         ticket.counted = True
-        if task is not None:
-            aggregator.tasks.close(task)
-        return status, reason
+        if closed is not None:
+            aggregator.tasks.close(closed)
+        return receipt
 
-    status, reason = aggregator.locked(decided)
-    state = admission.state
-    newest = state.current.version
-    staleness = None
-    if pulled is not None and 0 <= pulled <= newest:
-        staleness = newest + (state.round is not None) - pulled
-    return Receipt(status, staleness, newest, None, None, None, reason=reason)
+    receipt = aggregator.locked(decided)
+    aggregator.drop_watch.see(receipt.status, push.client_id, receipt.reason)
+    return receipt
 
 
 def _only_one(
@@ -381,6 +420,16 @@ def _number(client_id: ClientId, version: object) -> int:
     return number
 
 
+def _counted_staleness(client_id: ClientId, staleness: object) -> int:
+    """Return the staleness of a push."""
+    number = as_int(staleness)
+    if number is None or not 0 <= number <= MOST_COUNT:
+        raise AffluxError(
+            f"[push] client {brief(client_id)}'s staleness is {brief(staleness)}, must be an int of at least 0"
+        )
+    return number
+
+
 def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxError:
     return AffluxError(
         f"[push] client {brief(client_id)} says that it pulled version {brief(pulled)}; "
@@ -402,7 +451,9 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
 def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
     """Return the open task of a push; None if the task is not open."""
     if client is not None or version is not None:
-        raise CallError("[push] task= says who pushes and from which version: give no client= and version=")
+        raise CallError(
+            "[push] task= says who pushes and from which version: give no client= and version= (or staleness=)"
+        )
     task_id = task.id if isinstance(task, Task) else as_text(task)
     if task_id is None:
         raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")

@@ -1,11 +1,11 @@
 """The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from typing import Any
 
 from afflux import ops
-from afflux.aggregation.reports import Cut, Entry, Handed, Join, Replaced
+from afflux.aggregation.reports import Cut, Entry, Handed, Join, NewParams, Replaced
 from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
@@ -24,6 +24,7 @@ def replay(
     buffers: Callable[[Join], Tree] | None = None,
     rule_vector: Callable[[Handed], ops.Array] | None = None,
     rule: Callable[[Replaced], Rule] | None = None,
+    params: Callable[[NewParams], ops.Array | Tree] | None = None,
 ) -> Server:
     """Repeat the decisions of `log` on `server`, one after the other. The same joins give the same bits.
 
@@ -38,6 +39,8 @@ def replay(
         rule_vector: the same for the vectors that were set with `Server.set_rule_vector`.
         rule: a function that returns the rule of each `Server.replace_rule`, if the rule has parts that are not
             registered; None: the rule is made from its configuration.
+
+        params: the same for the params that were set with `Server.set_params`.
 
     Raises:
         AffluxError: a decision differs from that in the log, because the server is not like the original one. Vectors
@@ -54,32 +57,54 @@ def replay(
     """
     instance(Server, "a Server")("replay", "server", server)
     try:
-        entries = iter(log)
+        entries = list(log)
     except Exception as error:
         unreadable("[replay] log", error)
     aggregator = server._aggregator
     admission = aggregator.admission
+    by_flush = admission.by_flush
     flush_after, admission.flush_after = admission.flush_after, None
     admission.replaying = True
+    firsts = _first_joins(entries)
     try:
         for entry in entries:
-            admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | Replaced) else 0
+            admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | NewParams | Replaced) else 0
             if isinstance(entry, Join):
+                if entry.number in firsts:
+                    aggregator.newest_version([])  # makes the rounds that were overdue before the step
+                    admission.by_flush = True
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
-                (server.flush if entry.kind == "flush" else server.discard)()
+                _ = aggregator.flush(joins=entry.joins) if entry.kind == "flush" else aggregator.discard()
+                admission.by_flush = by_flush
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
                 server.set_rule_vector(entry.name, rule_vector(entry))
+            elif isinstance(entry, NewParams):
+                if params is None:
+                    raise AffluxError("[replay] the log has a set_params(): give params=")
+                server.set_params(params(entry))
             elif isinstance(entry, Replaced):
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
         admission.flush_after, admission.replaying, admission.least_overdue = flush_after, False, 0
+        admission.by_flush = by_flush
     if admission.overdue:
         aggregator.newest_version([])
     return server
+
+
+def _first_joins(entries: Sequence[Entry]) -> set[int]:
+    """Return the number of the first join of each step whose joins have filled the buffer, and made no round."""
+    numbers, firsts = list[int](), set[int]()
+    for entry in entries:
+        if isinstance(entry, Join):
+            numbers.append(entry.number)
+        elif isinstance(entry, Cut) and entry.joins:
+            firsts.update(numbers[-entry.joins :][:1])
+    return firsts
 
 
 def _made(entry: Replaced) -> Rule:

@@ -11,27 +11,27 @@ from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions, options_of, slots_of
+from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
-from afflux.ops.validation import a_thread_count, brief, is_function, optional, path_of
+from afflux.ops.validation import a_thread_count, brief, count_of, is_function, optional, path_of
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
 from afflux.server.inputs import InputAdapter
-from afflux.server.pushing import PushReceiver
+from afflux.server.step import StepReceiver
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server(PushReceiver):
+class Server(StepReceiver):
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -50,6 +50,7 @@ class Server(PushReceiver):
             on_step itself causes a step, the call for that step follows after on_step returns. An exception that
             on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
             unfinished is reported with the next step, or by `poll`.
+        first_version: the number of the first version, for callers that count on.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
             `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits; what callers get are copies.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
@@ -87,6 +88,7 @@ class Server(PushReceiver):
         num_threads: int | None = None,
         push_threads: int = 1,
         on_step: OnStep | None = None,
+        first_version: int = 0,
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> None:
@@ -95,6 +97,7 @@ class Server(PushReceiver):
         push_threads = a_thread_count("Server", "push_threads", push_threads)
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
+        first_version = count_of(0)("Server", "first_version", first_version)
         chosen = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, chosen.limits.max_abs)
@@ -103,7 +106,8 @@ class Server(PushReceiver):
         chosen = persistence.for_place(rule, self._adapter, chosen, folder)
         self.options = chosen  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
-        self._aggregator = assemble(rule, params, parts, self._adapter, chosen, num_threads, on_step)
+        parts_of = rule, params, parts, self._adapter, chosen, num_threads, on_step
+        self._aggregator = assemble(*parts_of, first_version)
         self._store: Store | None = None
         if folder is not None:
             self._store = persistence.make_store(self._aggregator, folder, self._adapter, chosen)
@@ -120,6 +124,7 @@ class Server(PushReceiver):
         commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
+        plane: DataPlane | None = None,
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
@@ -137,12 +142,13 @@ class Server(PushReceiver):
                 values.
             like: an array of torch or CuPy on the server's GPU; None: the server is on the CPU.
             on_step: see the class.
+            plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
 
         Raises:
             UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
             AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options.
-            StoreError: there is no store, the rule is wrong or missing, another process uses the store, or the store
-                is damaged. The store does not change.
+            StoreError: there is no store, the rule is wrong or missing, another process uses the store, its vectors are
+                in other shards, or the store is damaged. The store does not change.
 
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
@@ -156,13 +162,19 @@ class Server(PushReceiver):
         (1, 1)
         >>> folder.cleanup()
         """
-        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like)
+        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like, plane)
         try:
             with persistence.errors_of_open(store.path):
                 zeros, options = persistence.start_of(store)
                 rule = store.resolve_rule(rule)
                 server = cls(
-                    rule, zeros, options=options, num_threads=num_threads, push_threads=push_threads, on_step=on_step
+                    rule,
+                    zeros,
+                    options=options,
+                    num_threads=num_threads,
+                    push_threads=push_threads,
+                    on_step=on_step,
+                    plane=plane,
                 )
                 with damage_as_store_error(store.path):
                     attached = persistence.load_store(store, server._aggregator, server.options)
@@ -188,8 +200,8 @@ class Server(PushReceiver):
         A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make
         a step itself, and then call on_step.
 
-        Without `out` nothing is copied, unless inplace. With `out`, a flat vector or a tree like the server's, params
-        (and buffers) are copied into `out`, and only the version is returned.
+        Without `out` nothing is copied, unless inplace or in shards. With `out`, a flat vector or a tree like the
+        server's, params (and buffers) are copied into `out`, and only the version is returned.
 
         >>> import numpy as np
         >>> from afflux import Server, rules
@@ -253,7 +265,7 @@ class Server(PushReceiver):
             persistence.for_place(rule, self._adapter, options, folder)
         except AffluxError as error:
             raise AffluxError(f"[replace_rule] {str(error).removeprefix('[Server] ')}") from None
-        return aggregator.replace_rule(rule, slots_of(rule, options.max_slots, accumulate=options.accumulate))
+        return aggregator.replace_rule(rule, options.slots_of(rule))
 
     @clears_tracebacks
     def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> checking.Task:
@@ -275,7 +287,7 @@ class Server(PushReceiver):
         Raises:
             AffluxError: an argument has a wrong type or value.
 
-        Cost: no array is copied, except with inplace.
+        Cost: no array is copied, except with inplace; `Task.params` is a copy if the vectors are in shards.
 
         With a store, `checkpoint` keeps the open tasks, and the versions that are held for them.
 
@@ -339,6 +351,34 @@ class Server(PushReceiver):
         aggregator.hand_in(name, new)
 
     @clears_tracebacks
+    def set_params(self, params: "ops.Array | Tree") -> int:
+        """Make a version with other params, for example those of another optimizer; return its number.
+
+        The state of the rule and open tasks stay as they are. The log gets an entry `NewParams`. A store has the
+        version in its next commit, which follows at once unless commit_every is None.
+
+        Args:
+            params: (d,), or a tree like the server's, with its buffers; copied. A flat vector leaves buffers unchanged.
+
+        Raises:
+            AffluxError: arrivals wait in the buffer; params have another length, shape or dtype, or a value that the
+                constructor refuses; max_versions versions are held. Nothing has changed.
+            StoreError: the commit has failed; the version is made.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedavg(), np.zeros(2))
+        >>> server.set_params(np.ones(2)), server.params.tolist()
+        (1, [1.0, 1.0])
+        """
+        self._enter("set_params")
+        aggregator, store = self._aggregator, self._store
+        vector, buffers = self._adapter.new_params(params, aggregator.admission.limits)
+        return aggregator.set_params(
+            vector, buffers, lambda: None if store is None else persistence.commit(store, aggregator)
+        )
+
+    @clears_tracebacks
     def flush(self) -> Report | None:
         """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
 
@@ -367,6 +407,11 @@ class Server(PushReceiver):
     def layout(self) -> Layout | None:
         """The places of the model's arrays in the flat vector; None for a server that was made with a flat vector."""
         return self._adapter.layout
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Copies of the model's constants and local arrays, by name, in the library of the first params."""
+        return dict(self._adapter.constants.items(writable=True))
 
     @property
     def arrivals_waiting(self) -> int:
@@ -462,9 +507,13 @@ class Server(PushReceiver):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows."""
+        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows.
+
+        With rounds="flush", the slots are those of the waiting arrivals.
+        """
         state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
-        buffered = (state.rule.buffer_size + len(state.deferred())) * slot
+        count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
+        buffered = (count + len(state.deferred())) * slot
         if self.options.accumulate:
             buffered = slot + 8 * size
         vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
@@ -504,8 +553,8 @@ class Server(PushReceiver):
         """
         if not self._aggregator.closed:
             self._enter("close")
-            persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
-            self._aggregator.report_steps()
+        persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
+        self._aggregator.report_steps()
 
     @property
     @clears_tracebacks

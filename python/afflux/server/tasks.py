@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from secrets import token_hex
 from time import monotonic, time
 
 from afflux.aggregation.reports import Closed, Opened, Pulled
@@ -37,11 +36,15 @@ class TaskBook:
     Args:
         max_versions: the largest number of versions whose params are held; None: MOST_BASES.
         max_staleness: params older than this are not held; None: no limit.
-        closed_last: returns the id of the last closed task in the server's state; None if no task was closed.
+        closed_last: returns the id of the last closed task in the server's state, or the ids of those that a step has
+            closed; None if no task was closed.
     """
 
     def __init__(
-        self, max_versions: int | None, max_staleness: int | None, closed_last: Callable[[], str | None]
+        self,
+        max_versions: int | None,
+        max_staleness: int | None,
+        closed_last: Callable[[], str | tuple[str, ...] | None],
     ) -> None:
         self._most = MOST_BASES if max_versions is None else max_versions
         self._max_staleness = max_staleness
@@ -73,10 +76,11 @@ class TaskBook:
         return self._open.get(task.opened.task) is task
 
     def _finish_closing(self) -> None:
-        """Close the task that the state has closed last, if an interrupt came before the book closed it too."""
+        """Close the tasks that the state has closed last, if an interrupt came before the book closed them too."""
         last = self._closed_last()
-        if last is not None and (torn := self._open.get(last)) is not None:
-            self.close(torn)
+        for task_id in last if isinstance(last, tuple) else () if last is None else (last,):
+            if (torn := self._open.get(task_id)) is not None:
+                self.close(torn)
 
     def find(self, task_id: str) -> OpenTask | None:
         """Return the open task of this id; None if there is none."""
@@ -100,7 +104,7 @@ class TaskBook:
         """Return a new task, which is not in the book yet."""
         pid = os.getpid()
         if self._start[0] != pid:  # ids are unique: a random start for each process, and a counter
-            self._start = pid, token_hex(8)
+            self._start = pid, os.urandom(8).hex()
         until = None if lease is None else time() + lease
         opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until, lease)
         return OpenTask(opened, inf if lease is None else monotonic() + lease)

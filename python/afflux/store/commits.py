@@ -81,7 +81,8 @@ class Commits:
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
         arrivals = [*arrival_entries(transaction.arrivals)]
         if before is None:  # the first commit of this process
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            self._connection.execute(f"PRAGMA user_version = {max(version, FORMAT)}")
         if facts is not None:
             run("INSERT OR REPLACE INTO facts VALUES (?, ?)", fact_entries(facts))
         if transaction.delete_rows:

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
+from afflux.store.shards import stored_parts
 
 #: More files than a new store has open, and than its removal opens if it cannot be made.
 _OPEN_FILES = 16
@@ -34,10 +35,12 @@ def create_store(
     durability: Durability,
     commit_every: int | None,
     constants: npt.NDArray[np.uint8] | None = None,
+    cuts: Sequence[int] = (),
 ) -> None:
     """Make a store in a new folder, for a server with these facts and options.
 
-    `constants` are the bytes of the model's constants and local arrays, which are written once.
+    `constants` are the bytes of the model's constants and local arrays, which are written once. `cuts` are those of
+    `DataPlane.cuts`.
 
     Raises:
         StoreError: the folder is not empty, or cannot be written.
@@ -48,11 +51,15 @@ def create_store(
         if not re.fullmatch(NAME, name):
             raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
     own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-    shapes = shapes_of(rule, server["d"], **own, accumulate=options["accumulate"])
+    shapes = {
+        f"{part.folder}{name}": shape
+        for part in stored_parts(server["d"], cuts)
+        for name, shape in shapes_of(rule, part.size, **own, accumulate=options["accumulate"]).items()
+    }
     codec = codec_of(rule, server["slot_dtype"])
     facts = {
         "order_version": ORDER_VERSION,
-        "server": {**server, "codec": None if codec is None else codec.name},
+        "server": {**server, "codec": None if codec is None else codec.name, **({"cuts": [*cuts]} if cuts else {})},
         "options": options,
         "commits": {"durability": durability, "commit_every": commit_every},
         "rule": rule.to_config(),

@@ -1,9 +1,10 @@
 """Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 from afflux._engine import RowCheck, address
-from afflux.aggregation.cache.rows import LocalRows, RowCache, RowRead
+from afflux.aggregation.cache.rows import LocalRows, RowCache, RowMemory, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
 from afflux.arrays.devices import HOST, Device
@@ -19,10 +20,41 @@ from afflux.store.segments import Place, Row, Segments
 from afflux.store.vector_slots import VectorSlots
 
 
-class DiskRows(LocalRows):
-    """Rows in slots of a Zarr array, and the checksums of those that sweeps have written since the last commit."""
+class StoredRows(RowMemory):
+    """Rows in slots on disk, and the checksums of those that sweeps have written since the last commit."""
 
     in_state = False
+
+    @abstractmethod
+    def missing(self, slot: int) -> str | None:
+        """Describe why a slot to which a commit refers is missing, with the remedy; None if it is not missing."""
+
+    @abstractmethod
+    def start_read(self, place: Place) -> RowCheck | None:
+        """Start to read a row, and return its check, for `ingest` to make in parallel.
+
+        Return None where that is not possible. Then the system is asked to start reading the row.
+        """
+
+    @abstractmethod
+    def damage(self, place: Place) -> str | None:
+        """Read a row into memory. Describe its damage, with the remedy; None if it has its checksums."""
+
+    @abstractmethod
+    def load(self, slot: int) -> None:
+        """Read a row into memory."""
+
+    @abstractmethod
+    def checksum(self, slot: int) -> bytes:
+        """Return the checksums of a row that has changed since the last commit."""
+
+    @abstractmethod
+    def forget_checksums(self) -> None:
+        """Forget all checksums: the rows are committed."""
+
+
+class DiskRows(LocalRows, StoredRows):
+    """Rows in slots of one Zarr array."""
 
     def __init__(
         self,
@@ -53,20 +85,34 @@ class DiskRows(LocalRows):
         out = self._vectors.output("sum", self.sum) if self.device is HOST else self.sum
         return None if out is self.sum else out
 
-    def start_read(self, place: Place) -> RowCheck | None:
-        """Start to read a row, and return its check, for `ingest` to make in parallel.
+    def missing(self, slot: int) -> str | None:
+        problem = self.segments.missing_slot(slot)
+        return None if problem is None else f"{problem}; {self.segments.remedy}"
 
-        Return None where that is not possible. Then the system is asked to start reading the row.
-        """
+    def start_read(self, place: Place) -> RowCheck | None:
         if self.segments.mapped and self.device is HOST:
             return RowCheck(self.row(place.slot), *self._blocks, place.crc, self._num_threads)
         self.segments.prefetch(place.slot)
         return None
 
-    def is_sound(self, place: Place) -> bool:
-        """Read a row into memory, and return whether it has its checksums."""
-        self.segments.populate([place.slot])
+    def damage(self, place: Place) -> str | None:
+        self.load(place.slot)
+        if self._is_sound(place):
+            return None
+        slot, folder = place.slot, self.segments.folder
+        return f"slot {slot} of {folder} does not agree with its checksum; {self.segments.remedy}"
+
+    def _is_sound(self, place: Place) -> bool:
         return row_crc(self.row(place.slot), self.codec) == place.crc
+
+    def load(self, slot: int) -> None:
+        self.segments.populate([slot])
+
+    def checksum(self, slot: int) -> bytes:
+        return self.checksums[slot]
+
+    def forget_checksums(self) -> None:
+        self.checksums = {}
 
     def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
         """Prepare as `LocalRows` does, and allocate segments for new slots."""
@@ -100,16 +146,16 @@ class DiskCache(RowCache):
     A push checks such a row, before the round that replaces it.
     """
 
-    memory: DiskRows
+    memory: StoredRows
 
-    def __init__(self, memory: DiskRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
+    def __init__(self, memory: StoredRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
         super().__init__(memory, num_clients, seed, counts)
         self.reads_ahead = True
         self._index = index
         self._numbers: dict[ClientId, int] = {}  # of the clients in `slots` that the index does not have
-        problem = memory.segments.missing_slot(counts.high - 1)
+        problem = memory.missing(counts.high - 1)
         if problem is not None:
-            raise StoreError(f"[store] {problem}; {memory.segments.remedy}")
+            raise StoreError(f"[store] {problem}")
 
     def __contains__(self, client_id: ClientId) -> bool:
         if client_id in self.slots:
@@ -142,15 +188,18 @@ class DiskCache(RowCache):
         """Return the client's row, encoded; None if the client has never pushed."""
         self.fetch(client_id, self._committed_place(client_id, "row"), "row")
         slot = self._slot(client_id)
-        self.memory.segments.populate([] if slot is None else [slot])
-        return None if slot is None else self.memory.row(slot)
+        if slot is None:
+            return None
+        self.memory.load(slot)
+        row: Row = self.memory.row(slot)
+        return row
 
     def _committed_place(self, client_id: ClientId, op: str) -> Place | None:
         """Return the place of a row that has not changed since the last commit."""
         place = None if client_id in self.slots else self._index.row(client_id)
-        problem = None if place is None else self.memory.segments.missing_slot(place.slot)
+        problem = None if place is None else self.memory.missing(place.slot)
         if problem is not None:
-            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}; {self.memory.segments.remedy}")
+            raise StoreError(f"[{op}] client {brief(client_id)}'s row: {problem}")
         return place
 
     def prefetch(self, client_id: ClientId) -> RowRead | None:
@@ -169,7 +218,7 @@ class DiskCache(RowCache):
                 self.fetch(client_id, place)
             if staging is None or (slot := self._slot(client_id)) is None:
                 return None
-            self.memory.segments.populate([slot])
+            self.memory.load(slot)
             return staging.start_upload(slot, self.memory.row)
 
         return RowRead(check, finish)
@@ -180,21 +229,18 @@ class DiskCache(RowCache):
         Raises:
             StoreError: the row does not match its checksum, or cannot be read.
         """
-        while place is not None and client_id not in self.slots and not self.memory.is_sound(place):
+        while place is not None and client_id not in self.slots and (problem := self.memory.damage(place)) is not None:
             before, place = place, self._committed_place(client_id, op)
             if place == before:  # else a commit has moved the row meanwhile
-                raise StoreError(
-                    f"[{op}] client {brief(client_id)}'s row is damaged: slot {place.slot} of "
-                    f"{self.memory.segments.folder} does not agree with its checksum; {self.memory.segments.remedy}"
-                )
+                raise StoreError(f"[{op}] client {brief(client_id)}'s row is damaged: {problem}")
 
     def changed_places(self, moves: RowMoves | None) -> dict[ClientId, Place]:
         """Return the places that a commit writes to the index; `moves` are those of a round not published yet."""
         slots, numbers = self.slots, self._numbers
         if moves is not None:
             slots, numbers = {**slots, **moves.slots}, {**numbers, **moves.numbers}
-        crcs = self.memory.checksums
-        return {client_id: Place(slot, crcs[slot], numbers.get(client_id, -1)) for client_id, slot in slots.items()}
+        crc = self.memory.checksum
+        return {client_id: Place(slot, crc(slot), numbers.get(client_id, -1)) for client_id, slot in slots.items()}
 
     def publish(self, moves: RowMoves) -> None:
         """Make the changes of a round. May be repeated."""
@@ -205,5 +251,6 @@ class DiskCache(RowCache):
 
     def set_committed(self, counts: SlotCounts) -> None:
         """Record that a commit has written all changes; `counts` are those that it has written. May be repeated."""
-        self.slots, self._numbers, self.memory.checksums = {}, {}, {}
+        self.slots, self._numbers = {}, {}
+        self.memory.forget_checksums()
         self.counts = counts._replace(free=(*counts.free, *counts.retired), retired=())  # now no commit refers to these

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from afflux.ops.errors import StoreError
 
-#: Levels of folders in a store: array, c, segment.
-_DEPTH = 3
+#: Levels of folders in a store: shard, part of a shard, array, c, segment.
+_DEPTH = 5
 #: O_NONBLOCK: opening a FIFO returns at once.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC"))
 #: The errors after which a file counts as lost. All others are the system's, and the file may be sound.

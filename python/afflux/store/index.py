@@ -24,7 +24,15 @@ from afflux.store.commits import LISTS, Commits, Transaction
 from afflux.store.files import LOSS, reason
 from afflux.store.index_entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
 from afflux.store.metadata import BACKUP, DAMAGED
-from afflux.store.schema import connect, make_file, refuse_other_schema, refuse_rollback_journal, sqlite_reason
+from afflux.store.schema import (
+    FORMAT,
+    FORMAT_OF_SHARDS,
+    connect,
+    make_file,
+    refuse_other_schema,
+    refuse_rollback_journal,
+    sqlite_reason,
+)
 from afflux.store.segments import Place
 
 _MOST_FACTS = 32
@@ -165,7 +173,7 @@ class Index:
     @staticmethod
     def make(path: Path, facts: Mapping[str, Any]) -> None:
         """Make a new file without a commit. The file gets its name when it is complete."""
-        make_file(path, fact_entries(facts))
+        make_file(path, fact_entries(facts), FORMAT_OF_SHARDS if "cuts" in facts.get("server", ()) else FORMAT)
 
     def sync_commits(self, power: bool) -> None:
         """Set whether later commits are on the disk itself when `commit` returns: they are with `power`."""

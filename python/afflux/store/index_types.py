@@ -14,9 +14,11 @@ from msgspec import Meta, Struct, convert, to_builtins
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.clipping import WINDOW
+from afflux.aggregation.sharded_plane import superblocks
 from afflux.ops.codecs import named
 from afflux.rules.rule import MOST_FACTS
 from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
+from afflux.store.shards import stored_parts
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -42,6 +44,7 @@ class ServerFacts(_Facts, frozen=True):
     layout: dict[str, Any] | None
     codec: str | None
     seed: int | None = None  #: of codecs that draw random bits
+    cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
 
 
 class StoredOptions(_Facts, frozen=True):
@@ -62,6 +65,7 @@ class StoredOptions(_Facts, frozen=True):
     max_deferred: Count | None = None  #: missing in stores of older versions
     clip_norms: float | None = None  #: older stores have none
     facts: Annotated[list[str], Meta(max_length=MOST_FACTS)] = []  #: likewise
+    rounds: str = "full"  #: in stores of servers with rounds="flush"
 
 
 class Commits(_Facts, frozen=True):
@@ -161,23 +165,29 @@ def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
     facts: StoreFacts = decoded({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)
-    if facts.server.seed is None:
-        del plain["server"]["seed"]
+    for name in ("seed", "cuts"):
+        if plain["server"][name] is None:
+            del plain["server"][name]
     return plain
 
 
 def _check_shapes(facts: StoreFacts) -> None:
     """Compare the arrays with those that a server of this kind needs: their names, dtypes and widths."""
     server = facts.server
-    codec = named(server.codec)
-    needed = {"params": (server.dtype, server.d), "arrivals": (STORED[server.slot_dtype], server.d)}
-    needed |= {f"rule_vector.{name}": (server.dtype, server.d) for name in server.rule_vectors}
-    if facts.options.accumulate:
-        needed["total"] = "float64", server.d
-    if codec is not None:
-        if server.num_clients is None:
-            raise ValueError("rows are kept, and num_clients is None")
-        needed |= {"sum": ("float64", server.d), "rows": (codec.row_dtype, codec.row_size(server.d))}
+    codec, cuts = named(server.codec), server.cuts or []
+    if cuts != sorted(cuts) or (cuts and cuts[-1] > superblocks(server.d)):
+        raise ValueError(f"shards of {server.d} elements begin with the superblocks {cuts[:100]}")
+    if codec is not None and server.num_clients is None:
+        raise ValueError("rows are kept, and num_clients is None")
+    needed = dict[str, tuple[str, int]]()
+    for part in stored_parts(server.d, cuts):
+        own = {"params": (server.dtype, part.size), "arrivals": (STORED[server.slot_dtype], part.size)}
+        own |= {f"rule_vector.{name}": (server.dtype, part.size) for name in server.rule_vectors}
+        if facts.options.accumulate:
+            own["total"] = "float64", part.size
+        if codec is not None:
+            own |= {"sum": ("float64", part.size), "rows": (codec.row_dtype, codec.row_size(part.size))}
+        needed |= {f"{part.folder}{name}": array for name, array in own.items()}
     if set(facts.shapes) != set(needed):
         raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(needed)}")
     for name, (dtype, size) in needed.items():
@@ -224,7 +234,7 @@ def check_entries(vectors: Sequence[VectorEntry], arrivals: Sequence[ArrivalEntr
     """
     names = {name for name, _, _ in vectors}
     older = {name for name in names if name.startswith("params:")}
-    missing = names - older ^ set(facts["shapes"]) - {"rows", "arrivals"}
+    missing = names - older ^ {name.rpartition("/")[2] for name in facts["shapes"]} - {"rows", "arrivals"}
     if missing - ({"total"} - names):  # an empty sum is not stored
         raise ValueError(f"the vectors are {sorted(names)}")
     for name in older:

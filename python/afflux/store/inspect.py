@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +40,7 @@ class Info:
     joins: int  #: the number of decisions about pushes until the last commit
     waiting: int  #: arrivals in the buffer, or deferred to the next pass
     counts: Mapping[str, int]  #: pushes by status
+    shards: int  #: the number of shards of the vectors; 1: in one piece
     num_clients: int | None  #: N, if the rule needs it
     clients: int  #: the number of clients that have a row
     codec: str | None  #: the codec of the rows; None if the rule keeps none
@@ -77,7 +77,7 @@ def info(path: "str | PathLike[str]") -> Info:
     """
     with _reader(Path(path)) as (store, in_use):
         meta, server, codec = store.committed.meta, store.server, store.codec
-        sizes = {name: array.disk_bytes for name, array in store.arrays.items()}
+        sizes = {name: sum(array.disk_bytes for array in parts) for name, parts in store.arrays.items()}
         sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
         return Info(
             path=str(path),
@@ -91,6 +91,7 @@ def info(path: "str | PathLike[str]") -> Info:
             joins=meta["joins"],
             waiting=len(store.committed.arrivals),
             counts=meta["counts"],
+            shards=len(server.get("cuts", ())) + 1,
             num_clients=server["num_clients"],
             clients=store.clients,
             codec=None if codec is None else codec.name,
@@ -126,7 +127,7 @@ def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:
     except StoreError as error:
         yield str(error).removeprefix("[store] ")
     for name, slot in store.committed.last_slots.items():
-        lack = None if name in but else store.arrays[name].missing_slot(slot)
+        lack = None if name in but else store.missing_slot(name, slot)
         if lack is not None:
             yield lack
 
@@ -209,6 +210,8 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
             if out.suffix == ".npy":
                 np.lib.format.write_array(file, params, allow_pickle=False)
             else:
+                from zipfile import ZipFile
+
                 with ZipFile(file, "w") as archive:
                     for name, array in _model(store, params):
                         with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -291,7 +294,7 @@ def _decoded(store: StoreReader, places: Sequence[tuple[ClientId, Place]]) -> It
     for client_id, place in places:
         row = store.sound_row(place)
         if row is None:
-            remedy = store.arrays["rows"].remedy
+            remedy = store.arrays["rows"][0].remedy
             raise StoreError(f"[export] client {brief(client_id)}'s row in {store.path} is damaged; {remedy}")
         yield store.decoded(row)
 
@@ -302,6 +305,8 @@ def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple
         with new.open("wb") as file:
             _stream(file, header, rows)
         return
+    from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
     name, values, kind = _clients(ids)
     with ZipFile(new, "w") as archive:
         # All texts have the width of the longest one: they are written one by one, and compressed.

@@ -38,8 +38,14 @@ def damage_as_store_error(path: Path) -> Iterator[None]:
         raise StoreError(f"[store] {path} is damaged: {type(error).__name__}: {error}; {BACKUP}") from None
 
 
-def remedy(store: Path, array: str) -> str:
-    """Return the remedy in errors for damage to an array of a store."""
+def store_of(folder: Path) -> Path:
+    """Return the store of the array in this folder, which may be within the folder of a shard."""
+    return next((each for each in folder.parents if (each / INDEX).exists()), folder.parent)
+
+
+def remedy(folder: Path) -> str:
+    """Return the remedy in errors for damage to the array in this folder of a store."""
+    store, array = store_of(folder), folder.name
     if array == "rows":
         return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
     if array == "sum":
@@ -144,9 +150,11 @@ def is_sound(shape: Shape, slots: int) -> bool:
 def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
     """Make the Zarr group and its arrays, which have no slots yet."""
     for name, shape in shapes.items():
-        (folder / name).mkdir()
-        _replace(folder / name / METADATA, _array_metadata(shape, 0))
-        sync(folder / name)
+        array = folder / name
+        array.mkdir(parents=True)
+        _replace(array / METADATA, _array_metadata(shape, 0))
+        for each in (array, *array.parents[: len(Path(name).parts) - 1]):
+            sync(each)
     _replace(folder / METADATA, _GROUP)
     sync(folder)
 
@@ -210,7 +218,7 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
             what = f"{path} is damaged: it has {slots} slots, and slot {last} is in use"
         else:
             return slots
-    raise LostMetadataError(what, folder.parent)
+    raise LostMetadataError(what, store_of(folder))
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
@@ -267,7 +275,7 @@ def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape],
     """
     try:
         for name in lost:
-            (store / name).mkdir(exist_ok=True)
+            (store / name).mkdir(exist_ok=True, parents=True)
             _replace(store / name / METADATA, _array_metadata(shapes[name], slots[name]) if name else _GROUP)
             sync(store / name)
         sync(store)  # an array's folder may be new

@@ -7,17 +7,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from afflux.aggregation.cache.rows import decoded
 from afflux.aggregation.cache.staging import Row
+from afflux.aggregation.sharded_rows import whole_row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.checksums import refuse_damage, row_crc
+from afflux.store.checksums import damage, refuse_damage, row_crc
 from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Segments
+from afflux.store.shards import parts_in
 
 
 @contextmanager
@@ -62,29 +66,58 @@ class StoreReader:
             self.server: dict[str, Any] = facts["server"]
             self.d: int = facts["server"]["d"]
             self.codec = named(facts["server"]["codec"])
+            self.parts = parts_in(facts)
             self.shapes = {name: Shape(*shape) for name, shape in facts["shapes"].items()}
             #: Damage to Zarr's metadata of an array, or of the group (""), that `repair` can write again.
             self.lost: dict[str, str] = {}
-            self.arrays = {name: self._array(name) for name in self.shapes}
+            #: The parts of each array by its name, one of each vector; and all of them by their folders.
+            self.arrays: dict[str, list[Segments]] = {}
+            self.segments: dict[str, Segments] = {}
+            for name in self.shapes:
+                self._add_array(name)
             try:
                 check_group(self.path)
             except LostMetadataError as error:
                 self.lost[""] = error.what
             undo.pop_all()
 
-    def _array(self, name: str) -> Segments:
-        size = self.codec.row_size(self.d) if name == "rows" and self.codec is not None else self.d
-        shape, last = self.shapes[name], self.committed.last_slots.get(name, -1)
+    def _add_array(self, folder: str) -> None:
+        name = folder.rpartition("/")[2]
+        size = next(part.size for part in self.parts if f"{part.folder}{name}" == folder)
+        size = self.codec.row_size(size) if name == "rows" and self.codec is not None else size
+        shape, last = self.shapes[folder], self.committed.last_slots.get(name, -1)
         try:
-            return Segments(self.path / name, size, shape, mapped=False, last=last)
+            array = Segments(self.path / folder, size, shape, mapped=False, last=last)
         except LostMetadataError as error:
-            self.lost[name] = error.what
-            return Segments(self.path / name, size, shape, mapped=False, lost=True)
+            self.lost[folder] = error.what
+            array = Segments(self.path / folder, size, shape, mapped=False, lost=True)
+        self.segments[folder] = array
+        self.arrays.setdefault(name, []).append(array)
 
     @property
     def oversized(self) -> list[str]:
         """Describes the segment files that are too long."""
-        return [line for array in self.arrays.values() for line in array.oversized().values()]
+        return [line for array in self.segments.values() for line in array.oversized().values()]
+
+    def slot_bytes(self, name: str) -> int:
+        """Return the bytes of a vector of this array."""
+        return sum(array.slot_bytes for array in self.arrays[name])
+
+    def missing_slot(self, name: str, slot: int) -> str | None:
+        """Describe why a slot to which the commit refers is missing; None if it is not missing."""
+        problems = (array.missing_slot(slot) for array in self.arrays[name])
+        return next((problem for problem in problems if problem is not None), None)
+
+    def damage(self, name: str, place: Place) -> str | None:
+        """Describe the damage of a vector; None if it is sound."""
+        both = zip(self.parts, self.arrays[name], strict=True)
+        problems = (damage(array, part.place(place), 1) for part, array in both)
+        return next((problem for problem in problems if problem is not None), None)
+
+    def vector(self, name: str, slot: int) -> Row:
+        """Return the vector in a slot, (d,)."""
+        parts = [array.array(slot) for array in self.arrays[name]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def row_bytes(self) -> int:
@@ -108,13 +141,17 @@ class StoreReader:
         """
         if self.codec is None or place.slot < 0:
             return None
+        pieces = list[Row]()
         try:
-            row = self.arrays["rows"].array(place.slot)
+            for part, array in zip(self.parts, self.arrays["rows"], strict=True):
+                pieces.append(array.array(place.slot))
+                if row_crc(pieces[-1], self.codec) != part.place(place, self.codec).crc:
+                    return None
         except UnreadableError:
             raise
         except StoreError:
             return None
-        return row if row_crc(row, self.codec) == place.crc else None
+        return pieces[0] if len(pieces) == 1 else whole_row(pieces, self.codec, self.d)
 
     def params(self) -> Row:
         """Return the params of the last commit, (d,).
@@ -122,8 +159,10 @@ class StoreReader:
         Raises:
             StoreError: they are missing, or do not match their checksum.
         """
-        refuse_damage(self.arrays["params"], self.committed.vectors["params"], 1)
-        return self.arrays["params"].array(self.committed.vectors["params"].slot)
+        place = self.committed.vectors["params"]
+        for part, array in zip(self.parts, self.arrays["params"], strict=True):
+            refuse_damage(array, part.place(place), 1)
+        return self.vector("params", place.slot)
 
     def decoded(self, row: Row) -> Row:
         """Return a row, decoded: (d,) float32 or float64."""

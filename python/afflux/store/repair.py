@@ -13,7 +13,7 @@ import numpy.typing as npt
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId, client_order
-from afflux.store.checksums import crc, damage
+from afflux.store.checksums import crc
 from afflux.store.commits import Transaction
 from afflux.store.files import UnreadableError, irregular, refuse_irregular
 from afflux.store.index import CommittedState, Index
@@ -62,8 +62,8 @@ class _Examination:
         self._store = store
         self._progress = progress
         self._done = 0
-        vectors = sum(store.arrays[name.partition(":")[0]].slot_bytes for name in store.committed.vectors)
-        arrivals = len(store.committed.arrivals) * store.arrays["arrivals"].slot_bytes
+        vectors = sum(store.slot_bytes(name.partition(":")[0]) for name in store.committed.vectors)
+        arrivals = len(store.committed.arrivals) * store.slot_bytes("arrivals")
         self._all = vectors + arrivals + store.clients * store.row_bytes
         self.good: list[tuple[ClientId, Place]] = []
         self.bad: list[tuple[ClientId, Place]] = []
@@ -98,10 +98,9 @@ class _Examination:
                 yield f"client {brief(_client(waiting))}'s waiting arrival: {problem}"
 
     def _damage(self, name: str, place: Place) -> str | None:
-        segments = self._store.arrays[name]
-        self._read(segments.slot_bytes)
+        self._read(self._store.slot_bytes(name))
         try:
-            return damage(segments, place, 1)
+            return self._store.damage(name, place)
         except UnreadableError:
             raise
         except StoreError as error:  # the disk has failed
@@ -129,15 +128,19 @@ class _Examination:
 
     def _lost_rows(self) -> Iterator[str]:
         """Yield a line for each file of rows that is missing or truncated, and one for each other damaged row."""
-        segments, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
-        each = segments.shape.per_segment
-        flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.segment_problem(i)) is not None}
-        lost = Counter(place.slot // each for _, place in self.bad)
-        for segment, flaw in flaws.items():
-            yield f"{flaw}: {lost[segment]} clients' rows"
+        arrays, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
+        in_flaws = set[int]()
+        for segments in arrays:
+            each = segments.shape.per_segment
+            flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.segment_problem(i)) is not None}
+            lost = Counter(place.slot // each for _, place in self.bad)
+            for segment, flaw in flaws.items():
+                yield f"{flaw}: {lost[segment]} clients' rows"
+            in_flaws |= {place.slot for _, place in self.bad if place.slot // each in flaws}
+        folder = arrays[0].folder if len(arrays) == 1 else self._store.path
         for client_id, place in sorted(self.bad, key=lambda entry: client_order(entry[0])):
-            if place.slot // each not in flaws:
-                yield f"client {brief(client_id)}'s row in {segments.folder} is damaged"
+            if place.slot not in in_flaws:
+                yield f"client {brief(client_id)}'s row in {folder} is damaged"
 
     def _added(self, place: Place) -> bool:
         """Add a row to the total; return False if the row is damaged.
@@ -161,7 +164,7 @@ class _Examination:
             return
         if self.bad or self.index:
             return
-        stored: npt.NDArray[np.float64] = store.arrays["sum"].array(store.committed.vectors["sum"].slot)
+        stored: npt.NDArray[np.float64] = store.vector("sum", store.committed.vectors["sum"].slot)
         off = _norm(stored - self.total) / int(store.server["num_clients"])
         self.sum_error = 0.0 if not off else off / self._largest if self._largest else inf
         bound = self._rounding()
@@ -269,12 +272,12 @@ def repair(
         if agreed is not None:
             _refuse_more(health, agreed)
         if store.lost:
-            slots = {name: array.slots for name, array in store.arrays.items()}
+            slots = {name: array.slots for name, array in store.segments.items()}
             write_again(store.path, store.lost, store.shapes, slots)
-        for array in store.arrays.values():
+        for array in store.segments.values():
             array.truncate_oversized()
-        if store.codec is not None:
-            store.arrays["rows"].reserve(store.committed.meta["rows"][1])
+        for array in store.arrays.get("rows", ()):
+            array.reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:
             return None
         _commit_rest(store, found, health)
@@ -313,10 +316,11 @@ def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> Non
         lists["passed"] = ListUpdate(0, _passed(last, found.lost_arrivals))
     anew = store.codec is not None and bool(health.damaged or found.sum)
     if anew:
-        segments, slot = store.arrays["sum"], 1 - last.vectors["sum"].slot
-        segments.reserve(2)
-        segments.write(slot, found.total)
-        segments.flush([slot])
+        slot = 1 - last.vectors["sum"].slot
+        for part, segments in zip(store.parts, store.arrays["sum"], strict=True):
+            segments.reserve(2)
+            segments.write(slot, found.total[part.begin : part.begin + part.size])
+            segments.flush([slot])
         ranked = sorted(found.good, key=lambda entry: entry[1].rank)
         rows = {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)}
         used, high = {place.slot for place in rows.values()}, meta["rows"][1]

@@ -14,7 +14,9 @@ from afflux.store.metadata import METADATA
 
 #: The format that commits write. Format 5 lacks facts of arrivals; the first commit to such a store raises its format.
 FORMAT = 6
-READABLE = (5, FORMAT)
+#: The format of stores whose vectors are in shards.
+FORMAT_OF_SHARDS = 7
+READABLE = (5, FORMAT, FORMAT_OF_SHARDS)
 #: "aflx": SQLite's application_id, which the program `file` shows.
 APPLICATION = 0x61666C78
 
@@ -36,8 +38,8 @@ _OPEN_FILES = 6
 _STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
 
 
-def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
-    """Make an index without a commit. The file gets its name when it is complete.
+def make_file(path: Path, facts: Iterable[tuple[str, str]], version: int) -> None:
+    """Make an index of this format, without a commit. The file gets its name when it is complete.
 
     Raises:
         StoreError: the file cannot be made.
@@ -51,7 +53,7 @@ def make_file(path: Path, facts: Iterable[tuple[str, str]]) -> None:
                 connection.execute(statement)
             connection.executemany("INSERT INTO facts VALUES (?, ?)", facts)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("COMMIT")
     except sqlite3.Error as error:
         raise StoreError(f"[store] cannot make {path}: {sqlite_reason(error, path)}") from None
@@ -105,7 +107,9 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
     if application != APPLICATION:
         raise StoreError(f"[store] {path} is not an index of afflux")
     if version not in READABLE:
-        raise StoreError(f"[store] {path} has format {version}, this afflux reads {' and '.join(map(str, READABLE))}")
+        remedy = "install a newer afflux" if version > FORMAT else "open it once with an afflux that reads both formats"
+        formats = f"{READABLE[0]} to {READABLE[-1]}"
+        raise StoreError(f"[store] {path} has format {version}, this afflux reads {formats}: {remedy}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
     names = [text.split()[2] for text in _STATEMENTS]
     ours = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}

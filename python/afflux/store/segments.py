@@ -79,7 +79,7 @@ class Segments:
     @property
     def remedy(self) -> str:
         """The remedy in errors for damage to this array."""
-        return remedy(self.folder.parent, self.folder.name)
+        return remedy(self.folder)
 
     @property
     def slots(self) -> int:

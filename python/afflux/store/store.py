@@ -19,15 +19,16 @@ from msgspec.structs import replace
 
 from afflux.aggregation import checkpoint
 from afflux.aggregation.admission import Admission
-from afflux.aggregation.cache.table import SlotCounts
+from afflux.aggregation.cache.table import RowMoves, SlotCounts
 from afflux.aggregation.checkpoint import Saved
-from afflux.aggregation.local_plane import LocalPlane, LocalRound
+from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.options import Durability
+from afflux.aggregation.plane import DataPlane, Vector
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import Round
 from afflux.aggregation.state import ServerState, after
 from afflux.aggregation.streaming import Term
-from afflux.arrays.devices import HOST, Device
+from afflux.arrays.devices import HOST
 from afflux.arrays.interop import frozen
 from afflux.arrays.layout import Layout
 from afflux.ops.codecs import Codec, named
@@ -40,18 +41,13 @@ from afflux.store.files import refuse_irregular
 from afflux.store.index import CommittedState, Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
-from afflux.store.segments import Place, Row
+from afflux.store.segments import Place
+from afflux.store.sharded_vectors import open_vectors
 from afflux.store.stored_rule import StoredRule
 from afflux.store.stored_state import GrowingLists, layout_of, state_of, stored_arrival
-from afflux.store.stored_vectors import StoredVectors
+from afflux.store.stored_vectors import SweptVectors, retained_places
 
 CommitEvery = int | Literal["as before"] | None
-
-
-def _local(decided: Round) -> LocalRound:
-    """Return the sweep of a round, whose vectors are slots of the store."""
-    assert isinstance(decided.prepared, LocalRound)
-    return decided.prepared
 
 
 class _Checkpoint(NamedTuple):
@@ -76,23 +72,25 @@ class Store:
         num_threads: int,
         durability: Durability | None = None,
         commit_every: CommitEvery = "as before",
-        device: Device = HOST,
+        plane: DataPlane | None = None,
         *,
         new: bool = False,
     ) -> None:
-        """Open the store that `create_store` has made, for a server on `device`.
+        """Open the store that `create_store` has made, for a server whose vectors are in `plane`, by default one like
+        `LocalPlane()`.
 
         On the host, the server's vectors are the slots of the store; on a GPU, they are copies of the last commit. The
         next commit stores durability and commit_every. If a `new` store cannot be opened and has no commit, its
         contents are removed.
 
         Raises:
-            StoreError: another process has the folder open, or the store is damaged or of another format.
+            StoreError: another process has the folder open, the store is damaged or of another format, or the plane
+                has other shards.
         """
         self.path = folder_of(path)
-        self.device = device
+        self.device = plane.device if isinstance(plane, LocalPlane) else HOST
         with ExitStack() as undo:
-            self._lock, self.committed = Lock(path), None
+            self._lock, self.committed, self.closed = Lock(path), None, False
             undo.callback(self._lock.release)
             refuse_irregular(path)
             if new:
@@ -100,10 +98,12 @@ class Store:
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
             with damage_as_store_error(path):
-                self._read(num_threads, durability, commit_every)
+                self._read(num_threads, durability, commit_every, LocalPlane() if plane is None else plane)
             undo.pop_all()
 
-    def _read(self, num_threads: int, durability: Durability | None, commit_every: CommitEvery) -> None:
+    def _read(
+        self, num_threads: int, durability: Durability | None, commit_every: CommitEvery, plane: DataPlane
+    ) -> None:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: the facts with which a server must agree
         self.options: dict[str, Any] = facts["options"]  #: the options of the server
@@ -116,12 +116,12 @@ class Store:
         self._commits = {"durability": self.durability, "commit_every": self.commit_every}
         self._rule = StoredRule(path, facts["rule"], self.facts)
         self._index.sync_commits(self._power)
-        self.vectors = StoredVectors(path, facts, self.committed, self.device, num_threads)
+        self.vectors = open_vectors(path, facts, self.committed, plane, num_threads)
         if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
             self.vectors.flush_all()  # the commits so far were not flushed
         self._lists = GrowingLists()
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
-        self._retained_places = self.vectors.retained
+        self._retained_places = retained_places({} if self.committed is None else self.committed.vectors)
         self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
         #: the numbers of the versions that the caller has given as `keep`; other retained versions are held for tasks
         self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
@@ -181,22 +181,21 @@ class Store:
 
     def prepare_sweep(self, decided: Round) -> None:
         """Map the pages that the sweep of this round writes. May be repeated."""
-        self.vectors.prepare_sweep(_local(decided))
+        self.vectors.prepare_sweep(decided.prepared)
 
     def save_round(self, swept: Round, admission: Admission) -> None:
         """Record a round after its sweep; commit the round if `commit_every` divides its version. May be repeated."""
         if swept.saved:  # an interrupt came before its publication
             return
-        made = _local(swept)
-        checksums = self.vectors.record_sweep(made)
+        vectors = self.vectors.record_sweep(swept.prepared)
         if self.rows is not None:
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
         version, state = swept.report.version, admission.state.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
-            current = Pulled(made.draft.array, version, swept.buffers)
-            self._commit(after(state, current, made.rule_vectors, swept), admission, swept, checksums)
+            current = Pulled(vectors.params, version, swept.buffers)
+            self._commit(after(state, current, vectors.rule_vectors, swept), admission, swept.moves, vectors)
             if (moves := swept.moves) is not None:
                 swept.moves = moves._replace(committed=True)
         swept.saved = True
@@ -249,24 +248,22 @@ class Store:
         self,
         state: ServerState,
         admission: Admission,
-        swept: Round | None = None,
-        checksums: Mapping[int, bytes] | None = None,
+        moves: RowMoves | None = None,
+        swept: SweptVectors | None = None,
     ) -> None:
         """Write all data that are not in their slots yet, and make the transaction.
 
-        `swept` is a round that is not published yet; `state` is the state after the round.
+        `moves` and `swept` are of a round that is not published yet; `state` is the state after the round.
         """
         newest = state.current.version
         now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
-        rows, counts, moves, new_rows = dict[ClientId, Place](), None, None, None
-        if swept is not None:
-            moves, new_rows = swept.moves, _local(swept).rows
+        rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
         waiting = [*state.arrivals(), *state.deferred()]
         slots = {w.join: w.slot for w in waiting if not isinstance(w.slot, Term)}
         total = None if state.total is None else state.total.vectors[0]
-        places = self.vectors.save(now.params, state.rule_vectors, total, new_rows, slots, checksums)
+        places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
         if self._power:
             self.vectors.flush(places, self._retained_places.values(), rows.values())
         meta = checkpoint.scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
@@ -309,7 +306,7 @@ class Store:
         state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
         if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
             state["meta"]["next_rule"] = None
-        return checkpoint.load(state, facts, admission)
+        return checkpoint.load(state, facts, admission, most_id=None)
 
     def open_tasks(self) -> list[Opened]:
         """Return the tasks that were open at the last commit.
@@ -322,7 +319,7 @@ class Store:
         except (AffluxError, TypeError, ValueError) as error:
             raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
-    def attach(self, state: ServerState, params: Row, retained: Sequence[Pulled]) -> ServerState:
+    def attach(self, state: ServerState, params: Vector, retained: Sequence[Pulled]) -> ServerState:
         """Return the state of a server that continues from the last commit.
 
         `params` and the params of the versions in `retained` are slots of the store.
@@ -346,10 +343,16 @@ class Store:
         last = self.committed
         return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
 
-    def close(self, plane: LocalPlane | None = None) -> None:
-        """Close all files and release the lock. Versions of `plane` that are still in use do not change."""
-        if plane is not None:
+    def close(self, *, detach: bool = False) -> None:
+        """Close all files and release the lock. With `detach`, versions that are still in use do not change.
+
+        May be repeated.
+        """
+        if self.closed:
+            return
+        if detach:
             self.retained = []
-            self.vectors.detach(plane)
+            self.vectors.detach()
         self._index.close()
         self._lock.release()
+        self.closed = True

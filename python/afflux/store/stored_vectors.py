@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
-from afflux.aggregation.plane import NamedVectors, Slot, Vector
+from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Vector
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, on_gpu
 from afflux.arrays.pools import Draft, Versions
@@ -31,6 +30,19 @@ class SavedPlaces(NamedTuple):
     params: Place
     vectors: Mapping[str, Place]  #: the rule's vectors, the sum of the rows, the total
     arrivals: Mapping[int, Place]  #: by the number of the join
+
+
+class SweptVectors(NamedTuple):
+    """The vectors that the sweep of a round has written."""
+
+    params: Vector
+    rule_vectors: NamedVectors
+    rest: Any  #: for `save`: the new rows, and the checksums that the sweep has computed
+
+
+def retained_places(places: Mapping[str, Place]) -> dict[int, Place]:
+    """Return the places of the older versions of a commit, by number, from those of all its vectors."""
+    return dict(sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:")))
 
 
 class StoredVectors:
@@ -57,16 +69,15 @@ class StoredVectors:
         arrays = self.arrays = open_arrays(path, facts, slots, mapped=promises_space(path))
         for name, place in places.items():
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
-        retained = sorted((int(name[7:]), place) for name, place in places.items() if name.startswith("params:"))
-        self.retained = dict(retained)  #: the places of the older versions of the last commit, by number
-        newest = [("", places["params"])] if "params" in places else []
-        self._params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for _, place in (*newest, *retained)))
+        newest, retained = [places["params"]] if "params" in places else [], retained_places(places).values()
+        self._params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for place in (*newest, *retained)))
         own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
         self._named = VectorSlots(own, {name: places[name] for name in own if name in places}, num_threads)
         waiting = {stored.join: stored.place for stored in arrivals if stored.place is not None}
         self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
-        self._host_versions: Versions | None = None  # of a server on a GPU: copies of its versions, in slots of params
+        self._versions: Versions  # those of the server; of one on a GPU copies of some of them
+        self._host_versions: Versions | None = None  # of a server on a GPU: these copies, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these copies
         self._rows: DiskRows | None = None
 
@@ -94,15 +105,27 @@ class StoredVectors:
         """Return a copy of the vectors of arrivals, (n, d)."""
         return self._arrivals.stacked([*places])
 
-    def use(self, plane: LocalPlane) -> Versions:
-        """Let a plane keep its versions, and the new values of its rule vectors, in these slots.
+    def use(self, plane: DataPlane) -> None:
+        """Let a plane keep its versions, and the new values of its rule vectors, in these slots."""
+        assert isinstance(plane, LocalPlane)  # see `open_vectors`
+        self._versions = plane.keep_in(self._params.allocate, self._outputs)
+        self._host_versions = None if plane.gpu is None else self._versions
 
-        Returns:
-            The versions in the store: of a server on a GPU copies of some of its own.
-        """
-        versions = plane.keep_in(self._params.allocate, self._outputs)
-        self._host_versions = None if plane.gpu is None else versions
-        return versions
+    def committed_version(self, version: int, *, newest: bool) -> Vector:
+        """Return the next version of the last commit, which has this number: the newest first, then the older ones."""
+        draft = self._versions.take()
+        return self._versions.finished(draft, version) if newest else draft.publish(version)
+
+    def used_slots(self) -> set[int]:
+        """Return the slots of the versions that are in use."""
+        return self._params.used(self._versions.free)
+
+    def draft_in(self, slot: int, op: str) -> Draft:
+        """Return memory for a version in this slot, which is free, and after which no lower one is to be allocated."""
+        others = list[Draft]()
+        while self._params.slot_of((draft := self._versions.take(op)).array) != slot:
+            others.append(draft)
+        return draft
 
     def _outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
         """Return the spare slots of these rule vectors.
@@ -126,20 +149,21 @@ class StoredVectors:
         bring(params, draft.array)
         return self._host_versions.finished(draft, version)
 
-    def prepare_sweep(self, prepared: LocalRound) -> None:
+    def prepare_sweep(self, prepared: Prepared) -> None:
         """Map the pages that the sweep of a round writes. May be repeated."""
         self._named.populate()
         if self._rows is not None:
             self._rows.populate(prepared.rows)
 
-    def record_sweep(self, prepared: LocalRound) -> SweepChecksums:
-        """Record the rows that a sweep has written. Return the checksums that it has computed. May be repeated."""
+    def record_sweep(self, prepared: Prepared) -> SweptVectors:
+        """Record the rows that a sweep has written. Return all vectors that it has written. May be repeated."""
+        assert isinstance(prepared, LocalRound)
         checksums = NO_CHECKSUMS
         if prepared.checksums:
             checksums = sweep_checksums(prepared.sweep, prepared.checksums[-1])
         if self._rows is not None:
             self._rows.record_sweep(prepared.rows, checksums)
-        return checksums
+        return SweptVectors(prepared.draft.array, prepared.rule_vectors, (prepared.rows, checksums))
 
     def params_place(self, params: Row, checksums: SweepChecksums = NO_CHECKSUMS) -> Place:
         """Write a version to its slot, if it is not there yet, and return its place for a commit."""
@@ -150,15 +174,14 @@ class StoredVectors:
         params: Row,
         rule_vectors: NamedVectors,
         total: Vector | None,
-        new_rows: NewRows | None,
         waiting: Mapping[int, Slot],
-        checksums: SweepChecksums | None,
+        swept: SweptVectors | None,
     ) -> SavedPlaces:
         """Write all vectors that are not in their slots yet; return the places of all, for a commit.
 
-        `new_rows` are those of a round that is not published yet, `waiting` the slots of arrivals by their join.
+        `waiting` are the slots of arrivals by their join, `swept` the vectors of a round that is not published yet.
         """
-        checksums = checksums or NO_CHECKSUMS
+        new_rows, checksums = (None, NO_CHECKSUMS) if swept is None else swept.rest
         own = {f"rule_vector.{name}": vector for name, vector in rule_vectors.items()}
         if self._rows is not None:
             out = None if new_rows is None else new_rows.sum_out
@@ -197,7 +220,7 @@ class StoredVectors:
         self._named.check()
         self._arrivals.check()
 
-    def detach(self, plane: LocalPlane) -> None:
+    def detach(self) -> None:
         """Make versions that are still in use independent of the files."""
         self._committed_params, self._spare_draft = [], None
-        self._params.detach((self._host_versions or plane.versions).free)
+        self._params.detach(self._versions.free)

@@ -125,9 +125,17 @@ class ParamsSlots:
         """Return whether `allocate` has returned the memory of this version."""
         return address(params) in self._slots
 
+    def slot_of(self, params: Row) -> int:
+        """Return the slot of a version."""
+        return self._slots[address(params)]
+
+    def used(self, free: Iterable[int]) -> set[int]:
+        """Return the slots that are in use; `free` is memory that is not."""
+        return {self._slots[place] for place in self._slots.keys() - set(free)}
+
     def write(self, params: Row) -> int:
         """Write a version to its slot, if it is not there yet; return the slot."""
-        slot = self._slots[address(params)]
+        slot = self.slot_of(params)
         self._segments.write(slot, params)
         return slot
 
@@ -137,7 +145,7 @@ class ParamsSlots:
 
     def detach(self, free: Iterable[int]) -> None:
         """Make versions that are still in use independent of the files. `free` is memory that is not in use."""
-        self._segments.detach(self._slots[place] for place in self._slots.keys() - set(free))
+        self._segments.detach(self.used(free))
 
     def flush(self, slots: Iterable[int]) -> None:
         """Wait until these slots are on the disk itself."""

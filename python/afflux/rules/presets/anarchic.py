@@ -1,4 +1,15 @@
-"""AFA-CD and AFA-CS: Yang, Zhang, Khanduri and Liu, Anarchic Federated Learning, ICML 2022."""
+"""Anarchic FL: clients take part when they like; AFA-CS keeps the last gradient of each.
+
+@inproceedings{yang2022anarchic,
+  title = {Anarchic Federated Learning},
+  author = {Yang, Haibo and Zhang, Xin and Khanduri, Prashant and Liu, Jia},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series = {PMLR},
+  volume = {162},
+  pages = {25331--25363},
+  year = {2022}
+}
+"""
 
 from typing import Literal
 

@@ -1,9 +1,22 @@
-"""CA2FL: Wang, Cao, Wu, Chen and Chen, Tackling the Data Heterogeneity in Asynchronous FL ..., ICLR 2024.
+"""CA2FL: each client's last update is cached, at full precision or in 8 to 1 bits.
 
 Numbers of sections and equations are those of the workshop version, FL-ICML 2023.
-"""
 
-from typing import Literal
+@inproceedings{wang2024ca2fl,
+  title = {Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration},
+  author = {Wang, Yujia and Cao, Yuanpu and Wu, Jingcheng and Chen, Ruoyu and Chen, Jinghui},
+  booktitle = {International Conference on Learning Representations},
+  year = {2024}
+}
+
+@inproceedings{wang2023ca2fl,
+  title = {Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration},
+  author = {Wang, Yujia and Cao, Yuanpu and Wu, Jingcheng and Chen, Ruoyu and Chen, Jinghui},
+  booktitle = {Federated Learning and Analytics in Practice: Algorithms, Systems, Applications, and Opportunities,
+    workshop at ICML},
+  year = {2023}
+}
+"""
 
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
@@ -17,11 +30,6 @@ from afflux.rules.weights import Uniform
 
 #: Section 6: M and the global learning rate of the main experiments (N = 100 clients, 20 at once).
 BUFFER_SIZE, SERVER_LR = 10, 1.0
-CODECS = {
-    "affine": codecs.affine,
-    "affine-vector": lambda bits: codecs.affine(bits, scope="vector"),
-    "rotated": codecs.rotated,
-}
 
 
 def ca2fl(
@@ -38,7 +46,7 @@ def ca2fl(
 def mf_ca2fl(
     *,
     bits: int = 8,
-    codec: Literal["affine", "affine-vector", "rotated"] = "affine",
+    codec: codecs.Family = "affine",
     quantize_direction: bool = False,
     buffer_size: int = BUFFER_SIZE,
     server_lr: Rate = SERVER_LR,
@@ -50,7 +58,7 @@ def mf_ca2fl(
     ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the
     server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
     """
-    if as_text(codec) not in CODECS:
-        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, CODECS))}")
-    rows = cached_difference(CODECS[codec](bits), quantize_direction=quantize_direction)
+    if as_text(codec) not in codecs.FAMILIES:
+        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, codecs.FAMILIES))}")
+    rows = cached_difference(codecs.of_family(codec, bits), quantize_direction=quantize_direction)
     return Rule("mf_ca2fl", "update", buffer_size, Uniform(), rows, Sgd(server_lr))

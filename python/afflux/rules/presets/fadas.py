@@ -1,4 +1,14 @@
-"""FADAS: Wang, Wang, Li, Chen and Chen, Towards Federated Adaptive Asynchronous Optimization, ICML 2024."""
+"""FADAS: AMSGrad on the server, with a learning rate that adapts to delays.
+
+@inproceedings{wang2024fadas,
+  title = {{FADAS}: Towards Federated Adaptive Asynchronous Optimization},
+  author = {Wang, Yujia and Wang, Shiqiang and Lu, Songtao and Chen, Jinghui},
+  booktitle = {Proceedings of the 41st International Conference on Machine Learning},
+  series = {PMLR},
+  volume = {235},
+  year = {2024}
+}
+"""
 
 from typing import Literal
 

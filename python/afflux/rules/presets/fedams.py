@@ -1,4 +1,15 @@
-"""FedAMS: Wang, Lin and Chen, Communication-Efficient Adaptive Federated Learning, ICML 2022."""
+"""FedAMS: AMSGrad on the server.
+
+@inproceedings{wang2022fedams,
+  title = {Communication-Efficient Adaptive Federated Learning},
+  author = {Wang, Yujia and Lin, Lu and Chen, Jinghui},
+  booktitle = {Proceedings of the 39th International Conference on Machine Learning},
+  series = {PMLR},
+  volume = {162},
+  pages = {22802--22838},
+  year = {2022}
+}
+"""
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import AmsGrad

@@ -1,4 +1,12 @@
-"""FedAsync: Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019."""
+"""FedAsync: every arriving model is mixed in, by its staleness.
+
+@article{xie2019fedasync,
+  title = {Asynchronous Federated Optimization},
+  author = {Xie, Cong and Koyejo, Sanmi and Gupta, Indranil},
+  journal = {arXiv preprint arXiv:1903.03934},
+  year = {2019}
+}
+"""
 
 from afflux.ops.validation import one_or_less
 from afflux.rules.calibration import NONE

@@ -1,4 +1,14 @@
-"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
+"""FedAvg: the mean of a cohort's updates, by their numbers of examples.
+
+@inproceedings{mcmahan2017fedavg,
+  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Agüera y Arcas}, Blaise},
+  booktitle = {Artificial Intelligence and Statistics},
+  series = {PMLR},
+  pages = {1273--1282},
+  year = {2017}
+}
+"""
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd

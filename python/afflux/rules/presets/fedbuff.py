@@ -1,4 +1,15 @@
-"""FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, 2022."""
+"""FedBuff: a step for every M arrivals, weighted by their staleness.
+
+@inproceedings{nguyen2022fedbuff,
+  title = {Federated Learning with Buffered Asynchronous Aggregation},
+  author = {Nguyen, John and Malik, Kshitiz and Zhan, Hongyuan and Yousefpour, Ashkan and Rabbat, Mike and Malek,
+    Mani and Huba, Dzmitry},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  series = {PMLR},
+  pages = {3581--3607},
+  year = {2022}
+}
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,13 @@
-"""FedAdagrad, FedAdam and FedYogi: Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedOpt, Algorithm 2)."""
+"""FedOpt: adaptive servers, each a step along the mean of a cohort's updates.
+
+@inproceedings{reddi2021fedopt,
+  title = {Adaptive Federated Optimization},
+  author = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
+    Konečný, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  booktitle = {International Conference on Learning Representations},
+  year = {2021}
+}
+"""
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adagrad, Adam, Yogi

@@ -1,4 +1,12 @@
-"""GSGM: Li et al., Gradient Scheduling with Global Momentum for Non-IID Distributed Asynchronous Training, 2019."""
+"""GSGM: passes over all clients, and a global momentum, as a baseline of WKAFL.
+
+@article{li2019gsgm,
+  title = {Gradient Scheduling with Global Momentum for Non-{IID} Data Distributed Asynchronous Training},
+  author = {Li, Chengjie and Li, Ruixuan and Wang, Haozhao and Li, Yuhua and Zhou, Pan and Guo, Song and Li, Keqin},
+  journal = {arXiv preprint arXiv:1902.07848},
+  year = {2019}
+}
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

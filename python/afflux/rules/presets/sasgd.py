@@ -1,4 +1,13 @@
-"""SASGD: Zhang, Gupta, Lian and Liu, Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016."""
+"""SASGD: each gradient divided by its staleness, as a baseline of WKAFL.
+
+@inproceedings{zhang2016sasgd,
+  title = {Staleness-Aware Async-{SGD} for Distributed Deep Learning},
+  author = {Zhang, Wei and Gupta, Suyog and Lian, Xiangru and Liu, Ji},
+  booktitle = {Proceedings of the 25th International Joint Conference on Artificial Intelligence},
+  note = {arXiv:1511.05950},
+  year = {2016}
+}
+"""
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd

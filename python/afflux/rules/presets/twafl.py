@@ -1,4 +1,13 @@
-"""TWAFL: Chen, Sun and Jin, Communication-Efficient Federated Deep Learning ..., 2019, as a baseline of WKAFL."""
+"""TWAFL: weights by examples and by staleness, as a baseline of WKAFL.
+
+@article{chen2019twafl,
+  title = {Communication-Efficient Federated Deep Learning with Layerwise Asynchronous Model Update and Temporally
+    Weighted Aggregation},
+  author = {Chen, Yang and Sun, Xiaoyan and Jin, Yaochu},
+  journal = {IEEE Transactions on Neural Networks and Learning Systems},
+  year = {2019}
+}
+"""
 
 from typing import Literal
 

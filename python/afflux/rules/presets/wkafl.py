@@ -1,7 +1,15 @@
-"""WKAFL: weights from an estimate of the unbiased gradient, and from each arrival's cosine with it.
+"""WKAFL: weights by the cosine with an estimate of the unbiased gradient; two stages.
 
-Zhou, Li, Ren and Yang, Towards Efficient and Stable K-Asynchronous FL ..., IEEE TPDS 2022. The buffer is read once for
-norms and cosines, twice if norms are clipped, and once by the step, which writes both params and the new estimate.
+The buffer is read once for norms and cosines, twice if norms are clipped, and once by the step, which writes both
+params and the new estimate.
+
+@article{zhou2022wkafl,
+  title = {Towards Efficient and Stable {K}-Asynchronous Federated Learning with Unbounded Stale Gradients on
+    Non-{IID} Data},
+  author = {Zhou, Zihao and Li, Yanan and Ren, Xuebin and Yang, Shusen},
+  journal = {IEEE Transactions on Parallel and Distributed Systems},
+  year = {2022}
+}
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,14 @@
-"""Zeno++: Xie, Koyejo and Gupta, Zeno++: Robust Fully Asynchronous SGD, ICML 2020."""
+"""Zeno++: a gradient is accepted by its score with a validation gradient.
+
+@inproceedings{xie2020zenopp,
+  title = {{Zeno++}: Robust Fully Asynchronous {SGD}},
+  author = {Xie, Cong and Koyejo, Sanmi and Gupta, Indranil},
+  booktitle = {Proceedings of the 37th International Conference on Machine Learning},
+  series = {PMLR},
+  volume = {119},
+  year = {2020}
+}
+"""
 
 from dataclasses import dataclass
 from math import sqrt

@@ -7,7 +7,6 @@ same dispatches and delays.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -280,59 +279,3 @@ def make_schedule(
         return schedule_rounds(clients, draws, ages, cohort, config.arrivals, models, probabilities)
     selection.begin(population, draws.selection)
     return schedule_events(clients, draws, concurrency, config.arrivals, refill)
-
-
-@dataclass(frozen=True)
-class Staleness:
-    """Server steps between a client's pull and the step that its update joins."""
-
-    largest: int  #: largest over all arrivals: tau_max of CA2FL and FADAS
-    mean: float  #: mean over all arrivals: CA2FL's tau_avg
-    mean_largest: float  #: mean over steps of the largest staleness in the step: FADAS's tau_avg
-    time: float  #: virtual time of the last step, in the law's unit
-    by_step: np.ndarray = field(compare=False, repr=False)  #: of each arrival: (steps, buffer_size), int64
-
-
-def simulate_staleness(
-    law: DelayLaw,
-    *,
-    num_clients: int,
-    concurrency: int,
-    buffer_size: int,
-    steps: int,
-    refill: int | None = None,
-    seed: int = 0,
-) -> Staleness:
-    """Return the staleness in a run of the event simulator.
-
-    Args:
-        law: of the running times.
-        num_clients: N; all hold data.
-        concurrency: M_c, clients that train at once.
-        buffer_size: M, arrivals per server step.
-        steps: T, server steps.
-        refill: new clients start when this number have finished. None: `buffer_size`, as in CA2FL and FADAS; 1: at
-            once.
-        seed: of the run.
-
-    Returns:
-        The staleness of a run with this seed and these settings.
-    """
-    events = schedule_events(
-        range(num_clients),
-        Draws.of(law, num_clients, seed, Uniform(), SimConfig()),
-        concurrency=concurrency,
-        arrivals=steps * buffer_size,
-        refill=buffer_size if refill is None else refill,
-    )
-    pulled: dict[int, int] = {}
-    staleness: list[int] = []
-    for event in events:
-        version = len(staleness) // buffer_size
-        if isinstance(event, Dispatch):
-            pulled[event.sequence] = version
-        else:
-            staleness.append(version - pulled.pop(event.sequence))
-    by_step = np.array(staleness).reshape(steps, buffer_size)
-    largest = by_step.max(axis=1)
-    return Staleness(int(largest.max()), float(by_step.mean()), float(largest.mean()), event.time, by_step)

@@ -21,7 +21,7 @@ from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, on_device, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError, known, note_on_errors, text_with_notes
+from afflux.sim.errors import ConfigError, TrainingError, known, note_on_errors, text_with_notes
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
@@ -119,6 +119,7 @@ class Trainer:
 
         Raises:
             ConfigError: the training function returns an invalid result, or the optimizer does not support the data.
+            TrainingError: the training has raised, with the setting faults="raise".
         """
         model = self._model
         model.load(pulled, buffers)
@@ -141,9 +142,13 @@ class Trainer:
             trained = model.buffers()
         except Exception as error:
             raise_if_from_signal(error)
-            if self._config.faults == "record" and not isinstance(error, AffluxError | MemoryError):
-                return TrainingResult.failed(error, len(pulled))
+            failed = TrainingResult.failed(error, len(pulled))
+            expected = not isinstance(error, AffluxError | MemoryError)
+            if expected and self._config.faults == "record":
+                return failed
             error.add_note(f"while client {client} trained")
+            if expected:
+                raise TrainingError(f"client {client} failed to train: {failed.fault}") from error
             raise
         return TrainingResult(model.params - pulled, examples, loss, steps, trained)
 

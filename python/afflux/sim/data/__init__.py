@@ -3,22 +3,24 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from pkgutil import resolve_name
+from typing import Any
 
-from afflux.sim.data import image_set, text_set
+from afflux.sim.data import image_set
 from afflux.sim.data.files import Layout, data_folder, read_first
-from afflux.sim.data.image_set import ImageSet
-from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import known
 
-DataSet: TypeAlias = ImageSet | TextSet
-
 DIGITS = "digits"
-LAYOUTS: Mapping[str, Sequence[Layout[Any]]] = {**image_set.LAYOUTS, "shakespeare": text_set.LAYOUTS}
+#: Layouts of the files, or the name of those of a data set whose examples have owners.
+LAYOUTS: Mapping[str, Sequence[Layout[Any]] | str] = {
+    **image_set.LAYOUTS,
+    "femnist": "afflux.sim.papers.leaf:FEMNIST",
+    "shakespeare": "afflux.sim.papers.text_set:LAYOUTS",
+}
 DATA_SETS = (DIGITS, *LAYOUTS)
 
 
-def read_data_set(name: str, data_dir: Path | str | None = None) -> DataSet:
+def read_data_set(name: str, data_dir: Path | str | None = None) -> Any:
     """Read a data set, once per process and folder.
 
     Args:
@@ -37,6 +39,8 @@ def read_data_set(name: str, data_dir: Path | str | None = None) -> DataSet:
 
 
 @lru_cache(maxsize=2)
-def _read(name: str, data_dir: Path | None) -> DataSet:
-    data: DataSet = image_set.read_digits() if data_dir is None else read_first(name, data_dir, LAYOUTS[name])
-    return data
+def _read(name: str, data_dir: Path | None) -> Any:
+    if data_dir is None:
+        return image_set.read_digits()
+    layouts = LAYOUTS[name]
+    return read_first(name, data_dir, resolve_name(layouts) if isinstance(layouts, str) else layouts)

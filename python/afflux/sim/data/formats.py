@@ -1,19 +1,18 @@
-"""Readers of the formats of data sets: IDX, NumPy's archives, CIFAR's records, LEAF's JSON, tables."""
+"""Readers of the formats of data sets: IDX, NumPy's archives, CIFAR's records, tables."""
 
 import csv
 import gzip
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
-import msgspec
 import numpy as np
 
 from afflux.arrays.npy import array_of
 from afflux.ops.validation import brief
-from afflux.sim.data.files import MOST_BYTES, bad_file, open_file, read_bytes, read_text, readable
+from afflux.sim.data.files import MOST_BYTES, bad_file, open_file, read_bytes, read_text
 
 #: Bytes of an image of CIFAR.
 PIXELS = 3 * 32 * 32
@@ -122,59 +121,6 @@ def read_records(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         raise bad_file(path, f"has {len(content)} bytes", expected)
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1]
-
-
-X = TypeVar("X")
-Y = TypeVar("Y")
-
-
-class Examples(msgspec.Struct, Generic[X, Y], frozen=True):
-    """A user's examples in LEAF's JSON: rows of pixels and labels, or strings and the characters that follow."""
-
-    x: list[X]
-    y: list[Y]
-
-
-class LeafFile(msgspec.Struct, Generic[X, Y], frozen=True):
-    """A file of LEAF's."""
-
-    users: list[str]
-    user_data: dict[str, Examples[X, Y]]
-
-
-def leaf_folders(name: str) -> tuple[str, ...]:
-    """Return the folders of train/ and test/: of the user, and of LEAF's repository and its folder data/."""
-    return name, f"{name}/data", f"data/{name}/data"
-
-
-def read_leaf(folder: Path, kind: type[LeafFile[X, Y]]) -> Iterator[tuple[Path, str, Examples[X, Y]]]:
-    """Yield file, user and examples of all *.json in a folder, in the order of file names and of users in a file.
-
-    Args:
-        folder: train/ or test/.
-        kind: `LeafFile[list[float], int]` for pixels, `LeafFile[str, str]` for text.
-
-    Raises:
-        ConfigError: there is no file, or a file is not of LEAF's form.
-    """
-    expected = "LEAF's JSON: 'users', and 'user_data' with 'x' (lists of pixels, or strings) and 'y' of each user"
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise bad_file(folder, "has no file *.json", expected)
-    for path in paths:
-        with readable(path, expected):
-            # Errors of msgspec are ValueErrors, and name the place in the file.
-            content = msgspec.json.decode(read_bytes(path, expected), type=kind)
-        if len(set(content.users)) < len(content.users):
-            raise bad_file(path, "lists a user twice", expected)
-        for user in content.users:
-            if user not in content.user_data:
-                raise bad_file(path, f"has no data of user {user!r}", expected)
-            examples = content.user_data[user]
-            if len(examples.x) != len(examples.y):
-                found = f"has {len(examples.x)} examples and {len(examples.y)} labels of user {user!r}"
-                raise bad_file(path, found, expected)
-            yield path, user, examples
 
 
 def read_table(path: Path, columns: Sequence[str], quoted: bool = False) -> Iterator[tuple[int, list[str]]]:

@@ -1,6 +1,5 @@
 """Images with labels, as read, and scaled for training; the data sets of images, and the layouts of their files."""
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from afflux.sim.data.cifar_pickle import read_batch
-from afflux.sim.data.files import Layout, bad_file, readable
-from afflux.sim.data.formats import LeafFile, leaf_folders, read_idx, read_leaf, read_npz, read_records
+from afflux.sim.data.files import Layout, bad_file
+from afflux.sim.data.formats import read_idx, read_npz, read_records
 from afflux.sim.errors import ConfigError, known, require
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -249,31 +248,6 @@ class Images:
         return Layout(folders, tuple(f"{name}{suffix}" for name in names), read_all)
 
 
-def _read_writers(folders: list[Path]) -> ImageSet:
-    """Read FEMNIST, EMNIST's characters by writer, whose images are divided between both parts, or all in one."""
-    kind, writers = Images("femnist", 62), dict[str, int]()
-    (x_train, y_train, train), (x_test, y_test, test) = (_read_part(kind, folder, writers) for folder in folders)
-    return ImageSet(kind.name, x_train, y_train, x_test, y_test, kind.num_classes, tuple(writers), train, test)
-
-
-def _read_part(kind: Images, folder: Path, writers: dict[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    images, labels, owner = [], [], array("q")
-    expected = f"{kind.side**2} pixels between 0 and 1 in each example"
-    for path, user, examples in read_leaf(folder, LeafFile[list[float], int]):
-        if any(len(pixels) != kind.side**2 for pixels in examples.x):
-            raise bad_file(path, f"has an example of user {user!r} with another number of pixels", expected)
-        x = np.array(examples.x, np.float32).reshape(-1, 1, kind.side, kind.side)
-        if not ((x >= 0) & (x <= 1)).all():
-            raise bad_file(path, f"has pixels of user {user!r} outside 0 to 1", expected)
-        images.append(x)
-        with readable(path, f"labels from 0 to {kind.num_classes - 1}"):
-            labels.append(kind.checked_labels(path, np.array(examples.y, np.int64), len(x)))
-        owner.extend([writers.setdefault(user, len(writers))] * len(x))
-    if not owner:
-        raise bad_file(folder, "has no example", "users with examples")
-    return np.concatenate(images), np.concatenate(labels), np.array(owner, np.int64)
-
-
 def _like_mnist(name: str, folders: tuple[str, ...], *archives: str) -> list[Layout[ImageSet]]:
     # The IDX files of both have the same names: they are not looked for in the user's own folder.
     images = Images(name, 10)
@@ -296,7 +270,6 @@ LAYOUTS: Mapping[str, list[Layout[ImageSet]]] = {
         "fashion-mnist", ("fashion-mnist", "FashionMNIST/raw"), "fashion-mnist.npz", "fashion_mnist.npz"
     ),
     **{f"emnist-{split}": _emnist(split, count) for split, count in EMNIST_CLASSES.items()},
-    "femnist": [Layout(leaf_folders("femnist"), ("train", "test"), _read_writers)],
     "cifar10": [
         _CIFAR10.archive(),
         _CIFAR10.batches(("cifar10", "."), ".npz", partial(read_npz, names=("x", "y"))),

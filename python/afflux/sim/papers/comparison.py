@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afflux.sim.papers.paper_tables import Cell, Reading, Table
-from afflux.sim.papers.publishing import Page, draw_rows, markdown_table
+from afflux.sim.papers.publishing import Page, draw_rows, draw_scores, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.results.statistics import t_quantile
@@ -142,8 +142,6 @@ def _number(value: float) -> float | None:
 def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: a row per cell, with the paper's number, our mean and our seeds; without such numbers the curves."""
     if all(line.cell.paper is None for line in lines):
-        from afflux.sim.results.figures import draw_scores
-
         panels: dict[str, list[tuple[str, Any]]] = {}
         for name, runs in curves.items():
             panel, _, label = name.partition(", ")

@@ -16,10 +16,10 @@ from zlib import crc32
 
 from afflux.ops.validation import brief
 from afflux.sim.errors import ConfigError
-from afflux.sim.papers.finished_runs import Outcome
-from afflux.sim.papers.publishing import Measure, Page, final_score, markdown_table, measure, publish
+from afflux.sim.papers.outcomes import Outcome
+from afflux.sim.papers.publishing import Measure, Page, draw_scores, final_score, markdown_table, measure, publish
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
-from afflux.sim.runs.compare import Job
 from afflux.sim.runs.library import Simulation
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
@@ -30,6 +30,9 @@ from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option,
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
 #: The last part of a run, whose mean score is compared; it is less noisy than the last evaluation.
 LATE_SHARE = 0.25
+#: Files of a grid: its figure of the score over options, and the run folder of the test part.
+SENSITIVITY, TEST = "sensitivity.png", "test"
+EDGE = "†"  #: marks a best value in tables
 
 
 #: Values, as text, by name.
@@ -37,7 +40,7 @@ Axes = Mapping[str, tuple[str, ...]]
 
 
 def parse_grid(texts: Sequence[str]) -> Axes:
-    """Read NAME=VALUE,VALUE,... : a setting, an option of the rules that have it, or RULE.OPTION of one rule.
+    """Read NAME=VALUE,VALUE,... : a setting, an option of the rules that have it, or RULE.NAME of one rule.
 
     A range is one value, LOW..HIGH.
 
@@ -98,7 +101,9 @@ def points(specs: Sequence[RuleSpec], axes: Axes, config: SimConfig, trials: int
 
 
 def _annotation(spec: RuleSpec, name: str, option: str) -> Any:
-    return rule_parameters(spec.name)[option].annotation if option else SimConfig.__dataclass_fields__[name].type
+    if option:
+        return rule_parameters(spec.name)[option].annotation
+    return SimConfig.__dataclass_fields__[name.rpartition(".")[2]].type
 
 
 def _draw(name: str, values: tuple[str, ...], annotation: Any, seed: int, trial: int) -> str:
@@ -130,6 +135,8 @@ def _draw(name: str, values: tuple[str, ...], annotation: Any, seed: int, trial:
 
 def _why_unused(specs: Sequence[RuleSpec], name: str) -> str:
     rule, dot, option = name.rpartition(".")
+    if not dot and any(name in rule_parameters(spec.name) for spec in specs):
+        return f"RULE.{name} replaces it for every rule that has it"
     if not dot:
         return f"no rule has this option, nor is it one of the settings {', '.join(SETTINGS)}"
     named = _named(specs, rule)
@@ -149,15 +156,17 @@ def _named(specs: Sequence[RuleSpec], rule: str) -> list[RuleSpec]:
 
 
 def _targets(specs: Sequence[RuleSpec], spec: RuleSpec, axes: Axes) -> dict[str, str]:
-    """Return the option of this rule, or "" for a setting, by the name of the grid; other names are left out."""
-    targets = {}
-    for name in axes:
+    """Return the option of this rule, or "" for a setting, by the name of the grid; RULE.NAME replaces NAME."""
+    targets: dict[str, str] = {}
+    for name in sorted(axes, key=lambda name: "." in name, reverse=True):
         rule, dot, option = name.rpartition(".")
-        if name in SETTINGS:
+        if (dot and spec not in _named(specs, rule)) or option in {other.rpartition(".")[2] for other in targets}:
+            continue
+        if option in SETTINGS:
             targets[name] = ""
-        elif (not dot or spec in _named(specs, rule)) and option in rule_parameters(spec.name):
+        elif option in rule_parameters(spec.name):
             targets[name] = option
-    return targets
+    return {name: targets[name] for name in axes if name in targets}
 
 
 def _point(spec: RuleSpec, config: SimConfig, targets: Mapping[str, str], chosen: Mapping[str, str]) -> Point:
@@ -167,9 +176,8 @@ def _point(spec: RuleSpec, config: SimConfig, targets: Mapping[str, str], chosen
         if option in options and (option, options[option]) != ("buffer_size", BUFFER_SIZE):
             raise ConfigError(f"grid {name}: {spec.label} has {option}={format_option(options[option])} already")
         try:
-            (options if option else settings)[option or name] = option_value(
-                chosen[name], _annotation(spec, name, option)
-            )
+            value = option_value(chosen[name], _annotation(spec, name, option))
+            (options if option else settings)[option or name.rpartition(".")[2]] = value
         except (TypeError, ValueError) as error:
             more = "; a range LOW..HIGH needs trials" if ".." in chosen[name] else ""
             raise ConfigError(f"grid {name}: {error}{more}") from None
@@ -190,6 +198,7 @@ class Trial(Evaluated):
     score: float  #: mean over the last quarter of the run; nan: a client diverged
     evaluations: tuple[Evaluation, ...]  #: empty: a client diverged
     metrics: tuple[Metric, ...] = CLASSIFICATION
+    reason: str = ""  #: why it has no evaluations
 
 
 class BestTrial(NamedTuple):
@@ -198,6 +207,7 @@ class BestTrial(NamedTuple):
     trial: Trial
     config: SimConfig  #: all settings of the runs
     runs: tuple[Outcome, ...]  #: one for each seed; a run in which a client diverged has no evaluations
+    edges: tuple[str, ...] = ()  #: names of the grid of which the best setting has the least or the largest number
 
     @property
     def scores(self) -> list[float | None]:
@@ -248,12 +258,13 @@ def tune(
     Args:
         simulation: its rules, seeds, task and settings.
         grid: values by name: a setting such as client_lr, an option of the rules that have it such as server_lr, or
-            RULE.OPTION. The names of settings are those of `SimConfig`, also if the simulation trains by `sgd(...)`.
-            With trials also a range, "LOW..HIGH".
+            RULE.NAME, which replaces NAME for this rule. The names of settings are those of `SimConfig`, also if the
+            simulation trains by `sgd(...)`. With trials also a range, "LOW..HIGH".
         trials: if not 0, the number of settings of each rule, drawn at random by the first seed: a value of a sequence
             with equal chances, a float of a range with LOW > 0 log-uniformly, any other number of a range uniformly.
             All rules have the same draws. More trials continue fewer.
-        out: a folder for grid.md, grid.json, grid.png and the finished runs; default: nothing is written. If the folder
+        out: a folder for grid.md, grid.json, grid.png, sensitivity.png (the score over each option), the finished runs
+            and the run folder of the test part, test/; default: nothing is written. If the folder
             holds finished runs of the same grid, these are not made again. Another model or other data are an error.
             A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
             it needs a new folder.
@@ -290,7 +301,7 @@ def tune(
         page, _ = publish(Path(out), make, command(specs, axes, seeds, simulation.config, trials), **options)
     else:
         with TemporaryDirectory() as folder:
-            page = make(partial(measure, folder=Path(folder), **options))
+            page = make(lambda jobs, **_: measure(jobs, Path(folder), **options))
     assert isinstance(page.results, TuningResults)
     return page.results
 
@@ -320,11 +331,14 @@ def run_grid(
     for point, outcome in zip(grid, tuning, strict=True):
         score = outcome.late_score(LATE_SHARE) if outcome.evaluations else nan
         label, metrics = point.spec.label, outcome.metrics
-        tried.append(Trial(point.rule, point.chosen, label, score, outcome.evaluations, metrics))
+        tried.append(Trial(point.rule, point.chosen, label, score, outcome.evaluations, metrics, outcome.reason))
     best = [_best(spec.label, tried) for spec in specs]
-    tests = measure([Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds])
+    jobs = [Job(grid[at].spec, seed, (), grid[at].config, True) for at in best for seed in seeds]
+    tests = measure(jobs, run_folder=TEST)
     runs = [tuple(tests[place * len(seeds) :][: len(seeds)]) for place in range(len(best))]
-    winners = tuple(BestTrial(tried[at], grid[at].config, own) for at, own in zip(best, runs, strict=True))
+    winners = tuple(
+        BestTrial(tried[at], grid[at].config, own, _edges(tried[at], tried)) for at, own in zip(best, runs, strict=True)
+    )
     return TuningResults(tuple(axes), tuple(seeds), tuple(tried), winners)
 
 
@@ -334,11 +348,31 @@ def _best(rule: str, trials: Sequence[Trial]) -> int:
     ended = [at for at in own if not isnan(trials[at].score)]
     if not ended:
         diverged = not any(trials[at].evaluations for at in own)
-        what = "the clients diverged with every setting of the grid"
+        reasons = [trials[at].reason for at in own if trials[at].reason]
+        what = f"no run of the grid has a result{f', the first because {reasons[0]}' if reasons else ''}"
         metric = trials[own[0]].metrics[0].words
         raise ConfigError(f"{rule}: {what if diverged else f'{metric} is nan with every setting of the grid'}")
     scores = {at: trials[at].score for at in ended}
     return next(at for at in ended if scores[at] == trials[at].metrics[0].best(scores.values()))
+
+
+def _edges(best: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the names of which the setting has the least or the largest of several numbers."""
+    edges = []
+    for name in best.chosen:
+        numbers = {
+            number for trial in trials if trial.rule == best.rule if (number := _as_number(trial, name)) is not None
+        }
+        if len(numbers) > 1 and _as_number(best, name) in (min(numbers), max(numbers)):
+            edges.append(name)
+    return tuple(edges)
+
+
+def _as_number(trial: Trial, name: str) -> float | None:
+    try:
+        return float(trial.chosen[name])
+    except (KeyError, ValueError):
+        return None
 
 
 def grid_page(results: TuningResults) -> Page:
@@ -371,9 +405,11 @@ def _number(value: float) -> float | None:
 
 
 def draw_grid(results: TuningResults, path: Path) -> None:
-    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part."""
-    from afflux.sim.results.figures import draw_scores
+    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part.
 
+    Beside it, sensitivity.png has the score over each option.
+    """
+    draw_sensitivity(results, path.with_name(SENSITIVITY))
     metric = results.metric
     panels: list[tuple[str, list[tuple[str, Sequence[Evaluated]]]]] = []
     for one in results.best:
@@ -386,6 +422,45 @@ def draw_grid(results: TuningResults, path: Path) -> None:
     tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
     panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
     draw_scores(panels, path, metric)
+
+
+def draw_sensitivity(results: TuningResults, path: Path) -> None:
+    """Write a PNG: the score on the validation part over each option or setting, a line for each rule.
+
+    A point is the best score of all settings with this value. Nothing is written if no name has two numbers.
+    """
+    from matplotlib.figure import Figure
+
+    from afflux.sim.results.figures import series_line, style_axes
+
+    panels: dict[str, dict[str, dict[float, float]]] = {}
+    metric, rules = results.metric, list(dict.fromkeys(trial.rule for trial in results.trials))
+    for trial in results.trials:
+        for name in trial.chosen:
+            number = _as_number(trial, name)
+            if number is not None and not isnan(trial.score):
+                points = panels.setdefault(name.rpartition(".")[2], {}).setdefault(trial.rule, {})
+                points[number] = metric.best([trial.score, points.get(number, trial.score)])
+    drawn = {name: lines for name, lines in panels.items() if any(len(points) > 1 for points in lines.values())}
+    if not drawn:
+        return
+    figure = Figure(figsize=(4.5 * len(drawn), 4), layout="constrained")
+    for axes, (name, lines) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
+        style_axes(axes)
+        for rule, points in lines.items():
+            line = series_line(rules.index(rule))
+            x, y = zip(*sorted(points.items()), strict=True)
+            line.set(data=(x, y), label=rule)
+            axes.scatter(x, y, s=12, color=line.get_color())
+            axes.add_line(line)
+        axes.autoscale_view()
+        if all(number > 0 for points in lines.values() for number in points):
+            axes.set_xscale("log")
+        axes.set_xlabel(name, parse_math=False)
+        axes.set_ylabel(f"validation {metric.title()}", parse_math=False)
+        for text in axes.legend(fontsize=8, frameon=False).get_texts():
+            text.set_parse_math(False)
+    figure.savefig(path, dpi=120)
 
 
 def command(
@@ -424,7 +499,8 @@ def _markdown(results: TuningResults) -> str:
         f"Best setting of each rule on the validation part (seed {results.seeds[0]}, mean over the last quarter of a "
         f"run), and its last {metric.words if metric.is_share else metric.title()} on the test part over the seeds "
         f"{', '.join(map(str, results.seeds))}.\n\n{best}\n"
-        f"The grid:\n\n{grid}"
+        + (f"{EDGE} The best value is at the edge of the grid: try values beyond it.\n\n" if EDGE in best else "")
+        + f"The grid:\n\n{grid}"
     )
 
 
@@ -434,7 +510,9 @@ def _line(names: Sequence[str], trial: Trial, metric: Metric) -> list[str]:
 
 
 def _best_line(names: Sequence[str], one: BestTrial, metric: Metric) -> list[str]:
-    return [*_line(names, one.trial, metric), "diverged" if one.test is None else _text(one.test, metric)]
+    rule, *cells = _line(names, one.trial, metric)
+    marked = [f"{cell} {EDGE}" if name in one.edges else cell for name, cell in zip(names, cells, strict=False)]
+    return [rule, *marked, cells[-1], "diverged" if one.test is None else _text(one.test, metric)]
 
 
 def _text(score: SeedStatistics, metric: Metric) -> str:

@@ -6,15 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import isinf
 from pathlib import Path
 from typing import Any
 
-from afflux.sim.errors import ConfigError, require
-from afflux.sim.papers.finished_runs import FILE, FinishedRuns, Outcome, inputs_of_jobs, load_outcomes
-from afflux.sim.results import run_folder
-from afflux.sim.results.run_result import SeedStatistics, seed_statistics
-from afflux.sim.runs.compare import Job, compare, default_processes
+from afflux.sim.errors import ConfigError, TrainingError, require
+from afflux.sim.papers.outcomes import Outcome, load_outcomes
+from afflux.sim.results.audit_log import FOLDER as AUDIT
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.curves import COLOURS, curve
+from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, all_lines, line_key, lines_of_jobs
+from afflux.sim.results.run_folder import create_run_folder, locked, remove_run_files
+from afflux.sim.results.run_result import Evaluated, SeedStatistics, seed_statistics
+from afflux.sim.runs.compare import compare, default_processes
+from afflux.sim.runs.library import run_in_folder
+from afflux.sim.runs.setup import inputs_of_jobs
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
 
@@ -33,7 +42,7 @@ class Page:
 COMMAND = "command.json"
 
 #: Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order.
-Measure = Callable[[Sequence[Job]], list[Outcome]]
+Measure = Callable[..., list[Outcome]]
 
 
 def measure(
@@ -44,6 +53,7 @@ def measure(
     workers: int = 1,
     task: Task | None = None,
     progress: bool = True,
+    run_folder: str = "",
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
 
@@ -57,6 +67,7 @@ def measure(
         workers: processes of each run that train; see `run`.
         task: see `run`.
         progress: whether progress bars are shown.
+        run_folder: the name of a run folder in `folder`, in which all files of these runs are written; default none.
 
     Returns:
         The outcomes, in the order of `jobs`.
@@ -67,24 +78,37 @@ def measure(
     require("torch", "matplotlib", "rich")
     from afflux.sim.results.terminal import open_console, show_progress
 
-    inputs = inputs_of_jobs(jobs, task)
-    ended = load_outcomes(folder / FILE, jobs, inputs)
-    places = [index for index in range(len(jobs)) if index not in ended][:at_most]
-    wanted = [jobs[index] for index in places]
-    if wanted:
-        config = wanted[0].config or SimConfig()
-        finished = FinishedRuns(folder / FILE, wanted, [inputs[index] for index in places])
-        count = processes or default_processes(workers)
-        with ExitStack() as screen:
-            watch = None
-            if progress:
-                bars = show_progress([job.title for job in wanted], config.arrivals, open_console(stderr=True))
-                watch = screen.enter_context(bars)
-            compare(wanted, config, processes=count, watch=watch, finished=finished, task=task, workers=workers)
-        ended = load_outcomes(folder / FILE, jobs)
-    if len(ended) < len(jobs):
-        raise ConfigError(f"{len(ended)} of {len(jobs)} runs have ended")
-    return [ended[index] for index in range(len(jobs))]
+    path, config = folder / run_folder / FILE, jobs[0].config or SimConfig()
+    with ExitStack() as screen:
+        watch = None
+        if progress:
+            bars = show_progress([job.title for job in jobs], config.arrivals, open_console(stderr=True))
+            watch = screen.enter_context(bars)
+        options: dict[str, Any] = {"processes": processes or default_processes(workers), "workers": workers}
+        options |= {"watch": watch, "task": task}
+        if run_folder:
+            _remove_other_runs(path, jobs)
+            with suppress(TrainingError):  # no run has a result
+                run_in_folder(jobs, config, AuditOutput(path.parent / AUDIT), **options)
+        else:
+            inputs = inputs_of_jobs(jobs, config, task)
+            ended: dict[int, Any] = {index: [one] for index, one in load_outcomes(path, jobs, inputs).items()}
+            finished = FinishedRuns(path, jobs, inputs, ended=ended)
+            compare(jobs, config, finished=finished, most=at_most, **options)
+            if len(finished) < len(jobs):
+                raise ConfigError(f"{len(finished)} of {len(jobs)} runs have ended")
+    lines = lines_of_jobs(all_lines([path]), jobs, finished=False)
+    return [Outcome.of_line(lines[index]) for index in range(len(jobs))]
+
+
+def _remove_other_runs(path: Path, jobs: Sequence[Job]) -> None:
+    """Remove the runs from a record that are no longer those of the best settings, and their files."""
+    lines = all_lines([path])
+    own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
+    if others := [line for line in lines if line_key(line) not in own]:
+        text = "".join(json.dumps(line) + "\n" for line in lines if line_key(line) in own)
+        path.write_text(text, encoding="utf-8")
+        remove_run_files(path.parent, [Job(RuleSpec("", (), line["rule"]), line["seed"]) for line in others])
 
 
 def write_page(page: Page, folder: Path) -> None:
@@ -120,12 +144,13 @@ def publish(
         folder = out
         _refuse_other_command(folder, command)
     else:
-        folder = run_folder.create_run_folder(out)
+        folder = create_run_folder(out)
     try:
-        page = make(partial(measure, folder=folder, **options))
-        # With the page, not before: a command that fails or is interrupted must not stop the next one.
-        (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
-        write_page(page, folder)
+        with locked(folder):
+            page = make(partial(measure, folder=folder, **options))
+            # With the page, not before: a command that fails or is interrupted must not stop the next one.
+            (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
+            write_page(page, folder)
     except BaseException:
         with suppress(OSError):
             folder.rmdir()
@@ -195,3 +220,42 @@ def draw_rows(names: Sequence[str], marks: Callable[[Any], None], what: str, tit
     axes.legend(loc="best", frameon=False, fontsize=8)
     axes.set_title(title, fontsize=9)
     figure.savefig(path, dpi=150)
+
+
+def draw_scores(
+    panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
+    path: Path,
+    metric: Metric = CLASSIFICATION[0],
+) -> None:
+    """Write a PNG with the score over the arrivals, one panel beside the other.
+
+    Args:
+        panels: the title of each, and its curves: a label and the runs of each seed. If there are more curves than
+            colours, the last ones are grey.
+        path: of the file.
+        metric: the score.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    from afflux.sim.results.figures import draw_curve, style_axes
+
+    figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        style_axes(axes)
+        for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
+            named = index < len(COLOURS)
+            line = curve(runs, "arrivals", metric.name)
+            draw_curve(axes, line, label if named else "", index if named else None)
+        if metric.is_share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
+        axes.set_xlabel("arrivals")
+        axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
+        more = len(curves) - len(COLOURS)
+        axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(
+            handles[::-1], labels[::-1], fontsize=8, loc="upper right" if metric.lower_is_better else "lower right"
+        )
+    figure.savefig(path, dpi=120)

@@ -19,7 +19,7 @@ from afflux.sim.workload.config import SimConfig
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Page
-    from afflux.sim.runs.compare import Job
+    from afflux.sim.results.finished_runs import Job
 
 #: The rule with which all others are compared.
 REFERENCE = "fedbuff"
@@ -183,7 +183,7 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         lines: those of the finished runs, by index into `runs`.
         timed: returns the evaluations of a line until the end of the equal time.
     """
-    from afflux.sim.papers.finished_runs import Outcome
+    from afflux.sim.papers.outcomes import Outcome
     from afflux.sim.papers.publishing import Page
 
     content: dict[str, dict[str, dict[int, _Run]]] = {}

@@ -20,20 +20,16 @@ from afflux.ops import default_threads
 from afflux.sim.errors import ConfigError, require
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
-from afflux.sim.papers.finished_runs import (
-    FinishedRuns,
-    Outcome,
-    all_lines,
-    inputs_of_jobs,
-    lines_of_jobs,
-    load_outcomes,
-)
 from afflux.sim.papers.grid import SETTINGS, parse_grid, points
+from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page
 from afflux.sim.papers.staleness_pages import PAGES
+from afflux.sim.results.finished_runs import FinishedRuns, Job, all_lines, lines_of_jobs
+from afflux.sim.results.run_folder import locked
 from afflux.sim.results.run_result import Evaluation, RunResult
-from afflux.sim.runs.compare import Job, compare
+from afflux.sim.runs.compare import compare
+from afflux.sim.runs.setup import inputs_of_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import needs_validation_gradient, parse_rule
 
@@ -201,37 +197,37 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
     from afflux.sim.results.terminal import open_console, show_progress
 
     jobs = [run.job for run in runs]
-    inputs = inputs_of_jobs(jobs)
-    ended = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
-    places = [index for index in range(len(jobs)) if index not in ended][: limits.runs]
+    inputs = inputs_of_jobs(jobs, SimConfig())
     folder.mkdir(parents=True, exist_ok=True)
-    if not places:
-        return limits, len(jobs) - len(ended)
-    wanted, names = [jobs[index] for index in places], [runs[index].cell.name for index in places]
-    digests, spent = [inputs[index] for index in places], 0.0
+    spent = 0.0
 
     def facts(index: int, result: RunResult | None) -> dict[str, Any]:
         nonlocal spent
-        place = {"table": table.name, "cell": names[index]}
+        place = {"table": table.name, "cell": runs[index].cell.name}
         if result is None:
             return place
         spent += result.seconds
-        more = {} if table.facts is None else table.facts(wanted[index], result)
-        return place | record(result, digests[index]) | dict(more)
+        more = {} if table.facts is None else table.facts(jobs[index], result)
+        return place | record(result, inputs[index]) | dict(more)
 
     def enough() -> bool:
         return limits.hours is not None and spent >= 3600 * limits.hours
 
-    finished = FinishedRuns(folder / f"{table.name}.jsonl", wanted, digests, facts)
     most = max(1, int(available_memory() / table.memory))
     processes = min(limits.processes or default_threads(), most)
-    with ExitStack() as screen:
-        titles = [f"{name}, seed {job.seed}" for name, job in zip(names, wanted, strict=True)]
-        watch = screen.enter_context(show_progress(titles, max(map(_arrivals, wanted)), open_console(stderr=True)))
-        compare(wanted, SimConfig(), processes=processes, watch=watch, finished=finished, enough=enough)
-    runs_left = None if limits.runs is None else limits.runs - len(finished)
+    with locked(folder), ExitStack() as screen:
+        outcomes = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
+        ended: dict[int, Any] = {index: [outcome] for index, outcome in outcomes.items()}
+        finished = FinishedRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
+        if len(ended) < len(jobs):
+            titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
+            watch = screen.enter_context(show_progress(titles, max(map(_arrivals, jobs)), open_console(stderr=True)))
+            options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
+            compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
+    count = len(finished) - len(ended)
+    runs_left = None if limits.runs is None else limits.runs - count
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
-    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(ended) - len(finished)
+    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(finished)
 
 
 def _lines_in(folder: Path) -> list[dict[str, Any]]:
@@ -442,7 +438,8 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
     results = compare([job], SimConfig())
     if not results:
         raise ConfigError("\n".join([*report, "a client diverged"]))
-    now = msgspec.convert({"cell": then.cell} | record(results[0], inputs_of_jobs([job])[0]), Record)
+    inputs = inputs_of_jobs([job], SimConfig())[0]
+    now = msgspec.convert({"cell": then.cell} | record(results[0], inputs), Record)
     _agree("schedule", then.schedule, now.schedule, report)
     if then.machine == now.machine:
         _agree("params", then.params, now.params, report)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.clients.schedule import Staleness, simulate_staleness
 from afflux.sim.papers.comparison import Line, table_page
 from afflux.sim.papers.paper_tables import Cell, Table
 from afflux.sim.papers.publishing import Page, markdown_table
+from afflux.sim.papers.staleness import Staleness, simulate_staleness
 from afflux.sim.results.run_result import RoundTotals
 from afflux.sim.workload.delays import delay_law
 

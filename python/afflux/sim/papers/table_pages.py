@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from afflux import __version__
-from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Page, final_score, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers import table_pages
-from afflux.sim.papers.finished_runs import Outcome
+from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Measure, Page
 from afflux.sim.papers.table_pages import Cell
-from afflux.sim.runs.compare import Job
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 

@@ -1,7 +1,6 @@
 """Figures of a comparison: curves of metrics, staleness and participation."""
 
 from collections.abc import Sequence
-from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, PercentFormatter
 
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.curves import (
@@ -26,9 +25,9 @@ from afflux.sim.results.curves import (
     staleness_bins,
     staleness_shares,
 )
-from afflux.sim.results.run_result import Evaluated, RunResult, group_by_rule
+from afflux.sim.results.run_result import BYTES, RunResult, group_by_rule
 from afflux.sim.results.statistics import shown_metrics, shown_target
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.metrics import Metric
 
 LEGEND_COLUMNS = 4
 FORMATS = ("pdf", "png", "svg")
@@ -38,6 +37,7 @@ ACROSS = {
     "rounds": ("version", "rounds"),
     "time": ("virtual_time", "virtual time (units of the delay law)"),
     "arrivals": ("arrivals", "arrivals"),
+    BYTES: (BYTES, "bytes sent, up and down"),
 }
 NARROW = 4.0  #: inches of a panel below which text is small
 SMALL: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "lines.linewidth": 1.1, "lines.markersize": 3.5}
@@ -64,6 +64,8 @@ def draw_comparison(
     for what, names, choices in kinds:
         for name in names:
             known(what, name, choices)
+    if BYTES in x and not all(run.sent_bytes for run in results):
+        raise ConfigError("x is bytes, which runs of an earlier afflux do not have")
     drawn = [(panel, axis) for panel in panels for axis in (x if panel in metrics else [""])]
     if not drawn:
         raise ConfigError("give at least one panel and, for curves, one x")
@@ -91,7 +93,7 @@ def draw_comparison(
                 _metric_axes(axes, metrics[panel], goal if metrics[panel] is score else None)
             else:
                 (_staleness if panel == "staleness" else _participation)(axes, groups)
-        handles = [_line(index) for index in range(len(groups))]
+        handles = [series_line(index) for index in range(len(groups))]
         labels = list(groups)
         if goal is not None and score in map(metrics.get, panels):
             handles.append(Line2D([], [], color="#888888", linewidth=0.8, linestyle=":"))
@@ -115,7 +117,7 @@ def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunRe
     """Draw a metric over rounds, time or arrivals."""
     across, title = ACROSS[x]
     for index, runs in enumerate(groups.values()):
-        _draw_curve(axes, curve(runs, across, metric.name), "", index)
+        draw_curve(axes, curve(runs, across, metric.name), "", index)
     style_axes(axes)
     axes.set_xlim(left=0)
     ends = [float(np.mean([run.evaluations[-1].version for run in runs])) for runs in groups.values()]
@@ -124,6 +126,8 @@ def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunRe
         axes.set_xscale("symlog", linthresh=10)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         title = "rounds (logarithmic: buffer sizes differ)"
+    if x == BYTES:
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel(title)
 
 
@@ -138,54 +142,20 @@ def _metric_axes(axes: Axes, metric: Metric, target: float | None) -> None:
     axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
 
 
-def draw_scores(
-    panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
-    path: Path,
-    metric: Metric = CLASSIFICATION[0],
-) -> None:
-    """Write a PNG with the score over the arrivals, one panel beside the other.
-
-    Args:
-        panels: the title of each, and its curves: a label and the runs of each seed. If there are more curves than
-            colours, the last ones are grey.
-        path: of the file.
-        metric: the score.
-    """
-    figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        style_axes(axes)
-        for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
-            named = index < len(COLOURS)
-            line = curve(runs, "arrivals", metric.name)
-            _draw_curve(axes, line, label if named else "", index if named else None)
-        if metric.is_share:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
-        axes.set_xlabel("arrivals")
-        axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
-        more = len(curves) - len(COLOURS)
-        axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(
-            handles[::-1], labels[::-1], fontsize=8, loc="upper right" if metric.lower_is_better else "lower right"
-        )
-    figure.savefig(path, dpi=120)
-
-
-def _draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
+def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
     """Draw a curve in the style of a series; None: grey."""
     colour = "#bbbbbb" if index is None else COLOURS[series_style(index).colour].picture
     if drawn.low is not None and drawn.high is not None:
         axes.fill_between(drawn.x[0], drawn.low, drawn.high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        line = _line(index or 0)
+        line = series_line(index or 0)
         line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
         line.set_label(label if number == 0 and label else "_")
         axes.add_line(line)
     axes.autoscale_view()
 
 
-def _line(index: int) -> Line2D:
+def series_line(index: int) -> Line2D:
     """Return a line in the style of a series, without points."""
     colour, dashes, marker = series_style(index)
     return Line2D(
@@ -208,7 +178,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     # Staleness and its shares span three orders of magnitude under the large-delay law: linear below 1% only.
     edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
     for _, index, runs in _schedules(axes, groups, "staleness"):
-        line = _line(index)
+        line = series_line(index)
         line.set_data(np.arange(len(names)), staleness_shares([run.staleness for run in runs], edges))
         axes.add_line(line)
     axes.autoscale_view()
@@ -232,7 +202,7 @@ def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> lis
 
 def _participation(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     for _, index, runs in _schedules(axes, groups, "clients"):
-        line, shares = _line(index), cumulated_shares(runs[0])
+        line, shares = series_line(index), cumulated_shares(runs[0])
         line.set(data=(np.linspace(0, 1, len(shares)), shares), markevery=len(shares) // MOST_MARKERS + 1)
         axes.add_line(line)
     axes.autoscale_view()

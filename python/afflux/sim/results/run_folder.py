@@ -2,23 +2,39 @@
 
 import logging
 import platform
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from hashlib import file_digest, sha256
+from functools import partial
+from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
-from shlex import quote
-from typing import Any, TextIO
+from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
-from afflux.sim.errors import ConfigError, ProcessKilledError, require
+from afflux.sim.errors import ConfigError, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
+from afflux.sim.results.finished_runs import (
+    AGAIN,
+    FILE,
+    FailedRun,
+    FinishedRuns,
+    Job,
+    all_lines,
+    identity_of,
+    line_key,
+    lines_of_jobs,
+    read_line,
+    result_facts,
+    split_runs,
+)
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import data_frame, paired_differences
@@ -26,6 +42,7 @@ from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
 from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.selection import reads_results
+from afflux.store.lock import LOCK, InUseError, Lock
 
 #: Files with a table each, see `data_frame`.
 CSV_TABLES = {
@@ -34,94 +51,124 @@ CSV_TABLES = {
     "participation.csv": "participation",
     "targets.csv": "targets",
     "summary.csv": "summary",
+    "bytes.csv": "bytes",
     "clients.csv": "clients",  # of a task that evaluates clients
 }
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
 FOLDERS = {FOLDER, TENSORBOARD, MODELS}
-PACKAGES = (
-    "matplotlib",
-    "pandas",
-    "jinja2",
-    "safetensors",
-    "sklearn",
-)  #: they write the files; SciPy comes with the last one
-#: File of a folder whose command runs, was killed, or finished no run; it is locked while the command runs.
-UNFINISHED = "unfinished.txt"
-_UNFINISHED_TEXT = """\
-The command of this folder has not ended, or it has finished no run. The audit logs end at their last arrival.
-"""
-_ANY_COMMAND = "The next command with this folder as --out replaces the folder.\n"
-_SAME_COMMAND = "The same command replaces the folder, if this one was killed: {digest}\n"
+#: They write the files; SciPy comes with the last one.
+PACKAGES = ("matplotlib", "pandas", "jinja2", "safetensors", "sklearn")
+#: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
+RUN_ID = "run_id.txt"
 _LOGGER = logging.getLogger("afflux")
 ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
 @contextmanager
-def new_run_folder(
-    out: Path, config: SimConfig, finished: Mapping[int, Sequence[RunResult]], runs: int, command: object = None
-) -> Iterator[Path]:
-    """Create a run folder for the block, which writes the results.
-
-    After an error the finished results are written into the folder, and a note of the error says what the folder holds
-    and how to go on; the folder is removed if nothing has arrived.
-
-    Args:
-        out: the folder.
-        config: the settings.
-        finished: results by the index of the run; the block fills it.
-        runs: number of all runs.
-        command: all on which the files depend, with a `repr`. Then the folder is marked by `UNFINISHED`: the same
-            command replaces it if this one, or one of its processes, is killed, and any command if this one finishes no
-            run. None: no command replaces it.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a folder in the block, if its file system has locks; readers are not kept out.
 
     Raises:
-        ConfigError: see `create_run_folder`.
+        ConfigError: another command has it; the error names its process.
+    """
+    lock = None
+    try:
+        with suppress(UnavailableError):
+            lock = Lock(folder)
+    except StoreError as error:
+        text = str(error).removeprefix("[store] ")
+        if isinstance(error, InUseError):
+            holder = text.rpartition(", and ")[2].replace("has a server there: close() it", "writes to it")
+            text = f"{folder} is in use: {holder}; choose another --out"
+        if "has no locks" not in text:
+            raise ConfigError(text) from None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
+
+
+@contextmanager
+def open_run_folder(
+    jobs: Sequence[Job], config: SimConfig, output: AuditOutput, resumes: bool = False
+) -> Iterator[FinishedRuns]:
+    """Open a run folder for a block that makes runs, and writes the results.
+
+    After an error the results of the finished runs are written into the folder, and a note of the error says what the
+    folder holds and how to go on; the folder is removed if nothing has arrived.
+
+    Args:
+        jobs: the runs, with their settings; none of a replay, which has no record.
+        config: the settings for tables.
+        output: what the runs write; the run folder around it is new or empty, or that of a command which had no other
+            runs than `jobs`, however it has ended.
+        resumes: whether the single run continues its files.
+
+    Yields:
+        The finished runs.
+
+    Raises:
+        ConfigError: see `create_run_folder`; or another command writes to the folder, or it has other runs.
         MissingExtraError: a package that writes the results is not installed.
     """
-    if command is not None:
-        _remove_unfinished(out, _digest(command))
-    folder = create_run_folder(out)
-    marker = folder / UNFINISHED
-    with ExitStack() as files:
-        if command is not None:
-            file = files.enter_context(marker.open("x", encoding="utf-8"))
-            _lock(file)
-            file.write(_UNFINISHED_TEXT + _SAME_COMMAND.format(digest=_digest(command)))
-            file.flush()
+    folder = output.folder.parent
+    if resumes:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not _is_run_folder(folder):
+        create_run_folder(folder)
+    with locked(folder):
+        record = _continued(folder, jobs, output, resumes)
+        if not resumes:
+            remove_run_files(folder, [job for index, job in enumerate(jobs) if index not in record])
+        output.folder.mkdir(exist_ok=True)
+        record.open_runs()
         try:
-            yield folder
+            yield record
         except BaseException as error:
-            results = [result for index in sorted(finished) for result in finished[index]]
+            results, failures = split_runs(record)
             if results:
-                write_results(folder, results, config)
-            killed, then = results and isinstance(error, ProcessKilledError), ""
-            if not killed:
-                marker.unlink(missing_ok=True)
+                write_results(folder, results, config, failures)
             if remove_empty_logs(folder):
-                if command is not None and not results:
-                    marker.write_text(_UNFINISHED_TEXT + _ANY_COMMAND, encoding="utf-8")
-                    then = f"; the next command with --out {quote(str(folder))} replaces it"
-                elif command is not None and (killed or len(finished) < runs):
-                    then = "; the same command replaces it" if killed else "; make the other runs with another --out"
-                error.add_note(f"{len(finished)} of {runs} runs were finished; kept {folder}/{then}")
+                count = len(record) - sum(run.status in AGAIN for run in failures)
+                goes_on = "; the same command goes on" if count < len(jobs) else ""
+                error.add_note(f"{count} of {len(jobs) or 1} runs were finished; kept {folder}/{goes_on}")
             raise
-        marker.unlink(missing_ok=True)
 
 
-def _digest(command: object) -> str:
-    return sha256(repr(command).encode("utf-8", "surrogatepass")).hexdigest()
+def _is_run_folder(folder: Path) -> bool:
+    """Return whether a folder holds a record of runs without a store, and nothing that no command writes there."""
+    names = {LOCK, FILE, *FILES, *FOLDERS}
+    if not (folder / FILE).is_file() or (folder / FOLDER / RUN_ID).exists():
+        return False
+    return all(path.name in names and not path.is_symlink() for path in folder.iterdir())
 
 
-def _lock(file: TextIO) -> None:
-    """Lock a file until it is closed, or its process ends; raise BlockingIOError if another process has locked it."""
-    try:
-        import fcntl
+def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: bool) -> FinishedRuns:
+    """Return the finished runs of a folder; raise ConfigError if it has runs of another command."""
+    path, more = folder / FILE, {"keep_updates": output.updates, "save_every": output.save_every}
+    lines = all_lines([path])
+    more_facts = partial(result_facts, {"output": more})
+    if resumes:  # the store has the command; a rule or task file may have moved
+        return FinishedRuns(path, jobs, more=more_facts, identity=identity_of(lines))
+    own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
+    if any(line_key(line) not in own or line.get("output") != more for line in lines):
+        raise ConfigError(f"{folder} holds the runs of another command; choose another --out")
+    finished = lines_of_jobs(lines, jobs)
+    ended = {index: read_line(folder, line) for index, line in finished.items()}
+    record = FinishedRuns(path, jobs, more=more_facts, ended=ended)
+    record.lines = finished
+    return record
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except (ModuleNotFoundError, OSError):  # this system or file system has no such locks
-        return
+
+def remove_run_files(folder: Path, jobs: Sequence[Job]) -> None:
+    """Remove the files of some runs."""
+    for stem in (file_stem(spec.label, job.seed) for job in jobs for spec in (job.spec, *job.followers)):
+        for path in (*(folder / FOLDER).glob("*"), *(folder / MODELS).glob("*")):
+            if re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.(jsonl|updates\.npy|safetensors(\.new)?)", path.name):
+                path.unlink()
+        shutil.rmtree(folder / TENSORBOARD / stem, ignore_errors=True)
 
 
 def dated_folder() -> Path:
@@ -153,12 +200,6 @@ def create_run_folder(out: Path | None) -> Path:
     return folder
 
 
-def create_audit_folder(folder: Path, updates: bool = False) -> AuditOutput:
-    """Create the folder of the audit logs in a run folder, and return it; `updates`: the runs keep their updates."""
-    (folder / FOLDER).mkdir()
-    return AuditOutput(folder / FOLDER, updates)
-
-
 def announce_updates(folder: Path, size: int) -> None:
     """Log the size of the kept updates in bytes if it is large; raise ConfigError if the disk has too little space."""
     free = shutil.disk_usage(folder).free
@@ -166,35 +207,6 @@ def announce_updates(folder: Path, size: int) -> None:
         raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
     if size > ANNOUNCE_ABOVE:
         _LOGGER.warning("the updates will take %s in %s/%s", in_bytes(size), printable(str(folder)), FOLDER)
-
-
-def _remove_unfinished(folder: Path, digest: str) -> None:
-    """Empty a folder that `new_run_folder` has marked, unless it holds other files as well.
-
-    Raises:
-        ConfigError: the command of the folder still runs, or it was killed and was another one.
-    """
-    marker, logs = folder / UNFINISHED, [folder / name for name in FOLDERS if (folder / name).is_dir()]
-    run_files = {marker, *logs, *(folder / name for name in FILES)}
-    if not marker.is_file() or any(path not in run_files or path.is_symlink() for path in folder.iterdir()):
-        return
-    if any(path.suffix not in (".jsonl", ".npy") for path in (folder / FOLDER).glob("*")):
-        return
-    with marker.open(encoding="utf-8", errors="replace") as file:
-        try:
-            _lock(file)
-        except BlockingIOError:
-            raise ConfigError(f"another command writes to {folder}; choose another --out") from None
-        text = file.read(1000)
-        if text not in ("", _UNFINISHED_TEXT + _ANY_COMMAND):
-            if not text.endswith(_SAME_COMMAND.format(digest=digest)):
-                raise ConfigError(f"{folder} holds the logs of another command, which was killed; choose another --out")
-            _LOGGER.warning("%s: this command was killed; it makes its runs again", folder)
-        for path in logs:
-            shutil.rmtree(path)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        marker.unlink()
 
 
 def remove_empty_logs(folder: Path) -> bool:
@@ -205,14 +217,19 @@ def remove_empty_logs(folder: Path) -> bool:
         if empty:
             log.unlink()
             log.with_suffix(".updates.npy").unlink(missing_ok=True)
-    for path in (folder / FOLDER, folder):
-        # Fails for a folder that is not empty. An empty one is removed, so that the next run can use the same --out.
-        with suppress(OSError):
-            path.rmdir()
+    # Fails for a folder that is not empty. An empty one is removed, so that the next run can use the same --out.
+    with suppress(OSError):
+        (folder / FOLDER).rmdir()
+        if {path.name for path in folder.iterdir()} <= {LOCK, FILE}:
+            for name in (LOCK, FILE):
+                (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
     return folder.exists()
 
 
-def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig) -> None:
+def write_results(
+    folder: Path, results: Sequence[RunResult], config: SimConfig, failures: Sequence[FailedRun] = ()
+) -> None:
     """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
     require(*PACKAGES)
     from afflux.sim.results.figures import draw_comparison
@@ -221,7 +238,7 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
-    configuration, setting = _configuration(results, config), describe_setting(config, results)
+    configuration, setting = _configuration(results, config), describe_setting(config, results, failures)
     (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
     for name, table in CSV_TABLES.items():
         if table == "clients" and not any(run.client_evaluations for run in results):
@@ -230,7 +247,8 @@ def write_results(folder: Path, results: Sequence[RunResult], config: SimConfig)
         frame = data_frame(results, table, config.target, dtype=object)
         missing = "" if table == "targets" else "nan"
         frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
-    (folder / "summary.json").write_bytes(encode_json(_summary(results, config), indent=2))
+    summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
+    (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
     draw_comparison(results, setting, config.target, folder / "curves.png")
     page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
     (folder / "report.html").write_text(page, encoding="utf-8")
@@ -262,8 +280,8 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     }
 
 
-def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
-    """Return one line that describes the settings."""
+def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: Sequence[FailedRun] = ()) -> str:
+    """Return one line that describes the settings, and names the runs without a result."""
     partition = config.partition
     if partition == "dirichlet":
         partition = f"Dirichlet({config.alpha:g})"
@@ -276,15 +294,22 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult]) -> str:
         total = results[0].division.get("num_clients", config.num_clients)
         task = f"{config.task}, {_clients(results, total)}{division and f' ({division})'}"
     arrivals = sorted({len(run.staleness) for run in results})
-    at_once = f", {config.concurrency} at once" if "concurrency" in _settings_read(results, config) else ""
-    laws = ("selection", *OF_PRESENCE)
-    presence = "".join(f"{name} {getattr(config, name)}, " for name in laws if name in config.changed())
-    own = ", each rule with dispatches of its own" if not leaders and reads_results(config.selection) else ""
+    at_once = f", {_values(results, config, 'concurrency')} at once"
+    at_once *= "concurrency" in _settings_read(results, config)
+    values = {name: _values(results, config, name) for name in ("selection", *OF_PRESENCE)}
+    presence = "".join(f"{name} {text}, " for name, text in values.items() if text != str(getattr(SimConfig, name)))
+    reads = any(reads_results(str(run.settings.get("selection", config.selection))) for run in results)
+    own = ", each rule with dispatches of its own" if reads and not leaders else ""
     return (
-        f"{task}{at_once}, delays {config.delays}, {presence}"
+        f"{task}{at_once}, delays {_values(results, config, 'delays')}, {presence}"
         f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}"
+        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}{''.join(f'; {run}' for run in failures)}"
     )
+
+
+def _values(results: Sequence[RunResult], config: SimConfig, name: str) -> str:
+    """Return the values of a setting in all runs."""
+    return " or ".join(dict.fromkeys(str(run.settings.get(name, getattr(config, name))) for run in results))
 
 
 def _clients(results: Sequence[RunResult], total: int) -> str:
@@ -307,6 +332,7 @@ class RuleConfiguration(Struct, frozen=True):
     options: dict[str, Any]
     parts: dict[str, Any]
     updates_of: str
+    settings: dict[str, Any] | UnsetType = UNSET  #: those that differ between the rules
 
 
 class Configuration(Struct, frozen=True):
@@ -322,11 +348,14 @@ class Configuration(Struct, frozen=True):
 
 def _configuration(results: Sequence[RunResult], config: SimConfig) -> Configuration:
     rules = []
+    names = {name: value for run in results for name, value in run.settings.items()}
+    differing = {name for run in results for name in names if run.settings.get(name, names[name]) != names[name]}
     for label, (run, *_) in group_by_rule(results).items():
         options = dict(run.options) or run.spec.plain_options()
-        rules.append(RuleConfiguration(label, run.spec.name, options, dict(run.parts), run.leader or label))
-    seeds = sorted({run.seed for run in results})
-    settings, versions = _settings_read(results, config), package_versions() | {"python": platform.python_version()}
+        own = {name: value for name, value in run.settings.items() if name in differing} or UNSET
+        rules.append(RuleConfiguration(label, run.spec.name, options, dict(run.parts), run.leader or label, own))
+    seeds, versions = sorted({run.seed for run in results}), package_versions() | {"python": platform.python_version()}
+    settings = {name: value for name, value in _settings_read(results, config).items() if name not in differing}
     return Configuration(settings, dict(results[0].division), rules, seeds, versions, platform.machine())
 
 

@@ -1,20 +1,21 @@
 """The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results import run_folder
-from afflux.sim.results.audit_log import FOLDER, AuditLog, Count, file_stem, read_audit_log
-from afflux.sim.results.model_file import FOLDER as MODELS
-from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, Summary, summarise
+from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
+from afflux.sim.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs
+from afflux.sim.results.run_result import Evaluation, RunResult, Summary, summarise
 from afflux.sim.results.statistics import (
     LEVEL,
     PairedDifference,
@@ -26,7 +27,6 @@ from afflux.sim.results.statistics import (
     usual_targets,
 )
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store.files import read_bytes
 
 
@@ -34,16 +34,53 @@ class SimulationResults(tuple[RunResult, ...]):
     """The results of all runs, seed by seed, in the order of the rules."""
 
     config: SimConfig  #: the settings of the runs
+    failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
 
-    def __new__(cls, runs: Iterable[RunResult], config: SimConfig) -> "SimulationResults":
+    def __new__(
+        cls, runs: Iterable[RunResult], config: SimConfig, failures: Iterable[FailedRun] = ()
+    ) -> "SimulationResults":
         """Hold results of runs with these settings."""
         results = super().__new__(cls, runs)
-        results.config = config
+        results.config, results.failures = config, tuple(failures)
         return results
+
+    @classmethod
+    def of_runs(cls, finished: Mapping[int, Runs], config: SimConfig) -> "SimulationResults":
+        """Return the results of runs by index; raise the error of the first run if none has a result."""
+        runs, failures = split_runs(finished)
+        if failures and not runs:
+            raise failures[0].error
+        return cls(runs, config, failures)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return what a copy is made from."""
-        return tuple(self), self.config
+        return tuple(self), self.config, self.failures
+
+    def merge(self, *others: "SimulationResults") -> "SimulationResults":
+        """Return these results and others, with the settings of these; raise ConfigError for a run that is in two."""
+        runs, failures = [run for one in (self, *others) for run in one], [one.failures for one in (self, *others)]
+        for run, count in Counter((run.spec.label, run.seed) for run in runs).items():
+            if count > 1:
+                raise ConfigError(f"there are {count} runs of {run[0]}, seed {run[1]}: relabel the rule of one first")
+        return SimulationResults(sorted(runs, key=lambda run: run.seed), self.config, chain.from_iterable(failures))
+
+    def relabel(self, labels: Mapping[str, str]) -> "SimulationResults":
+        """Return the results with other labels of rules, by the present ones; the folder keeps its own.
+
+        Raises:
+            ConfigError: there is no rule with a label, or two rules would have the same one.
+        """
+        present = {run.spec.label for run in self}
+        for label in labels:
+            known("rule", label, present)
+        if len({labels.get(label, label) for label in present}) < len(present):
+            raise ConfigError(f"two rules would have the same label: {', '.join(labels.values())}")
+
+        def renamed(run: RunResult) -> RunResult:
+            spec = replace(run.spec, label=labels.get(run.spec.label, run.spec.label))
+            return replace(run, spec=spec, leader=labels.get(run.leader, run.leader))
+
+        return SimulationResults(map(renamed, self), self.config, self.failures)
 
     def of(self, rule: str, seed: int) -> RunResult:
         """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
@@ -87,8 +124,8 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
                 of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
-                deviation of these numbers for each rule), clients (the evaluations of single clients), or differences
-                (of the final score between rules).
+                deviation of these numbers for each rule), bytes (sent until each evaluation), clients (the evaluations
+                of single clients), or differences (of the final score between rules).
 
         Raises:
             ConfigError: an unknown table.
@@ -113,7 +150,7 @@ class SimulationResults(tuple[RunResult, ...]):
             path: of a .pdf, .svg or .png file.
             panels: some of score (the first metric), the names of the metrics (accuracy and loss, unless the task
                 declares others), staleness and participation.
-            x: below curves of metrics: rounds, time or arrivals; for several, each has its panels.
+            x: below curves of metrics: rounds, time, arrivals or bytes; for several, each has its panels.
             size: width in inches, such as 3.3 for one column of a page, or width and height. Narrow panels have smaller
                 text and stand in several rows. Default: 4.5 inches for each panel.
             title: above the figure; default: the settings, or nothing if `size` is given.
@@ -126,7 +163,7 @@ class SimulationResults(tuple[RunResult, ...]):
         from afflux.sim.results.figures import draw_comparison
 
         if title is None:
-            title = run_folder.describe_setting(self.config, self) if size is None else ""
+            title = run_folder.describe_setting(self.config, self, self.failures) if size is None else ""
         across = (x,) if isinstance(x, str) else tuple(x)
         draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
 
@@ -142,7 +179,7 @@ class SimulationResults(tuple[RunResult, ...]):
 
     def write(self, folder: Path | str) -> "SimulationResults":
         """Write the files of a run folder into `folder`, which is made if there is none; return these results."""
-        run_folder.write_results(Path(folder), self, self.config)
+        run_folder.write_results(Path(folder), self, self.config, self.failures)
         return self
 
     def __repr__(self) -> str:
@@ -154,105 +191,75 @@ class SimulationResults(tuple[RunResult, ...]):
 MOST_BYTES = 1 << 30
 
 
-class _Run(msgspec.Struct, frozen=True):
-    """A run in summary.json."""
+def read_results(*folders: Path | str, labels: Mapping[str, str] | None = None) -> SimulationResults:
+    """Read the results of the runs in run folders, from their records, tables and audit logs; nothing is executed.
 
-    rule: str
-    seed: Count
-    clients_with_data: Count
-    state_bytes: float
-    params_sha256: str
-    server_ms: float | None = None
-    buffers_sha256: str = ""
-
-
-class _Summary(msgspec.Struct, frozen=True):
-    runs: list[_Run]
-
-
-def read_results(folder: Path | str) -> SimulationResults:
-    """Read the results of the runs in a run folder, from its tables and audit logs; nothing is executed.
+    A command may still write to a folder: the runs that have ended are read.
 
     Args:
-        folder: of `Simulation.run(out=...)`, or of the command line.
+        folders: of `Simulation.run(out=...)`, or of the command line. The settings are those of the first.
+        labels: other labels of rules, for tables and figures, by the present ones.
 
     Returns:
         The runs that have ended, as they were written, but without params; `RunResult.load` reads these from models/.
 
     Raises:
-        ConfigError: a file is missing, or does not hold what a run writes.
+        ConfigError: a file is missing, or does not hold what a run writes; or a rule and seed is in two folders.
     """
-    folder = Path(folder)
+    if not folders:
+        raise ConfigError("give at least one run folder")
+    first, *others = (_read_folder(Path(folder)) for folder in folders)
+    return first.merge(*others).relabel(labels or {})
+
+
+def _read_folder(folder: Path) -> SimulationResults:
     try:
-        summary = msgspec.json.decode(read_bytes(folder / "summary.json", MOST_BYTES), type=_Summary)
-        config = msgspec.json.decode(read_bytes(folder / "config.json", MOST_BYTES), type=run_folder.Configuration)
-        evaluations, clients = (
-            _rows_by_run(folder / name) if name == "metrics.csv" or (folder / name).exists() else {}
-            for name in ("metrics.csv", "clients.csv")
-        )
-        runs, settings = list[RunResult](), None
-        for run in summary.runs:
-            log = read_audit_log(folder / FOLDER / f"{file_stem(run.rule, run.seed)}.jsonl")
-            settings = log.header.settings(log.path)
-            key = run.rule, run.seed
-            runs.append(_result(run, config, evaluations[key], clients.get(key, []), log))
+        has_record = (folder / FILE).exists()
+        lines = all_lines([folder / FILE]) if has_record else list(_lines_of_tables(folder))
     except OSError as error:
         raise ConfigError(f"{folder} holds no results of a run: {error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder} holds results that no run has written: {error}") from None
-    if settings is None:
+    last = {line_key(line) if has_record else number: line for number, line in enumerate(lines)}
+    runs, failures = split_runs({number: read_line(folder, line) for number, line in enumerate(last.values())})
+    if not runs:
         raise ConfigError(f"{folder} holds no results of a run")
-    return SimulationResults(runs, settings)
+    path = folder / FOLDER / f"{file_stem(runs[0].spec.label, runs[0].seed)}.jsonl"
+    return SimulationResults(runs, read_audit_log(path).header.settings(path), failures)
 
 
-def _rows_by_run(path: Path) -> dict[tuple[str, int], list[dict[str, str]]]:
-    rows: dict[tuple[str, int], list[dict[str, str]]] = {}
-    for row in csv.DictReader(read_bytes(path, MOST_BYTES).decode().splitlines()):
-        rows.setdefault((row["rule"], int(row["seed"])), []).append(row)
-    return rows
-
-
-def _result(
-    run: _Run,
-    config: run_folder.Configuration,
-    rows: Sequence[Mapping[str, str]],
-    client_rows: Sequence[Mapping[str, str]],
-    log: AuditLog,
-) -> RunResult:
-    names = tuple(metric.name for metric in log.header.task_metrics)
-    model = log.path.parent.parent / MODELS / f"{log.path.stem}.safetensors"
-    history = RunHistory([])
-    for row in rows:
-        place = int(row["arrivals"]), int(row["version"]), float(row["virtual_time"])
-        history.evaluations.append(Evaluation(*place, *(float(row[name]) for name in names), names=names))
-    history.client_evaluations = [
-        ClientEvaluation(int(row["arrivals"]), int(row["client"]), row["model"], tuple(float(row[x]) for x in names))
-        for row in client_rows
-    ]
-    (rule,) = [rule for rule in config.rules if rule.label == run.rule]
-    for arrival in log.arrivals:
-        history.add_arrival(arrival.client, arrival.status, arrival.staleness)
-    for line in log.rounds:
-        weights = np.array(line.weights, np.float64)  # None becomes nan
-        report: Any = SimpleNamespace(staleness=np.array(line.staleness), weights=weights, seconds=0.0)
-        report.stepped, report.rejected = line.stepped, line.rejected
-        history.add_round(report)
-    history.seconds = [] if run.server_ms is None else [run.server_ms / 1e3]
-    return RunResult(
-        spec=RuleSpec(rule.name, tuple(log.header.options.items()), rule.label),
-        seed=run.seed,
-        **history.result_fields(),
-        state_bytes=int(run.state_bytes),
-        num_clients=run.clients_with_data,
-        params=np.zeros(0, np.float32),
-        leader="" if rule.updates_of == rule.label else rule.updates_of,
-        settings=config.simulation,
-        division=config.division,
-        options=rule.options,
-        parts=rule.parts,
-        first_params_sha256=log.header.first_params_sha256,
-        digest=run.params_sha256,
-        metrics=log.header.task_metrics,
-        buffers_digest=run.buffers_sha256,
-        model_file=model if model.is_file() else None,
+def _lines_of_tables(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a folder from before there was a record would have; see `read_line`."""
+    summary, config = (
+        msgspec.json.decode(read_bytes(folder / name, MOST_BYTES)) for name in ("summary.json", "config.json")
     )
+    evaluations = _rows_by_run(folder / "metrics.csv")
+    clients = _rows_by_run(folder / "clients.csv") if (folder / "clients.csv").exists() else {}
+    rules = {rule["label"]: rule for rule in config["rules"]}
+    for run in summary["runs"]:
+        label, rule = run["rule"], rules[run["rule"]]
+        rows = [[int(a), int(v), *map(float, row)] for a, v, *row in evaluations[label, run["seed"]]]
+        own = clients.get((label, run["seed"]), [])
+        client_rows = [(int(a), int(client), model, (*map(float, row),)) for a, client, model, *row in own]
+        facts = {
+            "num_clients": run["clients_with_data"],
+            "state_bytes": int(run["state_bytes"]),
+            "server_ms": math.nan if run.get("server_ms") is None else run["server_ms"],
+            "digest": run["params_sha256"],
+            "leader": "" if rule["updates_of"] == label else rule["updates_of"],
+            "settings": config["simulation"],
+            "division": config["division"],
+            "options": rule["options"],
+            "parts": rule["parts"],
+            "buffers_digest": run.get("buffers_sha256", ""),
+            "client_evaluations": client_rows,
+        }
+        yield {"rule": label, "seed": run["seed"], "evaluations": rows, "result": facts}
+
+
+def _rows_by_run(path: Path) -> dict[tuple[str, int], list[list[str]]]:
+    """Return the cells behind rule and seed of the rows of each run."""
+    rows: dict[tuple[str, int], list[list[str]]] = {}
+    for rule, seed, *cells in list(csv.reader(read_bytes(path, MOST_BYTES).decode().splitlines()))[1:]:
+        rows.setdefault((rule, int(seed)), []).append(cells)
+    return rows

@@ -202,7 +202,7 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
             shown.append((metric.title(number.title), [value.text(n, digits, scale) for value, n in values]))
         elif goal is not None or "{}" not in number.title:
             title = number.title.format("" if goal is None else metric.text(goal))
-            shown.append((title, [value.text(n, number.digits) for value, n in values]))
+            shown.append((title, [value.text(n, number.digits, number.scale) for value, n in values]))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
@@ -224,7 +224,7 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
     best = min(zip(scores, groups, strict=True), key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])[1]
     costs = {metric.title("final {}"): scores}
     for number in NUMBERS:
-        if number.horizon and goal is not None:
+        if number.horizon and number.brief and goal is not None:
             times = [summary[label][number.name] for label in groups]
             costs[number.title.format(metric.text(goal))] = [
                 math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
@@ -293,8 +293,8 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
             mean and standard deviation over seeds, a row for each rule; arrivals: client and staleness of each arrival;
             staleness: number of arrivals by staleness; participation: arrivals of each client that was seen; targets:
-            when each run reached which score first; differences: of the final score, see `paired_differences`; clients:
-            the evaluations of single clients.
+            when each run reached which score first; bytes: those sent until each evaluation; differences: of the final
+            score, see `paired_differences`; clients: the evaluations of single clients.
         target: for the numbers that have one.
         dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
 
@@ -314,6 +314,11 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
 
 def _evaluations(results: Sequence[RunResult], target: float) -> Rows:
     return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
+
+
+def _bytes(results: Sequence[RunResult], target: float) -> Rows:
+    rows = ((run, *pair) for run in results for pair in zip(run.evaluations, run.sent_bytes, strict=False))
+    return ((run.spec.label, run.seed, row.arrivals, *sent) for run, row, sent in rows)
 
 
 def _clients(results: Sequence[RunResult], target: float) -> Rows:
@@ -370,6 +375,7 @@ TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], f
     "staleness": (("rule", "seed", "staleness", "arrivals"), _counts("staleness")),
     "participation": (("rule", "seed", "client", "arrivals"), _counts("clients")),
     "targets": (("rule", "seed", "target", *PLACE), _targets),
+    "bytes": (("rule", "seed", "arrivals", "up", "down"), _bytes),
     "clients": (("rule", "seed", "arrivals", "client", "model", METRICS), _clients),
     "differences": (PairedDifference._fields, lambda results, target: paired_differences(results, target=target)),
 }

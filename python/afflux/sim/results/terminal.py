@@ -73,13 +73,13 @@ def show_progress(
     def watch(index: int, run: RunProgress) -> None:
         nonlocal interval, due
         now, first = clock(), updated[index] == -math.inf
-        if not run.arrivals:  # a run in another process is polled, and may not have begun
+        if not run.arrivals and not run.finished:  # a run in another process is polled, and may not have begun
             return
         if now - updated[index] >= BAR_SECONDS or (run.finished and shares[index] < 1):
             updated[index], shares[index] = now, 0.0 if math.isnan(run.done) else min(run.done, 1.0)
             shown = not run.finished or count <= MOST_BARS
             # The first one is drawn at once: it shows where a resumed run begins, even if it ends soon.
-            facts = describe(run, arrivals)
+            facts = describe(run, arrivals) if run.arrivals else ""
             bars.update(tasks[index], completed=shares[index], visible=shown, facts=facts, refresh=first)
             bars.update(everything, completed=sum(shares), facts=f"{_ended(shares)} of {count} finished")
         if live:

@@ -1,54 +1,39 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
+import logging
+import math
 import pickle
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import closing
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from afflux.ops import default_threads
+from afflux.ops.validation import printable
 from afflux.sim import interrupts
-from afflux.sim.errors import DivergedError, require
+from afflux.sim.errors import require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
+from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
+_LOGGER = logging.getLogger("afflux")
+#: The progress of a run that was finished before, or has no result.
+ENDED = RunProgress(0, 0, 0.0, math.nan, math.nan, 1.0)
 #: A `RunProgress` in shared memory.
 FACTS = np.dtype([(name, "U40" if name in ("metric", "unit") else "f8") for name in RunProgress._fields])
-
-
-class Job(NamedTuple):
-    """One run: a rule and a seed."""
-
-    spec: RuleSpec
-    seed: int
-    followers: tuple[RuleSpec, ...] = ()
-    """Other rules that get the same updates; the clients train from the params of `spec`."""
-    config: SimConfig | None = None
-    """Settings of this job; None: those of all jobs."""
-    may_diverge: bool = False
-    """Whether a diverging client ends this job alone, which then has no results."""
-
-    @property
-    def label(self) -> str:
-        """Name of the job in tables."""
-        return self.spec.label + "".join(f" + {follower.label}" for follower in self.followers)
-
-    @property
-    def title(self) -> str:
-        """Name of the job, different from those of other jobs with the same rule."""
-        return f"{self.label}, seed {self.seed}"
 
 
 def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool = False) -> list[Job]:
@@ -70,30 +55,36 @@ def compare(
     processes: int = 1,
     watch: JobProgress | None = None,
     output: AuditOutput | None = None,
-    finished: dict[int, list[RunResult]] | None = None,
+    finished: dict[int, Runs] | None = None,
     task: Task | None = None,
     workers: int = 1,
+    most: int | None = None,
     enough: Callable[[], bool] = lambda: False,
     on_evaluation: OnEvaluation | None = None,
+    store: StoredRun | None = None,
 ) -> list[RunResult]:
-    """Run all jobs and return their results in the order of `jobs`, the leader's before its followers'.
+    """Make the runs that are not finished, and return all results in the order of `jobs`, a leader's before the others.
 
-    Ctrl-C stops all jobs after the current arrival and raises KeyboardInterrupt (see `interrupts.deferred`). If a job
-    fails, the others are stopped.
+    A run that diverges, whose process is killed or, with the setting faults="raise", in which a client fails ends
+    alone: `finished` has its `FailedRun`. Ctrl-C and SIGTERM stop all runs after the current arrival and raise
+    KeyboardInterrupt (see `interrupts.deferred`). Any other error stops all runs, too.
 
     Args:
         jobs: the jobs.
         config: settings of the jobs that have no settings.
         processes: with more than 1, this number of new interpreters is started (spawned: without the parent's torch
             threads).
-        watch: called with (index of the job, its progress).
+        watch: called with (index of the job, its progress); also at the end of a run without a result, and at first for
+            each finished run.
         output: the destination of the audit logs; default none.
-        finished: filled with the results of each finished job, by its index; read it after an error.
+        finished: the finished jobs by index, to which the others are added; read it after an error.
         task: the task of the clients; default the task in the settings. More than one process need a task that can be
             pickled.
         workers: processes of each run that train; see `WorkerPool`.
+        most: number of jobs that start at most.
         enough: called after each job; if true, no other job starts, and those that have started come to their end.
         on_evaluation: called in this process after each evaluation of each run.
+        store: of the server of a single job.
 
     Returns:
         The results in the order of `jobs`, without those that did not start; within a job, in the order of its rules.
@@ -103,50 +94,97 @@ def compare(
     for job in jobs:
         for spec in (job.spec, *job.followers):
             spec.build()
-    with interrupts.deferred():
-        if processes == 1 or len(jobs) <= 1:
-            with closing(WorkerPool(workers)) as workers_pool:
-                for index, job in enumerate(jobs):
-                    progress = None if watch is None else partial(watch, index)
-                    finished[index] = _run_job(job, config, progress, output, task, workers_pool, None, on_evaluation)
-                    if enough():
-                        break
-        else:
-            shared = CONTEXT.RawArray("b", len(jobs) * FACTS.itemsize)  # each job writes its own row: no lock is needed
-            rows = np.frombuffer(shared, FACTS)
-            evaluations = None if on_evaluation is None else CONTEXT.SimpleQueue()
-            pool = ProcessPool(min(processes, len(jobs)), _begin, shared, pickled(task), workers, evaluations)
-            with killed_processes_as("a process of the runs was killed, or could not be started"), pool:
-                futures = {pool.job(_run_job_in_worker, i, job, config, output): i for i, job in enumerate(jobs)}
-                pending = set(futures)
-                while pending:
-                    interrupts.raise_if_pending()
-                    done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                    if watch is not None:
-                        for index in range(len(jobs)):
-                            arrivals, version, *facts = rows[index].item()
-                            watch(index, RunProgress(int(arrivals), int(version), *facts))
-                    while on_evaluation is not None and evaluations is not None and not evaluations.empty():
-                        on_evaluation(*evaluations.get())
-                    done = {future for future in done if not future.cancelled()}
-                    for future in sorted(done, key=lambda future: future.exception() is not None):
-                        finished[futures[future]] = future.result()
-                    if done and enough():
-                        for future in pending:
-                            future.cancel()
-    return [result for index in range(len(jobs)) if index in finished for result in finished[index]]
+    waiting, running = [index for index in range(len(jobs)) if index not in finished][:most], set[int]()
+
+    def end(index: int, make: Callable[[], list[RunResult]]) -> bool:
+        """Add a finished run; return whether its process was killed."""
+        finished[index] = runs = _result_of(jobs[index], make)
+        running.discard(index)
+        if not isinstance(runs, FailedRun):
+            return False
+        if not jobs[index].may_diverge:
+            reason = runs.reason if runs.reason.startswith(jobs[index].title) else f"{runs}: {runs.reason}"
+            _LOGGER.warning("%s", printable(reason + "; the other runs go on" * (len(jobs) > 1)))
+        if watch is not None:
+            watch(index, ENDED)
+        return runs.status == "killed"
+
+    if watch is not None:
+        for index in finished:
+            watch(index, ENDED)
+    with interrupts.deferred(), interrupts.sigterm_as_interrupt():
+        try:
+            if processes == 1 or len(waiting) <= 1:
+                with closing(WorkerPool(workers)) as training:
+                    for index in waiting:
+                        running.add(index)
+                        progress = None if watch is None else partial(watch, index)
+                        options = progress, output, task, training, store, on_evaluation
+                        end(index, partial(_run_job, jobs[index], config, *options))
+                        if enough():
+                            break
+            else:
+                shared = CONTEXT.RawArray("b", len(jobs) * FACTS.itemsize)  # each job writes its own row: no lock
+                begin = shared, pickled(task), workers
+                with ExitStack() as pools:
+                    free = [_Process(begin, on_evaluation, pools) for _ in range(min(processes, len(waiting)))]
+                    futures: dict[Future[list[RunResult]], tuple[int, _Process]] = {}
+                    while futures or (free and waiting):
+                        while free and waiting:
+                            index, process = waiting.pop(0), free.pop()
+                            running.add(index)
+                            future = process.pool.job(_run_job_in_worker, index, jobs[index], config, output)
+                            futures[future] = index, process
+                        interrupts.raise_if_pending()
+                        done, _ = wait(futures, POLL_SECONDS, FIRST_COMPLETED)
+                        if watch is not None:
+                            for index in sorted(running):
+                                arrivals, version, *facts = np.frombuffer(shared, FACTS)[index].item()
+                                watch(index, RunProgress(int(arrivals), int(version), *facts))
+                        for _, process in futures.values():
+                            process.pass_evaluations()
+                        for future in sorted(done, key=lambda future: future.exception() is not None):
+                            index, process = futures.pop(future)
+                            killed = end(index, future.result)
+                            free.append(_Process(begin, on_evaluation, pools) if killed else process)
+                        if done and enough():
+                            waiting.clear()
+        except KeyboardInterrupt:
+            for index in sorted(running):
+                finished[index] = FailedRun(jobs[index].label, jobs[index].seed, INTERRUPTED, "")
+            raise
+    return split_runs(finished)[0]
+
+
+class _Process:
+    """A process that makes one run after another, and what it sends of their evaluations."""
+
+    def __init__(self, begin: tuple[Any, ...], on_evaluation: OnEvaluation | None, pools: ExitStack) -> None:
+        self._on_evaluation = on_evaluation
+        self._sent = None if on_evaluation is None else CONTEXT.SimpleQueue()  # a process that is killed keeps its lock
+        self.pool = pools.enter_context(ProcessPool(1, _begin, *begin, self._sent))
+
+    def pass_evaluations(self) -> None:
+        """Call `on_evaluation` for the evaluations since the last call."""
+        while self._on_evaluation is not None and self._sent is not None and not self._sent.empty():
+            self._on_evaluation(*self._sent.get())
+
+
+def _result_of(job: Job, make: Callable[[], list[RunResult]]) -> Runs:
+    """Return the results that `make` returns, or why there are none."""
+    try:
+        with killed_processes_as("its process was killed, or could not be started"):
+            return make()
+    except tuple(ERRORS.values()) as error:
+        status = next(status for status, kind in ERRORS.items() if isinstance(error, kind))
+        return FailedRun(job.label, job.seed, status, text_with_notes(error), error)
 
 
 def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
     """Make the run with `options`, the further arguments of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
-    try:
-        return simulate((job.spec, *job.followers), job.seed, config, *options)
-    except DivergedError:  # a setting with which clients diverge has no results
-        if job.may_diverge:
-            return []
-        raise
+    return simulate((job.spec, *job.followers), job.seed, config, *options)
 
 
 _shared: Any = None

@@ -253,6 +253,7 @@ class _StartedEvaluation(NamedTuple):
     time: float
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
+    messages: tuple[int, int]  #: see `RunHistory.messages_at_evaluations`
 
 
 class SimulatedServer:
@@ -297,7 +298,8 @@ class SimulatedServer:
         self._started: deque[_StartedEvaluation] = deque()
         if history is None:
             values = self._evaluated().result()
-            history = RunHistory([Evaluation(0, self.server.version, 0.0, *values, names=self._names)])
+            first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
+            history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
         self.models: dict[int, Pulled] = {}
         """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
         self.pulled: dict[int, Pulled] = {}
@@ -319,6 +321,8 @@ class SimulatedServer:
 
     def handle_dispatch(self, event: PullEvent | Dropout) -> None:
         """Hold the version that the client of this dispatch pulls, unless its result never comes."""
+        if self.history.pulls is not msgspec.UNSET:
+            self.history.pulls += 1
         if isinstance(event, Dropout):
             self.record.add_dropout(event)
             return
@@ -382,7 +386,9 @@ class SimulatedServer:
         else:
             figures = self._evaluated()
         means = self.record.take_round_means()
-        self._started.append(_StartedEvaluation(len(history.staleness), version, history.time, figures, means))
+        place = len(history.staleness), version, history.time
+        messages = len(history.staleness) + history.lost_uploads, history.pulls or 0
+        self._started.append(_StartedEvaluation(*place, figures, means, messages))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -402,9 +408,11 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures, round_means = started[0]
+            arrivals, version, time, figures, round_means, messages = started[0]
             evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
             started.popleft()
+            if self.history.messages_at_evaluations is not msgspec.UNSET:
+                self.history.messages_at_evaluations.append(messages)
             self.record.add_evaluation(evaluation, round_means)
 
     @property

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -12,25 +11,23 @@ from typing import TYPE_CHECKING, Any
 from afflux.arrays.roles import Roles
 from afflux.ops.validation import as_int, brief, integer, printable
 from afflux.rules import RULES
-from afflux.sim import interrupts
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import ConfigError, known, require
-from afflux.sim.results import run_folder
-from afflux.sim.results.audit_log import AuditLog, read_audit_log
+from afflux.sim.results import audit_log, run_folder
+from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
+from afflux.sim.results.finished_runs import Job, Runs, check_inputs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation
-from afflux.sim.results.run_result import RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, event_files, require_tensorboard
-from afflux.sim.runs.compare import Job, compare, make_jobs
-from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, require_unused_store
-from afflux.sim.runs.setup import checked_settings, num_parameters, refuse_pair
-from afflux.sim.runs.simulation import replay_config, replay_updates, simulate
-from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
+from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_parameters, refuse_pair
+from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, read_rules
+from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import (
     ClientTraining,
     Evaluate,
@@ -223,17 +220,20 @@ class Simulation:
     ) -> SimulationResults:
         """Make all runs.
 
-        After an error, the results of the finished runs are in `out`, and a note of the exception says how to go on.
+        A run that diverges, whose process is killed or, with faults="raise", in which a client fails ends alone:
+        `SimulationResults.failures` has it. After Ctrl-C or another error, the results of the finished runs are in
+        `out`, and the same call goes on: it makes the runs that were interrupted or killed, or have failed, again.
 
         Args:
             processes: number of runs at the same time, each in a separate process. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
                 one need a task that can be pickled.
-            out: a new folder for the results and audit logs, or the folder of a call that finished no run, or of the
-                same call that was killed; default: nothing is written.
-            store: a new folder in which the server of a single run is kept, with all that `resume` needs to continue
-                the run after an interruption. Needs `out`.
+            out: a new folder for the results and audit logs, or that of the same call, perhaps with fewer rules or
+                seeds, whose finished runs are not made again; default: nothing is written. A change of the simulation's
+                functions is not noticed: it needs a new folder.
+            store: a new folder in which the server of a single run is kept, with all that the same call or `resume`
+                needs to continue the run after an interruption. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
             keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each, for `replay`.
@@ -248,43 +248,31 @@ class Simulation:
             The results.
 
         Raises:
-            ConfigError: the settings do not go together, data are missing, or `out` or `store` is not empty.
-            TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
+            ConfigError: the settings do not go together, data are missing, `out` or `store` holds other things, or
+                another command writes to `out`.
+            TrainingError: no run has a result, because the clients' trainings fail, or give numbers that are not finite
+                (DivergedError).
             MissingExtraError: a package is not installed.
         """
         save_every = integer(0)("run", "save_every", save_every)
-        options: dict[str, Any] = {"task": self.task, "processes": processes, "workers": workers, "watch": watch}
+        options: dict[str, Any] = {"processes": processes, "workers": workers, "watch": watch}
+        options["on_evaluation"] = on_evaluation
         if out is None:
             given = {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store, "save_every": save_every}
             for name, value in given.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
-            runs = compare(self.jobs, self.config, on_evaluation=on_evaluation, **options)
-            return SimulationResults(runs, self.config)
+            finished: dict[int, Runs] = {}
+            compare(self.jobs, self.config, task=self.task, finished=finished, **options)
+            return SimulationResults.of_runs(finished, self.config)
         _require_packages(tensorboard)
+        output = AuditOutput(Path(out) / audit_log.FOLDER, keep_updates, save_every)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
-            require_unused_store(Path(store))
-        finished: dict[int, list[RunResult]] = {}
-        command = None if store is not None else (self.jobs, self.config, keep_updates, tensorboard, save_every)
-        with (
-            run_folder.new_run_folder(Path(out), self.config, finished, len(self.jobs), command) as folder,
-            event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track,
-        ):
-            if keep_updates and self.config.arrivals < UNLIMITED:
-                size = 4 * self.num_parameters() * self.config.arrivals * len(self.jobs)
-                run_folder.announce_updates(folder, size)
-            output = run_folder.create_audit_folder(folder, keep_updates)
-            output = output._replace(save_every=save_every)
-            if store is None:
-                options |= {"output": output, "finished": finished, "on_evaluation": track}
-                runs = compare(self.jobs, self.config, **options)
-            else:
-                spec, seed, *_ = self.jobs[0]
-                stored = StoredRun(Path(store), checkpoint_every)
-                runs = _run_in_store(stored, workers, watch, track, spec, seed, self.config, output, self.task)
-            return SimulationResults(runs, self.config).write(folder)
+            interrupted = interrupted_run(Path(store), self.jobs[0], self.config, Path(out))
+            options["store"] = StoredRun(Path(store), checkpoint_every, interrupted)
+        return run_in_folder(self.jobs, self.config, output, self.task, tensorboard=tensorboard, **options)
 
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
@@ -335,16 +323,65 @@ def resume(
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
         interrupted = InterruptedRun.of(Path(interrupted), moved, typed, named, selection)
-    config, folder = interrupted.config, interrupted.output.folder.parent
+    config = interrupted.config
     if interrupted.finished:
-        _announce(f"the run in {interrupted.path} is finished; its results are written again")
-    output = interrupted.output._replace(save_every=save_every)
-    stored = StoredRun(interrupted.path, checkpoint_every, interrupted)
-    own = task if isinstance(task, Task) else None
-    facts = interrupted.spec, interrupted.header.seed, config, output, own
-    with event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track:
-        run = _run_in_store(stored, workers, watch, track, *facts)
-    return SimulationResults(run, config).write(folder)
+        _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
+    jobs, output = [Job(interrupted.spec, interrupted.header.seed)], interrupted.output._replace(save_every=save_every)
+    stored, own = StoredRun(interrupted.path, checkpoint_every, interrupted), task if isinstance(task, Task) else None
+    options: dict[str, Any] = {"workers": workers, "watch": watch, "on_evaluation": on_evaluation}
+    return run_in_folder(jobs, config, output, own, store=stored, tensorboard=tensorboard, **options)
+
+
+def run_in_folder(
+    jobs: Sequence[Job],
+    config: SimConfig,
+    output: AuditOutput,
+    task: Task | None = None,
+    *,
+    store: StoredRun | None = None,
+    tensorboard: bool = False,
+    on_evaluation: OnEvaluation | None = None,
+    **options: Any,
+) -> SimulationResults:
+    """Make the runs that a run folder lacks, and write the results of all.
+
+    Args:
+        jobs: all runs of the folder.
+        config: settings of the jobs that have no settings, and those for tables.
+        output: what the runs write, and the folder of their logs in the run folder.
+        task: the task of the clients; default the task in the settings.
+        store: of the server of a single job.
+        tensorboard: see `Simulation.run`.
+        on_evaluation: see `Simulation.run`.
+        options: of `compare`.
+
+    Returns:
+        All results; those of an earlier command have no params.
+
+    Raises:
+        ConfigError: see `run_folder.open_run_folder`; or a finished run had other inputs.
+        TrainingError: no run has a result.
+    """
+    folder, jobs = output.folder.parent, [job._replace(config=job.config or config) for job in jobs]
+    resumes = store is not None and store.interrupted is not None
+    with (
+        run_folder.open_run_folder(jobs, config, output, resumes) as finished,
+        event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track,
+    ):
+        if ended := finished.lines:
+            inputs = inputs_of_jobs([jobs[index] for index in ended], config, task)
+            check_inputs(str(folder), ended, dict(zip(ended, inputs, strict=True)))
+        if output.updates and config.arrivals < UNLIMITED and not resumes:
+            size = 4 * num_parameters(config, task) * config.arrivals * (len(jobs) - len(ended))
+            run_folder.announce_updates(folder, size)
+        options |= {"output": output, "task": task, "finished": finished, "on_evaluation": track, "store": store}
+        try:
+            compare(jobs, config, **options)
+        except KeyboardInterrupt as error:
+            if store is not None:
+                error.add_note(f"continue with: {_resuming(store.path, jobs[0].spec, config)}")
+            raise
+        return SimulationResults.of_runs(finished, config).write(folder)
 
 
 def replay(
@@ -384,43 +421,25 @@ def replay(
     config = replay_config(log, data_dir, task if isinstance(task, str) else None)
     if (missing := log.planned - config.arrivals) > 0:
         lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
-        _announce(f"{log.path} was cut off{lacks}")
+        _LOGGER.warning("%s", printable(f"{log.path} was cut off{lacks}"))
     own = task if isinstance(task, Task) else None
     make = partial(replay_updates, log, specs, config, None if watch is None else partial(watch, 0))
     if out is None:
         return SimulationResults(make(None, own), config)
     _require_packages(False)
-    with run_folder.new_run_folder(Path(out), config, {}, 1) as folder:
-        output = run_folder.create_audit_folder(folder)
-        return SimulationResults(make(output, own), config).write(folder)
+    output = AuditOutput(Path(out) / audit_log.FOLDER)
+    with run_folder.open_run_folder((), config, output):
+        return SimulationResults(make(output, own), config).write(Path(out))
 
 
-def _run_in_store(
-    store: StoredRun, workers: int, watch: JobProgress | None, on_evaluation: OnEvaluation | None, *run: Any
-) -> list[RunResult]:
-    """Begin or continue a run; after Ctrl-C, a note of the exception says how the run is continued.
-
-    Args:
-        store: of the run.
-        workers: see `Simulation.run`.
-        watch: see `Simulation.run`.
-        on_evaluation: see `Simulation.run`.
-        run: rule, seed, settings, output and task of the run.
-    """
-    spec, seed, config, output, task = run
-    progress = None if watch is None else partial(watch, 0)
-    try:
-        with interrupts.deferred(), interrupts.sigterm_as_interrupt(), closing(WorkerPool(workers)) as pool:
-            return simulate([spec], seed, config, progress, output, task, pool, store, on_evaluation)
-    except KeyboardInterrupt as error:
-        again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
-        files = (("task", config.task), ("selection", config.selection))
-        again += "".join(f" --{name} {quote(text)}" for name, text in files if ".py" in text)
-        command = f"afflux run --resume {store.path}{again}"
-        if config.task.partition(":")[0] == MADE_IN_PYTHON:
-            command = f"afflux.sim.resume({str(store.path)!r}, task=...)"
-        error.add_note(f"continue with: {command}")
-        raise
+def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:
+    """Return the command, or the call, that continues the run in a store."""
+    files = {"rule": "" if spec.name in RULES else spec.text, "task": config.task, "selection": config.selection}
+    files = {name: text for name, text in files.items() if ".py" in text}
+    if config.task.partition(":")[0] == MADE_IN_PYTHON:
+        named = "".join(f", {name}={text!r}" for name, text in files.items() if name != "task")
+        return f"afflux.sim.resume({str(store)!r}, task=...{named})"
+    return f"afflux run --resume {store}" + "".join(f" --{name} {quote(text)}" for name, text in files.items())
 
 
 def _require_packages(tensorboard: bool) -> None:
@@ -428,7 +447,3 @@ def _require_packages(tensorboard: bool) -> None:
     require(*run_folder.PACKAGES)
     if tensorboard:
         require_tensorboard()
-
-
-def _announce(text: str) -> None:
-    _LOGGER.warning("%s", printable(text))

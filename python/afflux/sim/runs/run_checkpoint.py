@@ -21,6 +21,8 @@ from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import FILE, Job
+from afflux.sim.results.run_folder import RUN_ID
 from afflux.sim.results.run_history import LOST, RunHistory
 from afflux.sim.results.run_result import evaluation_reader
 from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
@@ -34,8 +36,6 @@ from afflux.store.lock import LOCK
 
 FORMAT = 2
 CHECKPOINT_SECONDS = 10.0
-#: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
-RUN_ID = "run_id.txt"
 RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 #: The server's counts at a checkpoint: properties of `Server`.
 COUNTS = ("version", "joins", "arrivals_waiting")
@@ -176,6 +176,7 @@ class InterruptedRun:
             store = self.path.resolve()
             audit = self.output.folder.resolve()
             run_paths = {store, *store.parents, audit, audit / RUN_ID, self.updates.resolve()}
+            run_paths |= {audit.parent / FILE, audit.parent / LOCK}
             found = (*folder.glob("*"), *self.output.folder.glob("*"))
             if folder.is_file() or any(path.resolve() not in run_paths for path in found):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
@@ -337,10 +338,29 @@ def _counts(server: Server) -> dict[str, int]:
     return {name: getattr(server, name) for name in COUNTS}
 
 
-def require_unused_store(path: Path) -> None:
-    """Raise ConfigError if `path`, the place for a new store, is not free; the error names its content."""
+def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> InterruptedRun | None:
+    """Return the run of this job in a store, which the same command continues; None: the store is free.
+
+    Raises:
+        ConfigError: the store holds something else.
+    """
+    if is_unused_store(path):
+        return None
+    try:
+        files = (text if ".py" in text else None for text in (config.task, config.selection))
+        interrupted = InterruptedRun.of(path, folder, job.spec, *files)
+        places = {"data_dir": None, "num_clients": None}  # which the data may set
+        if (interrupted.header.seed, interrupted.config.recorded() | places) != (job.seed, config.recorded() | places):
+            raise ConfigError("it has other settings")
+    except ConfigError as error:
+        raise ConfigError(f"{path} holds a run; --resume {path} continues it ({error})") from None
+    return interrupted
+
+
+def is_unused_store(path: Path) -> bool:
+    """Return whether a place for a store is free, and has no run; raise ConfigError if it holds something else."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
+        return True
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; choose another --store")
     killed = f"if a run was killed before its first checkpoint, remove {path} and the folder of the run"
@@ -350,6 +370,6 @@ def require_unused_store(path: Path) -> None:
         then = f"; {killed}" if (path / LOCK).exists() else ""
         raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
     if isinstance(content.notes, dict) and "afflux_run" in content.notes:
-        raise ConfigError(f"{path} holds a run; --resume {path} continues it")
+        return False
     then = f"; {killed}" if content.notes is None and not content.joins else ""
     raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")

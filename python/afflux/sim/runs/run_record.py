@@ -17,7 +17,7 @@ from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
 from afflux.sim.results import audit_log
 from afflux.sim.results.model_file import FOLDER, constants_sha256, write_model
-from afflux.sim.results.run_history import LOST, OnEvaluation, RunHistory, TrackedRun
+from afflux.sim.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
 from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
@@ -135,7 +135,7 @@ class RunRecord:
 
     def add_dropout(self, event: Dropout) -> None:
         """Add a dispatch whose result never arrives."""
-        self._history.decisions[LOST] = self._history.decisions.get(LOST, 0) + 1
+        self._history.add_dropout(event.fate)
         if self.log is not None:
             facts = event.client, len(self._history.staleness), event.time, event.fate, event.freed
             self.log.write(audit_log.DropoutLine(*facts))
@@ -218,6 +218,7 @@ class RunRecord:
         history, setup, server = self._history, self._setup, self._server
         model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
+        up, down = setup.message_bytes
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
@@ -237,6 +238,8 @@ class RunRecord:
             buffers_digest="" if buffers is None else params_sha256(buffers, "<f8"),
             layout=model.layout,
             constants=constants_sha256(model.module, model.layout.roles),
+            inputs=setup.inputs,
+            sent_bytes=tuple((sent * up, pulls * down) for sent, pulls in history.messages_at_evaluations or ()),
             model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:

@@ -11,11 +11,13 @@ from msgspec import UNSET
 from afflux.aggregation.options import why_unclipped
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
-from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
+from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch, tree_of
 from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import Header
+from afflux.sim.results.finished_runs import Job
+from afflux.sim.results.model_file import module_arrays
 from afflux.sim.results.run_result import params_sha256
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
@@ -33,6 +35,9 @@ from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import Population, Uniform
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
+
+#: The settings on which the data, their division and the model depend.
+_OF_INPUTS = ("task", "data", "model", "part", "delays", "availability", *OF_FUNCTION)
 
 
 def num_parameters(config: SimConfig, task: Task | None = None) -> int:
@@ -146,6 +151,18 @@ class SimulationSetup:
         """(d,) float32, the params of version 0."""
         return self.model.initial_params
 
+    @property
+    def message_bytes(self) -> tuple[int, int]:
+        """Bytes of an arrival and of a dispatch: the model; for SCAFFOLD also the change of c_i, and c (d,) float32.
+
+        If the codec of the c_i rounds, a client also pulls its own.
+        """
+        arrays, control = module_arrays(self.model.module), 0
+        model = sum(arrays[name].nbytes for name in self.model.layout.roles if name in arrays)
+        if self.config.client_optimizer == "scaffold":
+            control = self.initial_params.nbytes
+        return model + control, model + control * (1 if self.config.control_codec == "float32" else 2)
+
     def new_server(self, rule: Rule, **options: Any) -> Server:
         """Make a server with the initial params, for these clients."""
         params: Any = self.initial_params
@@ -176,6 +193,29 @@ class SimulationSetup:
     def schedule(self, spec: RuleSpec, selection: Uniform | None = None) -> Iterator[Event]:
         """Yield the events; they depend on the rule only if it waits for a cohort, or if `selection` reads results."""
         return make_schedule(spec, self.seed, self.config, self.population, self.delays, selection)
+
+
+def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = None) -> list[Mapping[str, str]]:
+    """Return the digests of the inputs of each job; jobs that differ in other settings than `_OF_INPUTS` share them.
+
+    Args:
+        jobs: the jobs.
+        config: settings of the jobs that have no settings.
+        task: the task of the clients; default the task in the settings.
+
+    Raises:
+        ConfigError: see `SimulationSetup.of`.
+    """
+    digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
+    inputs = []
+    with reproducible_torch():
+        for job in jobs:
+            settings = replace(job.config or config, compile=False)
+            key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)
+            if key not in digests:
+                digests[key] = SimulationSetup.of(settings, job.seed, task, digests=True).inputs
+            inputs.append(digests[key])
+    return inputs
 
 
 def _sample(clients: Sequence[int], most: int, seed: int) -> Sequence[int]:

@@ -20,7 +20,7 @@ import torch
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError
 from afflux.sim.clients.training import SentModel, Trainer, TrainingResult
-from afflux.sim.errors import ConfigError, text_with_notes
+from afflux.sim.errors import ConfigError, TrainingError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig, concurrency_steps
@@ -232,8 +232,8 @@ def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function, or raise its error as one that can be sent."""
     try:
         return function(*arguments)
-    except ConfigError as error:
-        raise ConfigError(text_with_notes(error)) from None
+    except (ConfigError, TrainingError) as error:
+        raise type(error)(text_with_notes(error)) from None
     except BaseException as error:  # also of sys.exit() in the task's functions: signals raise nothing here
         raise WorkerError("a worker failed:\n" + "".join(format_exception(error))) from None
 

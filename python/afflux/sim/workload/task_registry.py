@@ -5,33 +5,28 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
-from functools import lru_cache, partial
+from dataclasses import fields
+from functools import lru_cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from afflux.ops.validation import brief
-from afflux.sim.data import DataSet, read_data_set
+from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.data.text_set import TextSet
 from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.models import build_model
-from afflux.sim.workload.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_initial_values
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import refuse_ignored_settings
 from afflux.sim.workload.inputs import content_digest
-from afflux.sim.workload.lora_task import lora_task
 from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
 from afflux.sim.workload.rule_specs import read_options
 from afflux.sim.workload.task import Partitioned, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-#: Test windows of a text, evenly spaced; Shakespeare has 700,000.
-MOST_TEST_WINDOWS = 10_000
 
 
 def image_task(settings: SimConfig) -> Task:
@@ -46,87 +41,33 @@ def image_task(settings: SimConfig) -> Task:
             f"data {settings.data!r} has owners, each of which is a client: give task="
             f"papers:dataset={settings.data}:network={settings.model}"
         )
-    return _task(data, settings.model, settings, logged=True)
+    # In the logs of the setting `data`, the digest of its files names the data.
+    return image_set_task(data, settings.model, settings, _digest_of_files(data) or data)
 
 
-def paper_task(
-    settings: SimConfig,
-    dataset: str = "cifar10",
-    network: str = "ca2fl-cnn",
-    inputs: str = "standardised",
-    server_classes: int = 0,
-    augment: str = "none",
-    initial: str = "torch",
-) -> Task:
-    """Return the task of a data set and a model.
-
-    Images without owners are divided among `num_clients` clients by the partition of the settings. With owners
-    (femnist, shakespeare) each owner of training examples is a client.
-
-    Args:
-        settings: data_dir, num_clients, partition, alpha and classes.
-        dataset: a data set of `afflux.sim.data`.
-        network: a model of `afflux.sim.models`.
-        inputs: the scale of images, see `ImageSet.scaled`.
-        server_classes: the server's examples for rules that score updates (Zeno++) are images of so many classes, the
-            first ones; 0: of all.
-        augment: crop-flip or randaugment: the clients augment their images, see `augmentation`.
-        initial: torch: the initial values of torch's layers; kaiming: those of FADAS's authors.
-
-    Raises:
-        ConfigError: unknown names, no or damaged files, a model that cannot take the examples, server_classes of
-            another number than the data set has, or with the validation part; or augmented examples that are no images
-            to be divided, or whose scale is another.
-    """
-    known("augment", augment, AUGMENTATIONS)
-    known("initial", initial, INITIAL_VALUES)
-    data = read_data_set(dataset, settings.data_dir)
-    task = _task(data, network, settings, inputs=inputs)
-    if initial != "torch":
-        task = replace(task, model=partial(_initialised, task.model, initial))
-    if augment != "none":
-        clients, scale = task.clients, (inputs, settings.part)
-        if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or scale != ("standardised", "test"):
-            raise ConfigError("augment needs images without owners, standardised inputs and the test part")
-        task = replace(task, clients=augmented(clients, data, augment), seeds_torch=True)
-    if not server_classes:
-        return task
-    if isinstance(data, TextSet) or not 1 <= server_classes <= data.num_classes:
-        raise ConfigError(f"server_classes is {server_classes}, must be 0 or a number of classes of {dataset}'s images")
-    if settings.part == "validation":
-        raise ConfigError("server_classes: the server's examples would be those of the validation part, too")
-    x, y = task.validation
-    own = y < server_classes
-    return replace(task, validation=(x[own], y[own]))
-
-
-def _initialised(model: "Callable[..., nn.Module]", kind: str, rng: np.random.Generator) -> "nn.Module":
-    return with_initial_values(model(rng), kind, rng)
-
-
-def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False, inputs: str = "standardised") -> Task:
-    """Return the task; `logged`: its source is the digest of the data's files, as in the logs of the setting `data`."""
-    import torch
+def network_of(name: str, data: Any) -> "Callable[[np.random.Generator], nn.Module]":
+    """Return the function that makes the model; raise ConfigError for an unknown name, or one that takes other data."""
 
     def model(rng: np.random.Generator) -> "nn.Module":
-        return build_model(network, data.shape, data.num_classes, rng)
+        return build_model(name, data.shape, data.num_classes, rng)
 
-    model(np.random.Generator(np.random.PCG64(0)))  # unknown names and wrong shapes before the first run
-    shards = [shard for shard in data.shards() if len(shard)]
-    if isinstance(data, TextSet):
-        if not len(data.test):
-            raise ConfigError(f"data {data.name!r} has no test part")
-        spaced = np.linspace(0, len(data.test) - 1, min(len(data.test), MOST_TEST_WINDOWS)).astype(np.int64)
+    model(np.random.Generator(np.random.PCG64(0)))  # before the first run
+    return model
 
-        def examples(starts: np.ndarray) -> "tuple[Tensor, Tensor]":
-            x, y = data.examples(starts)
-            return torch.from_numpy(x), torch.from_numpy(y)
 
-        def own_windows(client: int) -> "tuple[Tensor, Tensor]":
-            return examples(data.train[shards[client]])
+def image_set_task(
+    data: ImageSet, network: str, settings: SimConfig, source: Any, inputs: str = "standardised"
+) -> Task:
+    """Return the task of images, those of each owner or divided among clients, and a model.
 
-        test = Classification(*examples(data.test[spaced]))
-        return Task(model, own_windows, test, num_clients=len(shards), seeds_torch=False, source=data)
+    Args:
+        data: the images.
+        network: the name of the model.
+        settings: num_clients, partition, alpha and classes.
+        source: `Task.source`.
+        inputs: the scale of the images, see `ImageSet.scaled`.
+    """
+    model, shards = network_of(network, data), [shard for shard in data.shards() if len(shard)]
     x, y, x_test, y_test = _tensors(data, inputs)
 
     def own_images(client: int) -> "tuple[Tensor, Tensor]":
@@ -140,7 +81,7 @@ def _task(data: DataSet, network: str, settings: SimConfig, logged: bool = False
         num_clients=len(shards) or None,
         validation=(x, y),
         seeds_torch=False,
-        source=(_digest_of_files(data) if logged else None) or data,
+        source=source,
     )
 
 
@@ -158,8 +99,12 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
-TASKS: dict[str, Callable[..., Task]] = {IMAGES: image_task, PAPERS: paper_task, LORA: lora_task}
-"""Functions that make tasks, by name; see `register_task`."""
+TASKS: dict[str, Callable[..., Task] | str] = {
+    IMAGES: image_task,
+    PAPERS: "afflux.sim.papers.paper_task:paper_task",
+    LORA: "afflux.sim.papers.lora_task:lora_task",
+}
+"""Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`."""
 
 
 def register_task(name: str, function: Callable[..., Task]) -> None:
@@ -191,7 +136,8 @@ def task_function(task: str) -> Callable[..., Task]:
     if name.partition(":")[0].endswith(".py"):
         return file_function(name, "task")
     known("task", name, TASKS)
-    return TASKS[name]
+    function = TASKS[name]
+    return resolve_name(function) if isinstance(function, str) else function
 
 
 def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from afflux.sim.data.files import Layout, bad_file, read_text
-from afflux.sim.data.formats import LeafFile, leaf_folders, read_leaf, read_table
+from afflux.sim.data.formats import read_table
 from afflux.sim.data.image_set import shards_of
+from afflux.sim.papers.leaf import LeafFile, leaf_folders, read_leaf
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; the index of a character is its class."""

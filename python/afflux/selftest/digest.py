@@ -1,24 +1,43 @@
-"""A digest of everything that must be the same bit for bit, whatever computes it. Run by test_bits.py in processes
-with other instruction sets, threads and CPU features; prints one SHA-256 per part.
+"""A digest of everything that must be the same bit for bit, whatever computes it; prints one SHA-256 per part.
 
-    python tests/oracle/digest.py [num_threads ...]
-    python tests/oracle/digest.py --golden > tests/oracle/golden.json     (only with a new order_version, or a new rule)
+python -m afflux.selftest.digest [num_threads ...]
+python -m afflux.selftest.digest --golden > golden.json     (only with a new order_version, or a new rule)
 """
 
 import hashlib
 import json
 import sys
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afflux import Server, _engine, exp, log, ops, pow
+from afflux.arrays.interop import on_host
 from afflux.ops import codecs
 from afflux.rules import RULES, staleness
-from order import SIZES
+
+#: Around every border of the order: lanes, blocks, superblocks, and none of them.
+SIZES = [0, 1, 15, 17, 31, 32, 33, 1023, 1025, 2047, 2049, 65535, 65536, 65537, 3 * 65536 + 5]
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+#: Three vectors of each type that updates may have, by the name of the type.
+Typed = Mapping[str, Sequence[Any]]
 
 
-def hashed(seed, count):
+def golden() -> dict[str, str]:
+    """Return the digests of all versions of afflux with this order of sums, by part."""
+    digests = json.loads((Path(__file__).parent / "golden.json").read_text())
+    order_version = digests.pop("order_version")
+    if order_version != _engine.ORDER_VERSION:
+        raise RuntimeError(f"golden.json is of order_version {order_version}, the engine of {_engine.ORDER_VERSION}")
+    return dict(digests)
+
+
+def hashed(seed: int, count: int) -> NDArray[np.uint64]:
     """64 random bits each, by splitmix64: NumPy's own streams may change between its versions."""
     z = (np.arange(count, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -26,7 +45,7 @@ def hashed(seed, count):
     return z ^ (z >> np.uint64(31))
 
 
-def vectors(seed, count, size):
+def vectors(seed: int, count: int, size: int) -> Floats:
     """Integers scaled by powers of two: the same bits from any NumPy, and sums that do round."""
     noise = hashed(seed, count * size)
     mantissa = (noise >> np.uint64(39)).astype(np.int64) - 2**24
@@ -36,13 +55,13 @@ def vectors(seed, count, size):
     return scaled.astype(np.float32)
 
 
-def inputs():
+def inputs() -> tuple[list[Floats], list[Doubles]]:
     """Nine vectors over three superblocks and a tail, and two of them as float64."""
     data = list(vectors(1, 9, 3 * 65536 + 4099))
     return data, [update.astype(np.float64) * 1.1 for update in data[:2]]
 
 
-def operations(num_threads, data, wide):
+def operations(num_threads: int, data: Sequence[Floats], wide: Sequence[Doubles]) -> str:
     """ingest, gram, apply and the cached difference."""
     digest = hashlib.sha256()
     size = data[0].size
@@ -53,27 +72,28 @@ def operations(num_threads, data, wide):
         digest.update(np.array([facts.sum_of_squares, facts.min, facts.max]).tobytes() + out.tobytes())
     digest.update(ops.gram(data, num_threads=num_threads).tobytes())
     ops.apply(
-        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Sgd(0.3)),
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights, -0.3), step=ops.Step("sgd", 0.3)),
         num_threads=num_threads,
     )
     digest.update(out.tobytes())
     rows = [row.copy() for row in data[1:8]]
     stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], rows)
     ops.apply(
-        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Sgd(0.7)),
+        ops.Pass(data[8], out, ops.Combine(data[:7], weights), stage, ops.Step("sgd", 0.7)),
         num_threads=num_threads,
     )
-    for array in (out, cache, *rows):
+    arrays: list[NDArray[Any]] = [out, cache, *rows]
+    for array in arrays:
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def pooled(dtype, size):
+def pooled(dtype: str, size: int) -> Any:
     """An empty buffer of the engine, which also supports bfloat16."""
     return _engine.Buffer(_engine.Pool(size, dtype, 1))
 
 
-def typed_inputs():
+def typed_inputs() -> tuple[list[Any], Typed]:
     """An update in parts of every type, and three vectors of each type that updates may have."""
     data, wide = inputs()
     size = data[0].size
@@ -86,7 +106,7 @@ def typed_inputs():
     return parts, {"float32": data[:3], "float64": [*wide, data[2].astype(np.float64)], "bfloat16": brain}
 
 
-def short_inputs(size):
+def short_inputs(size: int) -> tuple[list[Floats], list[Doubles], list[Any], Typed]:
     """Nine vectors of that size, two as float64, one in parts of three types, and three of each type of update."""
     data = list(vectors(6, 9, size))
     wide = [update.astype(np.float64) * 1.1 for update in data[:2]]
@@ -100,7 +120,7 @@ def short_inputs(size):
     return data, wide, parts, typed
 
 
-def types(num_threads, parts, vectors):
+def types(num_threads: int, parts: Sequence[Any], vectors: Typed) -> str:
     """ingest, gram, apply and the cached difference in every type that they take."""
     digest = hashlib.sha256()
     size = sum(part.size for part in parts)
@@ -113,17 +133,17 @@ def types(num_threads, parts, vectors):
         combine = ops.Combine(vectors[dtype], weights, 0.25)
         for params in (vectors["float32"][1], vectors["float64"][1]):
             out, cache = np.empty_like(params), np.linspace(-1, 1, size)
-            ops.apply(ops.Pass(params, out, combine, step=ops.Sgd(0.3)), num_threads=num_threads)
+            ops.apply(ops.Pass(params, out, combine, step=ops.Step("sgd", 0.3)), num_threads=num_threads)
             digest.update(out.tobytes())
             rows = np.zeros((3, size), np.float64 if dtype == "float64" else np.float32)
             stage = ops.CachedDifference(cache, 11, [None, *rows[1:]], list(rows))
             for _ in range(2):
-                ops.apply(ops.Pass(params, out, combine, stage, ops.Sgd(0.7)), num_threads=num_threads)
+                ops.apply(ops.Pass(params, out, combine, stage, ops.Step("sgd", 0.7)), num_threads=num_threads)
             digest.update(out.tobytes() + cache.tobytes() + rows.tobytes())
     return digest.hexdigest()
 
 
-def inner_products(num_threads, vectors):
+def inner_products(num_threads: int, vectors: Typed) -> str:
     """Inner with and without a memory and weights, of vectors of each type and of mixed ones."""
     digest = hashlib.sha256()
     mixed = [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
@@ -137,14 +157,14 @@ def inner_products(num_threads, vectors):
     return digest.hexdigest()
 
 
-STEPS = {
-    "sgd": ops.Sgd(0.3),
-    "momentum": ops.Momentum(-0.3, 0.9),
-    **{kind: ops.Adaptive(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in ("adam", "amsgrad", "adagrad", "yogi")},
+STEPS: dict[str, ops.Step] = {
+    "sgd": ops.Step("sgd", 0.3),
+    "momentum": ops.Step("momentum", -0.3, 0.9),
+    **{kind: ops.Step(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind, states in _engine.STEP_KINDS.items() if states > 1},
 }
 
 
-def stages(num_threads, vectors):
+def stages(num_threads: int, vectors: Typed) -> str:
     """Every step on every calibration, with rule vectors that are replaced, in every type; gram of mixed types."""
     digest = hashlib.sha256()
     size = vectors["float32"][0].size
@@ -171,7 +191,7 @@ def stages(num_threads, vectors):
     return digest.hexdigest()
 
 
-def encoded(num_threads, vectors):
+def encoded(num_threads: int, vectors: Typed) -> str:
     """Every codec's bytes, what they are decoded to, and a round over them for each type of update."""
     digest = hashlib.sha256()
     weights = np.array([0.1, -0.7, 1 / 3])
@@ -189,13 +209,13 @@ def encoded(num_threads, vectors):
         again = [fact._replace(key=fact.key + 9) for fact in facts]
         stage = ops.CachedDifference(total, 11, [None, *rows[1:]], rows, codec, again, len(name) % 2 == 1)
         mix = ops.Combine(vectors[dtype], weights)
-        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Sgd(0.7)), num_threads=num_threads)
+        ops.apply(ops.Pass(x[1], out, mix, stage, ops.Step("sgd", 0.7)), num_threads=num_threads)
         for array in (out, total, *rows):
             digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def tails(num_threads):
+def tails(num_threads: int) -> str:
     """All operations around every border of the order, where a vector instruction, a block or a superblock ends."""
     digest = hashlib.sha256()
     for size in SIZES:
@@ -208,7 +228,7 @@ def tails(num_threads):
     return digest.hexdigest()
 
 
-def elementary():
+def elementary() -> str:
     """10^5 results of exp, log and pow."""
     noise = hashed(5, 40_000)
     size = np.ldexp(
@@ -220,11 +240,14 @@ def elementary():
     return hashlib.sha256(np.array(results).tobytes()).hexdigest()
 
 
-def rule(name, num_threads):
-    """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts."""
+def rule(name: str, num_threads: int, put: Callable[[Floats], Any] = np.asarray) -> str:
+    """Twelve rounds of a preset over a trace with staleness, repeated clients and unequal example counts.
+
+    `put` copies params to the device of the server.
+    """
     size = 70_001
     pool = vectors(2, 16, size)
-    server = Server(RULES[name](), pool[15], num_clients=40, num_threads=num_threads)
+    server = Server(RULES[name](), put(pool[15]), num_clients=40, num_threads=num_threads)
     for memory in server.rule.needs.handed_in:
         server.set_rule_vector(memory, pool[14])
     for noise in hashed(3, 1000).tolist():
@@ -238,13 +261,13 @@ def rule(name, num_threads):
             num_examples=examples + 1,
         )
     assert server.version >= 12
-    digest = hashlib.sha256(server.params.tobytes())
+    digest = hashlib.sha256(on_host(server.params).tobytes())
     for vector in server.rule_vectors.values():
-        digest.update(vector.tobytes())
+        digest.update(on_host(vector).tobytes())
     return digest.hexdigest()
 
 
-def model_statistics(num_threads):
+def model_statistics(num_threads: int) -> str:
     """Buffers of a model after rounds of rules of each kind, with unequal and with equal weights."""
     digest = hashlib.sha256()
     values = np.abs(vectors(8, 12, 65536 + 33)).astype(np.float64)
@@ -254,18 +277,18 @@ def model_statistics(num_threads):
         for client in range(2 * server.rule.buffer_size):
             pushed = tree[client % 11]
             server.push(client=client, version=server.version, model=pushed, num_examples=1 + client % 3)
-        digest.update(server.pull().buffers.tobytes())
+        digest.update(np.asarray(server.pull().buffers).tobytes())
     return digest.hexdigest()
 
 
-def weights():
+def weights() -> str:
     """The weighing laws over many stalenesses."""
     laws = [staleness.Polynomial(a / 2) for a in range(6)] + [staleness.Hinge(), staleness.Hinge(0.3, 2.5)]
     values = np.array([[law(t) for t in range(2000)] for law in laws])
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 
-def operation_parts(num_threads):
+def operation_parts(num_threads: int) -> dict[str, str]:
     """Name and digest of each part that is made by the engine's operations alone."""
     return {
         "operations": operations(num_threads, *inputs()),
@@ -279,7 +302,7 @@ def operation_parts(num_threads):
     }
 
 
-def parts(num_threads):
+def parts(num_threads: int) -> dict[str, str]:
     """Name and digest of each part."""
     rules = {name: rule(name, num_threads) for name in RULES}
     return operation_parts(num_threads) | {"statistics": model_statistics(num_threads)} | rules

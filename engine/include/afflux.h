@@ -1,0 +1,234 @@
+/* afflux: the arithmetic of one server round of asynchronous federated learning, for C and for languages that call C.
+ *
+ * The functions are those of afflux/afflux.hpp, which describes them; here are their C forms. Every function returns
+ * AFFLUX_OK or another status; afflux_last_error() then has the message. Arguments are checked before anything is
+ * written, so after AFFLUX_INVALID and AFFLUX_UNAVAILABLE nothing has changed. Results have the same bits on any number
+ * of threads and on any instruction set. All functions may be called by several threads at the same time.
+ *
+ * The structs describe the caller's memory; the library keeps no pointer to them. Zero bytes are a valid default of
+ * every field, except in afflux_pass (afflux_pass_init) and `scale`.
+ *
+ * AFFLUX_ABI changes if a layout or the meaning of a function changes. A program compares it once with the library's:
+ *     if (afflux_abi() != AFFLUX_ABI) ...
+ */
+#ifndef AFFLUX_H
+#define AFFLUX_H
+#include <stdint.h>
+
+#define AFFLUX_ABI 1
+
+#if defined(__GNUC__)
+#define AFFLUX_API __attribute__((visibility("default")))
+#else
+#define AFFLUX_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a function returns. */
+enum {
+  AFFLUX_OK = 0,
+  AFFLUX_INVALID = 1,     /* arguments that are invalid or do not fit together */
+  AFFLUX_UNAVAILABLE = 2, /* a device or an instruction set that is not in this build, or not on this machine */
+  AFFLUX_NO_MEMORY = 3,
+  AFFLUX_FAILED = 4 /* another error, such as one of CUDA */
+};
+
+enum { AFFLUX_CPU = 0, AFFLUX_CUDA = 1 };
+enum { AFFLUX_FLOAT32 = 0, AFFLUX_FLOAT64 = 1, AFFLUX_FLOAT16 = 2, AFFLUX_BFLOAT16 = 3 };
+enum { AFFLUX_UPDATE = 0, AFFLUX_GRADIENT = 1, AFFLUX_MODEL = 2 };
+enum { AFFLUX_NO_CALIBRATION = 0, AFFLUX_CACHED_DIFFERENCE = 1, AFFLUX_CACHED_MEAN = 2 };
+enum {
+  AFFLUX_SGD = 0,
+  AFFLUX_MOMENTUM = 1,
+  AFFLUX_ADAM = 2,
+  AFFLUX_AMSGRAD = 3,
+  AFFLUX_ADAGRAD = 4,
+  AFFLUX_YOGI = 5,
+  AFFLUX_ASSIGN = 6
+};
+
+typedef struct {
+  int32_t kind; /* AFFLUX_CPU or AFFLUX_CUDA */
+  int32_t index;
+} afflux_device;
+
+struct afflux_parts;
+
+/* A vector of `size` elements of `type`: contiguous at `data`, or in pieces (`parts`, with `data` null). */
+typedef struct {
+  void* data;
+  int64_t size;
+  afflux_device device;
+  int32_t type;
+  const struct afflux_parts* parts;
+} afflux_view;
+
+/* Memory with elements of a fixed type: float64 for sums and products, bytes for rows. */
+typedef struct {
+  void* data;
+  int64_t size;
+  afflux_device device;
+} afflux_memory;
+
+/* One piece of a vector (afflux/parts.hpp). */
+typedef struct {
+  void* data;
+  int64_t size;
+  int32_t type;
+} afflux_part;
+
+/* Lists: `size` items at `data`. */
+typedef struct {
+  const afflux_view* data;
+  int64_t size;
+} afflux_views;
+typedef struct {
+  const afflux_memory* data;
+  int64_t size;
+} afflux_memories;
+typedef struct {
+  const double* data;
+  int64_t size;
+} afflux_numbers;
+typedef struct {
+  const int64_t* data;
+  int64_t size;
+} afflux_integers;
+typedef struct {
+  const afflux_part* data;
+  int64_t size;
+} afflux_part_list;
+
+/* What a client sends, and what the rule takes: update = model - base, gradient = -update / scale. */
+typedef struct {
+  int32_t from, to; /* AFFLUX_UPDATE, AFFLUX_GRADIENT or AFFLUX_MODEL */
+  afflux_view base;
+  double scale;
+} afflux_conversion;
+
+/* A vector in pieces: `borders` are the indices at which they begin, and then the size of the vector. */
+typedef struct afflux_parts {
+  afflux_integers borders;
+  afflux_part_list list;
+  const afflux_conversion* conversion; /* or null */
+} afflux_parts;
+
+typedef struct {
+  double sum_of_squares, min, max;
+  int64_t first_nonfinite; /* -1: all values are finite */
+} afflux_statistics;
+
+typedef struct {
+  int32_t coding, bits; /* afflux_codec_named() sets them */
+} afflux_codec;
+
+typedef struct {
+  uint64_t key;     /* of the random bits: every row that is stored must have another one */
+  double low, high; /* the smallest and the largest element */
+} afflux_row_facts;
+typedef struct {
+  const afflux_row_facts* data;
+  int64_t size;
+} afflux_row_facts_list;
+
+/* Stage 1: the weighted sum of the updates (afflux/pass.hpp). */
+typedef struct {
+  afflux_views updates;
+  afflux_numbers weights;
+  double params_weight;
+  double most; /* the largest valid absolute value; infinity: no limit */
+} afflux_combine;
+
+/* Stage 2: the cached rows of clients. */
+typedef struct {
+  int32_t kind;
+  afflux_codec codec;
+  afflux_memory sum; /* float64 */
+  int64_t num_clients;
+  afflux_memories rows, new_rows; /* bytes */
+  afflux_row_facts_list facts;
+  uint8_t quantize_direction; /* 0 or 1 */
+  afflux_memory sum_out;      /* float64 */
+} afflux_calibrate;
+
+/* Stage 3: the step (afflux/step.hpp). */
+typedef struct {
+  int32_t kind;
+  double lr, beta1, beta2, epsilon, root_scale;
+  afflux_views states, outs;
+} afflux_step;
+
+/* Vectors that the server keeps between rounds. */
+typedef struct {
+  afflux_views vectors;
+  afflux_numbers weights, next;
+  afflux_views outs;
+} afflux_rule_vectors;
+
+/* One round. afflux_pass_init() sets the defaults: no updates, no rows, SGD with lr 1, no limits. */
+typedef struct {
+  afflux_view params, out;
+  afflux_combine combine;
+  afflux_calibrate calibrate;
+  afflux_step step;
+  afflux_rule_vectors rule_vectors;
+  double most;
+} afflux_pass;
+
+/* The vectors x_k = vectors[k] + shift * memory, and e = memory_weight * memory + sum_k weights[k] * x_k; without
+ * weights (null data) there is no e (afflux/inner.hpp). */
+typedef struct {
+  afflux_views vectors;
+  afflux_numbers weights;
+  afflux_view memory;
+  double shift, memory_weight;
+} afflux_inner_terms;
+
+/* Versions. afflux_version() is that of the package, as "0.1.0"; afflux_order_version() that of the order of sums. */
+AFFLUX_API int32_t afflux_abi(void);
+AFFLUX_API const char* afflux_version(void);
+AFFLUX_API int32_t afflux_order_version(void);
+
+/* The message of the last failed call of this thread; valid until the thread's next call. */
+AFFLUX_API const char* afflux_last_error(void);
+
+/* Copies a client's vector into a slot; `conversion` may be null. afflux_ingest_parts takes it in many views. */
+AFFLUX_API int afflux_ingest(const afflux_view* update, const afflux_view* slot, int num_threads,
+                             const afflux_conversion* conversion, int64_t until_read, afflux_statistics* statistics);
+AFFLUX_API int afflux_ingest_parts(const afflux_views* parts, const afflux_view* slot, int num_threads,
+                                   const afflux_conversion* conversion, int64_t until_read,
+                                   afflux_statistics* statistics);
+
+/* out[i * K + j] = <vectors[i], vectors[j]>; K * K float64. */
+AFFLUX_API int afflux_gram(const afflux_views* vectors, const afflux_memory* out, int num_threads);
+/* out[k] = <x_k, x_k> and, with an e, out[K] = <e, e> and out[K + 1 + k] = <x_k, e>. */
+AFFLUX_API int afflux_inner(const afflux_inner_terms* terms, const afflux_memory* out, int num_threads);
+
+AFFLUX_API void afflux_pass_init(afflux_pass* pass);
+/* Executes the pass. *valid: 1 if all results are finite and within the limits. With `dry`, it only checks. */
+AFFLUX_API int afflux_apply(const afflux_pass* pass, int num_threads, int dry, int* valid);
+
+/* Codecs of rows: "float32", "affine-4", "rotated-2", ... */
+AFFLUX_API int afflux_codec_named(const char* name, afflux_codec* codec);
+AFFLUX_API int afflux_row_bytes(afflux_codec codec, int64_t size, int64_t* bytes);
+AFFLUX_API int afflux_encode(afflux_codec codec, const afflux_view* vector, const afflux_memory* row, int num_threads,
+                             const afflux_row_facts* facts);
+AFFLUX_API int afflux_decode(afflux_codec codec, const afflux_memory* row, const afflux_view* vector, int num_threads);
+
+/* Elementary functions with the same bits on every machine. */
+AFFLUX_API double afflux_exp(double x);
+AFFLUX_API double afflux_log(double x);
+AFFLUX_API double afflux_pow(double x, double y);
+
+/* Chooses the instruction set of all later calls of the process: "avx512", "avx2", "baseline" or "neon". */
+AFFLUX_API int afflux_choose_isa(const char* name);
+/* The name of the instruction set that is in use; null if AFFLUX_ISA names none that runs here. */
+AFFLUX_API const char* afflux_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

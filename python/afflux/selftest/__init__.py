@@ -1,0 +1,1 @@
+"""What `afflux selftest` runs: digests of all bits, and a server whose process is killed."""

@@ -1,0 +1,187 @@
+"""`aggregate`: the mean of models or updates, without a server."""
+
+from collections.abc import Iterable, Sequence
+from sys import float_info
+from typing import Any
+
+import numpy as np
+
+from afflux import ops
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.statistics import mixed_buffers
+from afflux.arrays.constants import Constants
+from afflux.arrays.fields import write_all
+from afflux.arrays.interop import FLOATS, first_beyond, is_torch, kind_of, readable_copy
+from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.roles import Roles
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.exact import ordered_sum
+from afflux.ops.validation import a_thread_count, optional, unreadable
+from afflux.rules.rule import Float64
+from afflux.server.inputs import InputAdapter, is_tree, within
+
+Array = ops.Array
+
+
+def aggregate(
+    trees: "Iterable[Array | Tree]",
+    weights: Sequence[float],
+    out: "Array | Tree | None" = None,
+    roles: Roles | None = None,
+    *,
+    num_threads: int | None = None,
+) -> "Array | Tree":
+    """Return the weighted mean of models, updates or gradients, computed in one sweep.
+
+        out = sum_i w_i trees[i],  w_i = weights[i] / sum_k weights[k]
+
+    summed in float64 in the order of the trees, and rounded once to the dtype of `out`. The bits do not depend on
+    threads or instruction sets. Weights that add up to 1, up to rounding, are used as they are.
+
+    Args:
+        trees: K vectors (d,), or trees of arrays with the same names and shapes, as for `Server.push`.
+        weights: (K,) finite numbers with a sum that is not 0, such as numbers of examples.
+        out: where the mean is written: arrays like those of a tree. It may be trees[0] itself, and must not overlap
+            other trees. None: new arrays, of the library and the dtypes of trees[0].
+        roles: as for `Layout.of`. Arrays are treated as by a server: statistics have the mean by the same weights (the
+            plain mean, if one is negative) and integers among them are rounded once; copied arrays are those of the
+            tree of the largest weight; constants must be equal; local arrays of `out` do not change.
+        num_threads: the largest number of threads; None: all CPUs that this process may use.
+
+    Returns:
+        `out`, or the new tree or vector.
+
+    Raises:
+        AffluxError: trees of other names, shapes or dtypes, wrong weights, an `out` that cannot be written: nothing was
+            written. Or a value that is not finite: then `out` has been overwritten.
+        UnavailableError: arrays on a GPU; a `Server` takes them.
+
+    Cost: each array is read once, and `out` is written once. Arrays that are strided, or an `out` of float16, bfloat16
+    or of several dtypes, are copied.
+
+    >>> import numpy as np
+    >>> from afflux import aggregate
+    >>> models = [{"w": np.full(2, value), "steps": np.array(steps)} for value, steps in ((1.0, 2), (5.0, 5))]
+    >>> aggregate(models, [3, 1])
+    {'w': array([2., 2.]), 'steps': array(3)}
+    """
+    listed = _listed(trees)
+    if not is_tree(listed[0]):  # vectors are trees of one array
+        flat_out = None if out is None else [out]
+        mean: Any = aggregate([[each] for each in listed], weights, flat_out, {"0": "trained"}, num_threads=num_threads)
+        return mean[0]
+    threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
+    numbers = _shares(weights, len(listed))
+    layout = Layout.of(listed[0], roles=roles)
+    adapter, _ = InputAdapter.of(listed[0], "update", threads, layout)
+    if adapter.plane.gpu is not None:
+        raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
+    read = [_read(i, tree, layout, adapter.constants) for i, tree in enumerate(listed)]
+    buffers = mixed_buffers(
+        "update", read[0][1], [own for _, own in read], numbers, [True] * len(read), 1.0, layout.averaged_size
+    )
+    wide = any(kind_of("", array) == "float64" for arrays, _ in read for array in arrays)
+    target: Any = np.empty(layout.size, "float64" if wide else "float32")
+    if out is not None:
+        layout._load(out, target, buffers, adapter.constants if layout.constants else None, check=True)
+        target = _parts_of(out, layout) or target
+    _sweep([arrays for arrays, _ in read], numbers, target, layout, threads)
+    if out is None:
+        return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
+    if isinstance(target, ops.Parts):
+        _write_others(out, layout, buffers, adapter.constants)
+    else:
+        layout._load(out, target, buffers, adapter.constants if layout.constants else None)
+    return out
+
+
+def _listed(trees: object) -> list[Any]:
+    try:
+        listed: list[Any] = list(trees)  # type: ignore[call-overload]
+    except Exception as error:
+        unreadable("[aggregate] trees", error)
+    if not listed:
+        raise AffluxError("[aggregate] trees is empty")
+    return listed
+
+
+def _shares(weights: object, count: int) -> Float64:
+    """Return the weights, divided by their sum."""
+    try:
+        numbers = np.array(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise AffluxError(f"[aggregate] weights are no numbers: {error}") from None
+    if numbers.shape != (count,):
+        raise AffluxError(f"[aggregate] weights has shape {numbers.shape}, trees holds {count}")
+    total = ordered_sum(numbers.tolist()) if np.isfinite(numbers).all() else np.nan
+    if not abs(total) < np.inf or total == 0:
+        raise AffluxError("[aggregate] weights must be finite, with a sum that is finite and not 0")
+    return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
+
+
+def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[list[Any], Float64 | None]:
+    """Return the parameters and the buffers of a tree."""
+    try:
+        arrays = layout._float_parts(tree)
+        if layout.constants:
+            constants.check(layout._leaves(tree))
+        buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
+    except AffluxError as error:
+        raise AffluxError(f"[aggregate] trees[{i}]: {error}") from None
+    bad = None if buffers is None else first_beyond(buffers[: layout.averaged_size], float_info.max)
+    if bad is not None:
+        raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
+    return [each.detach() if is_torch(each) else each for each in arrays], buffers
+
+
+def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
+    """Return the parameters of `out`, if the engine can write them where they are."""
+    arrays = layout._parameter_matcher.find(out)
+    kinds = {kind_of("", array) for array in arrays}
+    if len(kinds) > 1 or not kinds <= FLOATS - {"float16", "bfloat16"} or layout.aliases:
+        return None
+    arrays = [each.detach() if is_torch(each) else each for each in arrays]
+    plain = all(each.is_contiguous() if is_torch(each) else readable_copy(each) is None for each in arrays)
+    return ops.Parts(arrays, layout._borders) if plain else None
+
+
+def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
+    """Write the weighted sum to the target."""
+    kinds = {kind_of("", array) for arrays in trees for array in arrays}
+    dtype = "float64" if "float64" in kinds else "float32"
+    updates = [ops.Parts(arrays, layout._borders, dtype=dtype) for arrays in trees]
+    own, done = 0.0, list[bool]()
+    params = target
+    if isinstance(target, ops.Parts) and all(
+        a is b or _same(a, b) for a, b in zip(trees[0], target.arrays, strict=True)
+    ):
+        own, updates, rest = float(weights[0]), updates[1:], weights[1:]
+    else:
+        rest = weights
+    combine = ops.Combine(updates, np.ascontiguousarray(rest), own, float_info.max)
+    ops.apply(ops.Pass(params, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
+    if done[0]:
+        return
+    for i, arrays in enumerate(trees):
+        for field, array in zip(layout.fields, arrays, strict=True):
+            if first_beyond(array, float_info.max) is not None:
+                raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value (in {field.name})")
+    raise AffluxError("[aggregate] the mean has a non-finite value")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two arrays of one type are the same memory."""
+    if is_torch(one) and is_torch(other):
+        return bool(one.data_ptr() == other.data_ptr() and one.dtype == other.dtype)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.ctypes.data == other.ctypes.data and one.dtype == other.dtype
+    return False
+
+
+def _write_others(out: Tree, layout: Layout, buffers: Float64 | None, constants: Constants) -> None:
+    """Write the buffers and the constants of a target."""
+    if buffers is None and not layout.constants:
+        return
+    pieces = [] if buffers is None else layout._pieces_of(np.empty(layout.size), buffers)[len(layout.fields) :]
+    arrays = layout._matcher_of(field for field, _ in pieces).find(out)
+    write_all(arrays, pieces, [], constants.writes(layout._leaves(out)) if layout.constants else [])

@@ -1,0 +1,99 @@
+"""The results of a decision about a push: its arrival, and its receipt."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from afflux.aggregation.admission import Admission
+from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.reports import Closed, Decision, Fault, Receipt, Report
+from afflux.aggregation.round import Round
+from afflux.aggregation.state import ServerState
+from afflux.aggregation.streaming import Term, Total, term_of
+from afflux.server.pending_push import NoArrival, Ticket
+from afflux.server.tasks import OpenTask, TaskBook
+
+#: The most characters of a faulty client's id.
+_MOST_ID = 500
+
+
+class RoundStorage(Protocol):
+    """What rounds need of a store (`afflux.store.store.Store`). Each method raises StoreError if the disk fails."""
+
+    path: Path  #: for messages
+
+    def check(self) -> None:
+        """Check that the open files still exist and are complete."""
+
+    def prepare_sweep(self, decided: Round) -> None:
+        """Make writable all memory that the sweep of this round writes. May be repeated."""
+
+    def save_round(self, swept: Round, admission: Admission) -> None:
+        """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
+
+    def next_durable_version(self, version: int) -> int | None:
+        """Return the first version, from this one on, that a round commits; None if no round commits."""
+
+
+def arrival_of(
+    state: ServerState, pushed: Pushed, staleness: int, ticket: Ticket, total: Total | None
+) -> tuple[PendingArrival, Term | None]:
+    """Return the arrival of a push that is decided in this state; with its term, if it is added to `total`."""
+    # Without the class's own __new__, as for the receipt: that call takes three times as long.
+    arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
+    if total is None:
+        return arrival, None
+    known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
+    term = term_of(state.rule, total, state.filled, known, ticket.slot)
+    return arrival._replace(slot=term), term
+
+
+def receipt_of(
+    admission: Admission,
+    storage: RoundStorage | None,
+    pulled: int,
+    decision: tuple[Decision, int, int],
+    report: Report | None = None,
+    begun: Sequence[Report] = (),
+) -> Receipt:
+    """Return the receipt of a push.
+
+    Args:
+        admission: the decisions, this one among them.
+        storage: the server's store.
+        pulled: the version that the client pulled.
+        decision: the status, the staleness, and the number of the join.
+        report: that of the round that the arrival has completed.
+        begun: those of the overdue rounds that the push has begun.
+    """
+    status, staleness, join = decision
+    makes = pulled + staleness + 1  # the version that the arrival's round makes
+    skipped = report is not None and not report.stepped
+    step = makes if status in ("joined", "replaced") and not skipped else None
+    durable = None if storage is None else storage.next_durable_version(makes)
+    version = admission.state.current.version
+    most = admission.max_deferred if status == "rejected" else None
+    reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
+    return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, reason))
+
+
+def count_without_arrival(admission: Admission, tasks: TaskBook, push: NoArrival) -> tuple[Receipt, OpenTask | None]:
+    """Count a push that makes no arrival.
+
+    Returns:
+        Its receipt, and the task that the caller must close.
+    """
+    status, reason, client_id, pulled, task = push
+    if task is not None and not tasks.is_open(task):
+        status, reason, task = "expired", "the task was closed meanwhile", None
+    if status == "faulty":
+        known = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
+        admission.faults.append(Fault(known, pulled, reason))
+    state = admission.state
+    newest = state.current.version
+    staleness = None
+    if pulled is not None and 0 <= pulled <= newest:
+        staleness = newest + (state.round is not None) - pulled
+    receipt = Receipt(status, staleness, newest, None, None, None, reason=reason)
+    admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
+    return receipt, task

@@ -1,0 +1,269 @@
+"""`Server.step`: the round of pushes that a caller has all at once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from afflux import ops
+from afflux.aggregation.admission import Admission, ClientError
+from afflux.aggregation.arrivals import Pushed
+from afflux.aggregation.frames import clear_stored_frames
+from afflux.aggregation.options import why_checked
+from afflux.aggregation.reports import Closed, Decision, Receipt, Report
+from afflux.aggregation.round import Round
+from afflux.aggregation.streaming import Total
+from afflux.arrays.layout import Tree
+from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.validation import brief, unreadable
+from afflux.server import versions
+from afflux.server.aggregator import Aggregator
+from afflux.server.checkout import close_overdue
+from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
+from afflux.server.pending_push import NoArrival, Ticket
+from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
+from afflux.server.tasks import OpenTask
+from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
+
+#: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
+Finished = tuple[Any, Any, Any] | Mapping[str, Any]
+
+
+class StepReceiver(PushReceiver):
+    """The part of a `Server` that takes all pushes of a round at once."""
+
+    @clears_tracebacks
+    def step(
+        self, pushes: "Iterable[Finished]", out: "ops.Array | Tree | None" = None
+    ) -> tuple[tuple[Receipt, ...], Report | None]:
+        """Make one round of the waiting arrivals and of these pushes, however many there are.
+
+        The result is that of these pushes to a server with rounds="flush", and then of `flush`: the same params,
+        receipts, log and states. But the pushes and the round are one decision: if a push raises an error, or the round
+        cannot be made, nothing has changed. With faults="record" the faulty pushes get their receipts, and the others
+        make the round.
+
+        Args:
+            pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
+                of `push`, without timeout and copy. No other thread may write to the vectors before the call returns.
+                The round reads them where they are, without a copy, unless params are on a GPU or in shards, or the
+                rule or an option needs them first: inplace, accumulate, max_norm, clip_norms, cached rows, norms, inner
+                products, passes. Norms of vectors that are not copied are NaN in the report.
+            out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
+
+        Returns:
+            The receipts, in the order of the pushes, and the report of the round; None if no arrival was left for it.
+
+        Raises:
+            AffluxError: as `push` and `flush`.
+            StoreError: as `push`.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server, mine = Server(rules.fedavg(), {"w": np.zeros(2, np.float32)}), {"w": np.empty(2, np.float32)}
+        >>> updates = [("ann", 0, {"w": np.ones(2)}), {"client": "bob", "version": 0, "model": {"w": np.full(2, 3.0)}}]
+        >>> receipts, report = server.step(updates, out=mine)
+        >>> [receipt.status for receipt in receipts], report.version, mine["w"].tolist()
+        (['joined', 'joined'], 1, [2.0, 2.0])
+        """
+        aggregator, adapter = self._aggregator, self._adapter
+        aggregator.enter("step")
+        aggregator.plane.refuse_damage("step")
+        if out is not None:
+            adapter.copy_out("step", versions.newest(aggregator), out, check=True)
+        if self.options.flush_after is not None:
+            aggregator.flush_late()
+        close_overdue(aggregator)
+        batch: StepBatch | None = None
+        try:
+            calls = _calls(pushes, adapter.kind)
+            receipts: tuple[Receipt, ...] = ()
+            report: Report | None = None
+            for in_place in (True, False) if _reads_in_place(self) else (False,):
+                batch = StepBatch(self, calls, in_place=in_place)
+                batch.take_in()
+                try:
+                    report = aggregator.flush(batch=batch)
+                    receipts = tuple(batch.receipts)
+                    break
+                except (AffluxError, UnavailableError):
+                    if batch.is_decided or not in_place:
+                        raise
+                # Taken in as by pushes, each vector gets its receipt, or an error with the reason.
+                batch.release()
+        except Exception:
+            if batch is None or not batch.is_decided:
+                aggregator.count_refused()
+            raise
+        finally:
+            pushes = ()
+            if batch is not None:
+                batch.release()
+            batch = None
+            clear_stored_frames()
+            aggregator.notify_waiters()
+        if out is not None:
+            versions.copied(aggregator, lambda now: adapter.copy_out("step", now, out))
+        return receipts, report
+
+
+def _reads_in_place(receiver: PushReceiver) -> bool:
+    """Return whether the sweep of a round may read the vectors of a step where they are."""
+    aggregator = receiver._aggregator
+    deferring = aggregator.admission.state.passes is not None
+    return aggregator.plane.reads_parts and not deferring and why_checked(aggregator.rule, receiver.options) is None
+
+
+def _calls(pushes: object, kind: str) -> list[PushCall]:
+    """Return the arguments of the pushes of a step."""
+    calls = []
+    try:
+        entries: list[Any] = list(pushes)  # type: ignore[call-overload]
+    except Exception as error:
+        unreadable("[step] pushes", error)
+    for i, entry in enumerate(entries):
+        try:
+            if isinstance(entry, Mapping):
+                calls.append(PushCall(**entry))
+                if calls[-1].timeout is not None or calls[-1].copy is not True:
+                    raise TypeError("timeout and copy are no arguments of a step")
+            else:
+                client, version, vector = entry
+                calls.append(PushCall(client=client, version=version, **{kind: vector}))
+        except (TypeError, ValueError) as error:
+            what = f"[step] push {i} is {brief(entry)}, must be (client, version, vector) or a dict of push's arguments"
+            raise CallError(f"{what}: {error}") from None
+    return calls
+
+
+class _Push(Struct):
+    """One push of a step."""
+
+    call: PushCall
+    ticket: Ticket
+    taken: "Pushed | NoArrival | None" = None
+
+
+class StepBatch:
+    """The pushes of one step, see `afflux.server.aggregator.Batch`.
+
+    Vectors that are read `in_place` are checked by the sweep of their round. It writes only new memory, and is made
+    with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
+    """
+
+    def __init__(self, receiver: PushReceiver, calls: Sequence[PushCall], *, in_place: bool) -> None:
+        self._receiver = receiver
+        self._aggregator: Aggregator = receiver._aggregator
+        self._pushes = [_Push(call, Ticket()) for call in calls]
+        self._in_place = in_place
+        self._closed: list[OpenTask] = []
+        self._clients: list[Any] = []  # after the decision
+        self.receipts: list[Receipt] = []
+        self.held_back = 0
+        self.is_decided = False
+
+    def take_in(self) -> None:
+        """Take in all vectors."""
+        plane = self._aggregator.plane
+        lend = self._receiver._adapter.in_place if self._in_place else None
+        for push in self._pushes:
+            ticket = push.ticket
+            try:
+                if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
+                    ticket.slot = plane.reserve() or plane.reserve(counted=False)
+                push.taken = take_in(self._receiver, ticket, push.call, lend)
+            except Exception as error:
+                push.taken = self._fault(error, ticket)
+                if push.taken is None:
+                    raise
+            finally:
+                if ticket.reading:
+                    self._aggregator.reading.discard(ticket)
+
+    def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
+        """Return the fault of a client; None if the step must raise the error."""
+        clear_tracebacks(error)
+        return fault_of(error, ticket) if self._receiver.options.faults == "record" else None
+
+    def decided(self, begun: Sequence[Report]) -> Admission:
+        """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
+        aggregator = self._aggregator
+        draft = aggregator.admission.draft()
+        self.receipts, self._closed, held_back, joins = [], [], False, 0
+        for push in self._pushes:
+            taken = NO_TASK if push.ticket.task in self._closed else push.taken
+            if not isinstance(taken, NoArrival):
+                assert taken is not None
+                try:
+                    fills, receipt = self._joined(draft, taken, push.ticket, () if joins else begun)
+                except ClientError as error:
+                    taken = self._fault(error, push.ticket)
+                    if taken is None:
+                        raise
+                else:
+                    held_back |= fills and not aggregator.admission.by_flush
+                    joins += receipt.join is not None
+            if isinstance(taken, NoArrival):
+                receipt, task = count_without_arrival(draft, aggregator.tasks, taken)
+                self._closed += [] if task is None else [task]
+            self.receipts.append(receipt)
+        if len(self._closed) > 1:
+            ids = tuple([task.opened.task for task in self._closed])
+            draft.state = replace(draft.state, closed_task=ids)
+        self.held_back = joins if held_back else 0
+        return draft
+
+    def _joined(
+        self, draft: Admission, pushed: Pushed, ticket: Ticket, begun: Sequence[Report]
+    ) -> tuple[bool, Receipt]:
+        """Decide about an arrival; return whether it fills the buffer, and its receipt."""
+        aggregator, task, closed = self._aggregator, ticket.task, None
+        if task is not None:
+            if not aggregator.tasks.is_open(task):
+                gone = NoArrival("expired", f"[push] task {task.opened.task} is closed", pushed[0], pushed[1])
+                return False, count_without_arrival(draft, aggregator.tasks, gone)[0]
+            closed = Closed(task.opened.task, "pushed")
+        pushed = draft.counted(pushed)
+        status, staleness = draft.status(pushed[0], pushed[1])
+        fills, state = draft.fills(status), draft.state
+        total = None
+        if aggregator.accumulate and status == "joined":
+            total = state.total or Total.of(aggregator.plane)
+        arrival, _ = arrival_of(state, pushed, staleness, ticket, total)
+        draft.record(status, arrival, None, closed)
+        self._closed += [] if task is None else [task]
+        decision: tuple[Decision, int, int] = status, staleness, state.number
+        return fills, receipt_of(draft, aggregator.storage, pushed[1], decision, None, [*ticket.overdue, *begun])
+
+    def sweep(self, decided: Round) -> None:
+        """Make the sweep of the round, if it reads callers' arrays; an error changes nothing."""
+        arrivals = sum(not isinstance(push.taken, NoArrival) for push in self._pushes)
+        if not self._in_place or not arrivals:
+            return
+        aggregator = self._aggregator
+        if aggregator.storage is not None:
+            aggregator.storage.prepare_sweep(decided)
+        if sum(isinstance(slot, ops.Parts) for slot in decided.plan.slots) < arrivals:
+            raise AffluxError("[step] a vector is not read")
+        if not decided.make_unchecked(aggregator.plane):
+            decided.release(aggregator.plane)
+            raise AffluxError("[step] a value is not valid")
+
+    def adopt(self, draft: Admission) -> None:
+        """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
+        self.is_decided = True
+        self._aggregator.admission.adopt(draft)
+        for task in self._closed:
+            self._aggregator.tasks.close(task)
+        self._clients = [push.ticket.client_id for push in self._pushes]
+        self._pushes, self._closed = [], []  # on_step may take long
+
+    def release(self) -> None:
+        """Release slots, versions and vectors, and warn about work that was dropped."""
+        if self._pushes:
+            self._pushes, self._closed = [], []
+            self._aggregator.locked(lambda: self._aggregator.admission.discard_leftovers())
+        for client_id, receipt in zip(self._clients, self.receipts, strict=False):
+            if receipt.status != "joined":
+                self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)

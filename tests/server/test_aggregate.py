@@ -1,0 +1,139 @@
+"""`aggregate`: the mean without a server, by the roles of arrays."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from afflux import AffluxError, Server, aggregate
+from afflux.rules import fedavg
+from conftest import bits
+
+NAN = np.array([1.0, np.nan, 1.0], np.float32)
+
+
+def model(rng, dtype="float32"):
+    return {
+        "body": {"w": rng.standard_normal((40, 7)).astype(dtype), "empty": np.zeros((0, 3), dtype)},
+        "head": rng.standard_normal(3).astype(dtype),
+        "running_mean": rng.standard_normal(2),
+        "num_batches_tracked": np.array(rng.integers(0, 99)),
+        "table": np.array([[1, 2], [3, 4]]),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("into", [None, "new", "the first"])
+def test_the_bits_of_a_server_of_fedavg(dtype, into, rng):
+    """Of a rule of updates from zeros, with weights by examples: sums, statistics and counters are the same."""
+    models, examples = [model(rng, dtype) for _ in range(4)], [3, 1, 9, 7]
+    start = {name: np.zeros_like(array) for name, array in models[0].items() if name not in ("body", "table")}
+    start |= {"body": {name: np.zeros_like(array) for name, array in models[0]["body"].items()}}
+    wide = {"dtype": "float64"} if dtype == "float64" else {}
+    server = Server(fedavg(), start | {"table": models[0]["table"]}, **wide)
+    entries = [
+        {"client": i, "version": 0, "update": {"body": each["body"], "head": each["head"]}, "buffers": each}
+        | {"num_examples": count}
+        for i, (each, count) in enumerate(zip(models, examples, strict=True))
+    ]
+    server.step(entries)
+    out = {None: None, "new": model(rng, dtype), "the first": models[0]}[into]
+    mean = aggregate(models, examples, out)
+    assert into is None or mean is out
+    expected = model(rng, dtype)
+    server.pull(out=expected)
+    for name in ("head", "running_mean", "num_batches_tracked", "table"):
+        assert bits(mean[name]) == bits(expected[name]), name
+        assert mean[name].dtype == models[1][name].dtype
+    assert bits(mean["body"]["w"]) == bits(expected["body"]["w"])
+    assert mean["body"]["empty"].shape == (0, 3)
+
+
+def test_flat_vectors_and_weights():
+    vectors = [np.arange(5, dtype=np.float32) * k for k in range(1, 4)]
+    assert aggregate(vectors, [1, 1, 2]).tolist() == (np.arange(5) * 2.25).tolist()
+    assert aggregate(vectors, [0.25, 0.5, 0.25]).tolist() == (np.arange(5) * 2.0).tolist()
+    assert aggregate(vectors[:2], [1.5, -0.5]).tolist() == (np.arange(5) * 0.5).tolist()
+    out = np.empty(5, np.float32)
+    assert aggregate([each[::-1] for each in vectors], [1, 1, 2], out) is out
+    assert out.tolist() == (np.arange(5)[::-1] * 2.25).tolist()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_give_the_same_bits(threads, rng):
+    vectors = list(rng.standard_normal((5, 200_003)).astype(np.float32))
+    weights = rng.uniform(0, 1, 5)
+    expected = np.zeros(200_003)
+    for vector, weight in zip(vectors, weights / sum(weights.tolist()), strict=True):
+        expected += weight * vector.astype(np.float64)
+    assert bits(aggregate(vectors, weights, num_threads=threads)) == bits(expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_modules(out):
+    torch = pytest.importorskip("torch")
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)) for _ in range(3)]
+    for net in nets:
+        net(torch.randn(9, 3))
+    target = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)) if out else None
+    mean = aggregate(nets, [1, 1, 2], target)
+    state = mean.state_dict() if out else mean
+    for name, own in nets[0].state_dict().items():
+        others = [net.state_dict()[name].double() for net in nets]
+        exact = (others[0] + others[1] + 2 * others[2]) / 4
+        assert state[name].dtype == own.dtype
+        assert torch.allclose(state[name].double(), exact, rtol=1e-6), name
+    assert state["1.num_batches_tracked"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("trees", "weights", "options", "message"),
+    [
+        ([], [], {}, "trees is empty"),
+        (7, [1], {}, r"\[aggregate\] trees"),
+        ([NAN], [1, 2], {}, r"weights has shape \(2,\), trees holds 1"),
+        ([NAN, NAN], [1, -1], {}, "a sum that is finite and not 0"),
+        ([NAN, NAN], [1, np.nan], {}, "weights must be finite"),
+        ([NAN], ["a"], {}, "weights are no numbers"),
+        ([np.ones(3), NAN], [1, 1], {}, r"trees\[1\] has a non-finite value \(in 0\)"),
+        ([{"w": np.ones(3)}, {"v": np.ones(3)}], [1, 1], {}, r"trees\[1\]: \[layout\] the tree lacks w"),
+        ([{"w": np.ones(3)}, {"w": np.ones(2)}], [1, 1], {}, r"trees\[1\]: \[layout\] w has shape"),
+        ([{"w": np.ones(3)}, {"w": np.ones(3, int)}], [1, 1], {}, r"trees\[1\]: \[layout\] w is int64"),
+        ([{"w": np.ones(3), "running_var": NAN}] * 2, [1, 1], {}, r"trees\[0\] has a non-finite value \(in running_v"),
+        ([{"w": np.ones(3)}] * 2, [1, 1], {"out": {"w": np.ones(2)}}, r"\[layout\] w has shape"),
+        ([{"w": np.ones(3)}] * 2, [1, 1], {"out": [np.ones(2)]}, r"\[layout\] the tree lacks w"),
+        ([{"w": np.ones(3)}] * 2, [1, 1], {"num_threads": 0}, "num_threads is 0"),
+    ],
+)
+def test_errors_name_what_is_wrong(trees, weights, options, message):
+    with pytest.raises(AffluxError, match=message):
+        aggregate(trees, weights, **options)
+
+
+def test_constants_must_be_equal_and_roles_can_be_given():
+    trees = [{"w": np.ones(2) * k, "mask": np.array([[k]]), "own": np.ones(2) * k} for k in (1, 3)]
+    with pytest.raises(AffluxError, match=r"trees\[1\]: .*mask differs from the server's, and is a constant"):
+        aggregate(trees, [1, 1])
+    mean = aggregate(trees, [1, 3], roles={"mask": "copied", "own": "local"})
+    assert (mean["w"].tolist(), mean["mask"].tolist(), mean["own"].tolist()) == ([2.5, 2.5], [[3]], [1.0, 1.0])
+
+
+def test_an_overlap_with_another_tree_is_refused():
+    memory = np.zeros(6, np.float32)
+    with pytest.raises(AffluxError, match="overlap"):
+        aggregate([np.ones(4, np.float32), memory[:4]], [1, 1], memory[2:])
+    assert not memory.any()
+
+
+def test_nothing_is_copied():
+    """Neither inputs nor the result, of which half a megabyte would be visible."""
+    trees = [{f"a{i}": np.full(100_000, float(k), np.float32) for i in range(3)} for k in range(4)]
+    out = {f"a{i}": np.empty(100_000, np.float32) for i in range(3)}
+    aggregate(trees, [1] * 4, out)
+    tracemalloc.start()
+    try:
+        aggregate(trees, [1] * 4, out)
+        assert tracemalloc.get_traced_memory()[1] < 1.3e6  # one vector of addresses that are never touched
+    finally:
+        tracemalloc.stop()
+    assert out["a2"].tolist() == [1.5] * 100_000

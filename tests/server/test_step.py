@@ -1,0 +1,507 @@
+"""`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import variants
+from afflux import AffluxError, BusyError, Cut, Join, Needs, Rule, Server, Weights, replay
+from afflux.aggregation.sharded_plane import ShardedPlane
+from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Momentum, Sgd
+from conftest import bits
+from inside import aggregator_of, slots_taken
+
+D = 60
+SHAPES = {"conv": (3, 7), "bias": (0,), "dense": {"w": (5, 7), "b": (4,)}}
+
+
+def tree(flat, shapes=SHAPES, start=0):
+    """The flat vector as a nested dict of arrays of these shapes."""
+    parts = {}
+    for name, shape in shapes.items():
+        if isinstance(shape, dict):
+            parts[name], start = tree(flat, shape, start)
+        else:
+            size = int(np.prod(shape))
+            parts[name], start = flat[start : start + size].reshape(shape), start + size
+    return parts if shapes is SHAPES else (parts, start)
+
+
+def everything(server, counts=True):
+    """All that a server keeps, comparable."""
+    state = server.state_dict()
+    if not counts:
+        state["meta"].pop("counts")
+    return json.dumps(state["meta"]), {name: bits(array) for name, array in state["arrays"].items()}
+
+
+def entries_of(joins, server, kind=None):
+    """The joins of a trace as arguments of `push`, of vectors in parts."""
+    kind, version = kind or server.rule.kind, server.version
+    return [
+        {"client": client, "version": version - min(staleness, version), "num_examples": examples, "loss": loss}
+        | {kind: tree(vector[:D].astype(np.float32))}
+        for client, staleness, examples, loss, vector in joins
+    ]
+
+
+def made(rule, start=None, **options):
+    """A server of which only flushes and steps end rounds."""
+    start = tree(np.linspace(-1, 1, D).astype(np.float32)) if start is None else start
+    return Server(rule, start, rounds="flush", log=True, num_clients=12, **options)
+
+
+def pushed(server, entries):
+    """The receipts of pushes, and the report of a flush."""
+    return tuple(server.push(**entry) for entry in entries), server.flush()
+
+
+def same(pushes, steps, rounds):
+    """Check that pushes to one server and steps of the other give the same."""
+    for joins in rounds:
+        for server in (pushes, steps):
+            for name in server.rule.needs.handed_in:
+                server.set_rule_vector(name, np.ones(D, np.float32))
+        entries = entries_of(joins, pushes)
+        (expected, report), (receipts, other) = pushed(pushes, entries), steps.step(entries)
+        assert receipts == expected
+        assert (report.version, bits(report.weights)) == (other.version, bits(other.weights))
+        assert everything(pushes) == everything(steps)
+        assert slots_taken(steps) == len(steps.waiting)
+    assert pushes.log == steps.log
+    return steps
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_is_pushes_and_a_flush(name):
+    same(made(variants.make(name)), made(variants.make(name)), list(variants.trace(name, 7, 3)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (fedbuff(buffer_size=4), {"accumulate": True}),
+        (fadas(buffer_size=3), {"inplace": True}),
+        (fadas(buffer_size=3), {"slot_dtype": "bfloat16", "dtype": "float64"}),
+        (fedbuff(buffer_size=2), {"max_norm": 1e9}),
+        (fedbuff(buffer_size=2), {"clip_norms": 1.5}),
+        (fedbuff(buffer_size=2), {"duplicates": "latest", "max_staleness": 2}),
+        (fedbuff(buffer_size=2), {"duplicates": "reject", "max_versions": 2}),
+        (ca2fl(buffer_size=4), {"plane": 3}),
+        (fadas(buffer_size=4), {"plane": 2}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Rule) else "-".join(value),
+)
+def test_with_options(rule, options):
+    shards, options = options.get("plane"), {name: each for name, each in options.items() if name != "plane"}
+    planes = [{"plane": ShardedPlane(shards)} if shards else {} for _ in range(2)]
+    pushes, steps = (made(rule, **options, **plane) for plane in planes)
+    same(pushes, steps, [[join for pair in (one, one[:2]) for join in pair] for one in variants.trace("fedbuff", 5, 4)])
+
+
+def test_with_a_store(tmp_path):
+    rounds = list(variants.trace("fadas", 4, 2))
+    pushes, steps = (made(fadas(buffer_size=3), store=tmp_path / name) for name in ("pushes", "steps"))
+    same(pushes, steps, rounds)
+    bound = pushes.push(**entries_of(rounds[0], pushes)[0]), steps.push(**entries_of(rounds[0], steps)[0])
+    assert bound[0] == bound[1]
+    found = [everything(pushes), everything(steps)]
+    for server, name in ((pushes, "pushes"), (steps, "steps")):
+        server.close()
+        with Server.open(tmp_path / name) as opened:
+            assert opened.options.rounds == "flush"
+            assert everything(opened) == found.pop(0)
+            assert opened.arrivals_waiting == 1
+
+
+def test_conversions_buffers_and_tasks():
+    """Each entry has any of push's arguments: a task and a model with statistics, for a rule of updates."""
+    start = {"w": np.zeros(3, np.float32), "running_mean": np.zeros(2), "steps": np.array(0)}
+    pushes, steps = (made(fedbuff(buffer_size=2), start) for _ in range(2))
+    for number in range(1, 4):
+        arrays = {"w": np.full(3, float(number), np.float32), "running_mean": np.ones(2) * number, "steps": number}
+        sides = []
+        for server in (pushes, steps):
+            models = [{name: np.asarray(array) for name, array in arrays.items()} for _ in range(3)]
+            entries = [{"task": server.checkout(client), "model": models[client]} for client in range(3)]
+            sides.append([*entries, {"task": entries[0]["task"], "model": models[0]}])
+        (expected, _), (receipts, _) = pushed(pushes, sides[0]), steps.step(sides[1])
+        assert [receipt.status for receipt in receipts] == ["joined"] * 3 + ["expired"]
+        assert receipts == expected
+        assert steps.tasks == ()
+        assert bits(steps.pull().buffers) == bits(pushes.pull().buffers)
+        assert bits(steps.params) == bits(pushes.params)
+    assert steps.pull().buffers.tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_step_fills_the_buffer_of_rounds_and_the_log_says_so(waits, tmp_path):
+    """Its arrivals make one round, whatever M is; a replay of the log, also of that of a store, makes it again."""
+    vectors = np.random.default_rng(1).standard_normal((20, D)).astype(np.float32)
+    number = iter(range(20))
+
+    def entry():
+        i = next(number)
+        return i % 7, 0, vectors[i]
+
+    def fresh():
+        return Server(fedbuff(buffer_size=3), np.zeros(D, np.float32), log=True)
+
+    server = Server(fedbuff(buffer_size=3), np.zeros(D, np.float32), log=True, store=tmp_path / "store")
+    for _ in range(waits):
+        client, version, update = entry()
+        server.push(client=client, version=version, update=update)
+    assert len(server.step([entry() for _ in range(7)])[1].client_ids) == 7 + waits
+    assert len(server.step([entry() for _ in range(2)])[1].client_ids) == 2
+    assert server.step([])[1] is None
+    client, version, update = entry()
+    server.push(client=client, version=version, update=update)
+    assert len(server.step([entry() for _ in range(2)])[1].client_ids) == 3
+    cuts = [event for event in server.log if isinstance(event, Cut)]
+    assert cuts == [Cut("flush", joins=7), Cut("flush"), Cut("flush", joins=2)]
+    assert (server.version, server.arrivals_waiting) == (3, 0)
+    state = server.state_dict()
+    server.close()
+    with Server.open(tmp_path / "store") as opened:
+        log = opened.log
+        assert log == server.log
+    again = replay(log, fresh(), lambda join: vectors[join.number])
+    assert json.dumps(again.state_dict()["meta"]) == json.dumps(state["meta"])
+    assert bits(again.params) == bits(server.params)
+    loaded = fresh()
+    loaded.load_state_dict(json.loads(json.dumps({"meta": state["meta"]})) | {"arrays": state["arrays"]})
+    assert loaded.log == server.log
+
+
+def test_rounds_of_a_pass_that_are_overdue_come_first():
+    """GSGM: a pass that begins with a full buffer makes its round before the step, and in the replay, too."""
+
+    def fresh():
+        return Server(gsgm(buffer_size=2), np.zeros(2, np.float32), num_clients=3, log=True)
+
+    server, ones = fresh(), np.ones(2, np.float32)
+    receipts, report = server.step([(client, 0, ones) for client in (0, 1, 0, 1, 2, 2)])
+    assert [receipt.status for receipt in receipts] == [
+        "joined",
+        "joined",
+        "deferred",
+        "deferred",
+        "joined",
+        "deferred",
+    ]
+    assert (len(report.client_ids), server.version, server.arrivals_waiting) == (3, 1, 2)
+    # The two that waited fill the buffer; after them the third one, the last of its pass.
+    receipts, report = server.step([(2, 1, ones)])
+    assert [len(each.client_ids) for each in (*receipts[0].more, report)] == [2, 1, 1]
+    again = replay(server.log, fresh(), lambda join: ones)
+    assert everything(again) == everything(server)
+
+
+FAULTS = {
+    "a NaN": (lambda good: {"update": good * np.nan}, "non-finite value at index 0"),
+    "too large": (lambda good: {"update": good * 1e20}, "max_abs is 1e"),
+    "a wrong length": (lambda good: {"update": good[1:]}, "has 59 elements"),
+    "a wrong version": (lambda good: {"version": 7}, "pulled version 7"),
+    "integers": (lambda good: {"update": good.astype(int)}, "is int64, expected"),
+    "a missing fact": (lambda good: {"facts": {"unknown": 1.0}}, "unknown"),
+}
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_refused_step_changes_nothing(fault, store, tmp_path):
+    """Neither a number nor an entry of the log; the tasks are open, and the server goes on."""
+    make, message = FAULTS[fault]
+    server = Server(
+        fadas(buffer_size=2), np.zeros(D, np.float32), log=True, **({"store": tmp_path / "s"} if store else {})
+    )
+    good = np.ones(D, np.float32)
+    server.step([(client, 0, good) for client in range(3)])
+    server.push(client=9, version=0, update=good)
+    tasks = [server.checkout(client) for client in range(2)]
+    before, log = everything(server, counts=False), server.log
+    bad = {"client": 5, "version": 1, "update": good} | make(good)
+    with pytest.raises(AffluxError, match=f"client 5.*{message}"):
+        server.step([{"task": tasks[0], "update": good}, bad, {"task": tasks[1], "update": good}])
+    assert everything(server, counts=False) == before
+    assert (server.log, server.counts["refused"], slots_taken(server)) == (log, 1, 1)
+    assert server.tasks == tuple(tasks)
+    receipts, report = server.step([{"task": task, "update": good} for task in tasks])
+    assert (report.version, [receipt.join for receipt in receipts]) == (2, [4, 5])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_with_recorded_faults_the_round_is_made_of_the_rest(fault):
+    make, message = FAULTS[fault]
+    server = Server(fadas(buffer_size=2), np.zeros(D, np.float32), faults="record")
+    good = np.ones(D, np.float32)
+    bad = {"client": 5, "version": 0, "update": good} | make(good)
+    receipts, report = server.step([(1, 0, good), bad, (2, 0, good)])
+    assert [receipt.status for receipt in receipts] == ["joined", "faulty", "joined"]
+    assert message in receipts[1].reason
+    assert (report.client_ids, server.counts["faulty"], server.faults[0].client_id) == ((1, 2), 1, 5)
+    only, report = server.step([bad])
+    assert (only[0].status, report, server.version, server.counts["faulty"]) == ("faulty", None, 1, 2)
+
+
+def test_a_rule_that_fails_refuses_the_step():
+    class Fails:
+        needs = Needs()
+
+        def __call__(self, arrivals):
+            if len(arrivals) > 2:
+                raise RuntimeError("own")
+            return Weights(np.ones(len(arrivals)))
+
+    server = Server(Rule("own", "update", 9, Fails(), NONE, Sgd(1.0)), np.zeros(3), log=True)
+    entries = [(client, 0, np.ones(3)) for client in range(3)]
+    with pytest.raises(RuntimeError, match="own"):
+        server.step(entries)
+    assert (server.joins, server.log, server.arrivals_waiting, slots_taken(server)) == (0, (), 0, 0)
+    assert server.step(entries[:2])[1].version == 1
+
+
+def test_one_client_more_than_a_rule_has_rows_for():
+    for faults in ("raise", "record"):
+        server = Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=2, faults=faults)
+        entries = [(client, 0, np.ones(3)) for client in range(3)]
+        if faults == "raise":
+            with pytest.raises(AffluxError, match="client 2 would be number 3, but num_clients is 2"):
+                server.step(entries)
+            assert (server.joins, server.version) == (0, 0)
+        else:
+            assert [receipt.status for receipt in server.step(entries)[0]] == ["joined", "joined", "faulty"]
+
+
+def test_out_is_checked_before_the_step_and_written_after_it():
+    server = Server(fedavg(), tree(np.zeros(D, np.float32)))
+    mine = tree(np.zeros(D, np.float32))
+    server.step([("ann", 0, tree(np.ones(D, np.float32)))], out=mine)
+    assert mine["dense"]["w"].tolist() == np.ones((5, 7)).tolist()
+    flat = np.zeros(D, np.float32)
+    server.step([("ann", 0, tree(np.full(D, 2.0, np.float32)))], out=flat)
+    assert flat.tolist() == [3.0] * D
+    read_only = np.zeros(D, np.float32)
+    read_only.flags.writeable = False
+    for wrong in (mine | {"conv": np.zeros(3)}, flat[1:], {"conv": mine["conv"]}, read_only, flat.astype(int)):
+        with pytest.raises(AffluxError, match=r"\[step\] out"):
+            server.step([("ann", 0, tree(np.ones(D, np.float32)))], out=wrong)
+    assert server.version == 2
+
+
+@pytest.mark.parametrize(
+    ("pushes", "message"),
+    [
+        (7, r"\[step\] pushes"),
+        ([(1, 0)], r"push 0 is .*, must be \(client, version, vector\)"),
+        ([{"client": 1, "version": 0, "vector": 1}], "push 0 is .* or a dict of push's arguments: .*'vector'"),
+        ([{"client": 1, "version": 0, "update": np.ones(3), "copy": False}], "timeout and copy"),
+        ([{"client": 1, "version": 0, "update": np.ones(3), "timeout": 1.0}], "timeout and copy"),
+        ([(1, 0, np.ones(3)), (None, 0, np.ones(3))], "give task=, or client= and version="),
+        ([{"client": 1, "version": 0}], "give one of update=, gradient= and model=, not none of them"),
+    ],
+)
+def test_wrong_pushes(pushes, message):
+    server = Server(fedbuff(), np.zeros(3), faults="record")
+    with pytest.raises(AffluxError, match=message):
+        server.step(pushes)
+    assert (server.joins, server.counts["refused"], slots_taken(server)) == (0, 1, 0)
+
+
+def test_steps_are_reported_and_dropped_work_is_logged(caplog):
+    reports = []
+    server = Server(fedbuff(), np.zeros(3), on_step=reports.append, max_staleness=0, rounds="flush")
+    ones = np.ones(3)
+    server.step([(1, 0, ones)])
+    receipts, report = server.step([(1, 0, ones), (2, 1, ones), {"client": 3, "version": 1, "num_examples": 0}])
+    assert [receipt.status for receipt in receipts] == ["dropped", "joined", "empty"]
+    assert reports[-1] is report
+    assert [each.version for each in reports] == [1, 2]
+    assert ["a push of client 1 is dropped" in text for text in caplog.messages] == [True]
+
+
+def test_rounds_that_only_flush_ends():
+    """Any number of arrivals waits, also in a state; flush_after is refused."""
+    server = Server(fedbuff(buffer_size=2), np.zeros(3), rounds="flush")
+    for client in range(9):
+        assert server.push(client=client, version=0, update=np.ones(3)).report is None
+    assert (server.arrivals_waiting, server.version) == (9, 0)
+    other = Server(fedbuff(buffer_size=2), np.zeros(3), rounds="flush")
+    other.load_state_dict(server.state_dict())
+    with pytest.raises(AffluxError, match="9 arrivals wait in the state, and the rule's buffer_size is 2"):
+        Server(fedbuff(buffer_size=2), np.zeros(3)).load_state_dict(server.state_dict())
+    assert [each.flush().client_ids for each in (server, other)] == [tuple(range(9))] * 2
+    with pytest.raises(AffluxError, match="flush_after: with rounds='flush' only flush"):
+        Server(fedbuff(), np.zeros(3), rounds="flush", flush_after=1.0)
+    with pytest.raises(AffluxError, match="rounds is 'full ', must be 'full' or 'flush'"):
+        Server(fedbuff(), np.zeros(3), rounds="full ")
+
+
+def test_a_push_does_not_wait_for_a_flush_that_may_be_its_own():
+    """A step needs no free slot."""
+    server = Server(fedbuff(buffer_size=2), np.zeros(3), rounds="flush", max_slots=2)
+    for client in range(2):
+        server.push(client=client, version=0, update=np.ones(3))
+    with pytest.raises(BusyError, match="all 2 slots of max_slots are taken"):
+        server.push(client=3, version=0, update=np.ones(3))
+    assert len(server.step([(client, 0, np.ones(3)) for client in range(3)])[1].client_ids) == 5
+    assert slots_taken(server) == 0
+
+
+def test_the_default_is_not_in_stores(tmp_path):
+    """So that the version of afflux before the option opens them."""
+    with Server(fedbuff(), np.zeros(3), store=tmp_path / "full") as full:
+        assert "rounds" not in full.options.stored()
+    with Server.open(tmp_path / "full") as opened:
+        assert opened.options.rounds == "full"
+
+
+def test_a_step_within_a_rule_is_refused():
+    errors = []
+
+    class Calls:
+        needs = Needs()
+
+        def __call__(self, arrivals):
+            try:
+                server.step([])
+            except AffluxError as error:
+                errors.append(str(error))
+            return np.ones(len(arrivals))
+
+    server = Server(Rule("own", "update", 1, Calls(), NONE, Sgd(1.0)), np.zeros(3))
+    server.step([(1, 0, np.ones(3))])
+    assert "[step] called from within the rule's weigh" in errors[0]
+    assert isinstance(aggregator_of(server).admission.state.closed_task, type(None))
+
+
+def test_a_step_of_models_mixes_as_pushes_do():
+    pushes, steps = (made(fedasync(alpha=0.5)) for _ in range(2))
+    same(pushes, steps, list(variants.trace("fedasync", 3, 1)))
+    assert [type(entry) for entry in steps.log] == [Join, Cut] * 3
+
+
+IN_PLACE = {
+    "fedbuff": (lambda: fedbuff(buffer_size=3), {}),
+    "fadas": (lambda: fadas(buffer_size=3), {}),
+    "momentum": (lambda: replace(fedbuff(buffer_size=3), step=Momentum(0.5)), {}),
+    "twafl": (lambda: twafl(buffer_size=3), {}),
+    "fedasync": (lambda: fedasync(), {}),
+    "bfloat16": (lambda: fadas(buffer_size=3), {"slot_dtype": "bfloat16"}),
+    "float64": (lambda: fadas(buffer_size=3), {"dtype": "float64"}),
+}
+
+
+def awkward_trees(flat):
+    """One vector as trees that the engine reads in place, or converts: other dtypes, strides, addresses, libraries."""
+    own = tree(flat.copy())
+    yield own
+    yield own | {"conv": own["conv"].astype(np.float64), "dense": own["dense"] | {"b": own["dense"]["b"].astype("f2")}}
+    yield own | {"conv": np.asfortranarray(own["conv"])}
+    odd = np.frombuffer(b"\0" + own["conv"].tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 7)
+    yield own | {"conv": odd}
+    yield own | {"conv": own["conv"].astype(">f4")}
+    yield flat.astype(np.float64)
+    yield np.repeat(flat, 2)[::2]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_vectors_that_are_read_in_place_have_the_bits_of_slots(name, monkeypatch, rng):
+    """No vector is copied into a slot, whatever its arrays are."""
+    make, options = IN_PLACE[name]
+    pushes, steps = (made(make(), **options) for _ in range(2))
+    for _ in range(3):
+        flat = rng.standard_normal(D).astype(np.float32)
+        trees = [*awkward_trees(flat)]
+        kinds = [steps.rule.kind] * 3 if name == "twafl" else [steps.rule.kind, "update", "model"]
+        entries = [{"client": i, "version": steps.version, kinds[i % 3]: each} for i, each in enumerate(trees)]
+        expected, report = pushed(pushes, entries)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(aggregator_of(steps).plane), "reserve", None)
+            receipts, other = steps.step(entries)
+        assert receipts == expected
+        assert everything(pushes) == everything(steps)
+        assert np.isnan(other.norms).all()
+        assert np.isfinite(report.norms).all()
+
+
+def test_a_module_is_read_in_place(monkeypatch):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    start, local = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)) for _ in range(2))
+    local(torch.randn(5, 3))
+    pushes, steps = (Server(fadas(buffer_size=1), start, rounds="flush", log=True) for _ in range(2))
+    entries = [{"client": i, "version": 0, "model": each} for i, each in enumerate((local, local.state_dict()))]
+    expected, _ = pushed(pushes, entries)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(aggregator_of(steps).plane), "reserve", None)
+        assert steps.step(entries)[0] == expected
+    assert everything(pushes) == everything(steps)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_value_that_is_not_valid_changes_nothing_wherever_it_is(value, weight, tmp_path):
+    """Also that of a vector whose weight is 0, which the sweep does not read: a push would have refused it."""
+    weigh = Given(weight)
+    rule = Rule("own", "update", 9, weigh, NONE, fadas().step)
+    for store in ({}, {"store": tmp_path / "s"}):
+        server = Server(rule, tree(np.zeros(D, np.float32)), **store)
+        server.step([(client, 0, tree(np.ones(D, np.float32))) for client in range(3)])
+        before = everything(server, counts=False)
+        for index in (0, 20, 59):
+            bad = np.ones(D, np.float32)
+            bad[index] = value
+            array = "conv" if index < 21 else "dense.b"
+            with pytest.raises(AffluxError, match=rf"client 2's update has .* at index {index} \(in {array}\)"):
+                server.step([(client, 1, tree(bad if client == 2 else np.ones(D, np.float32))) for client in range(5)])
+            assert everything(server, counts=False) == before
+        assert server.step([(client, 1, tree(np.ones(D, np.float32))) for client in range(3)])[1].version == 2
+        server.__exit__(None, None, None)
+
+
+class Given:
+    """All weights are 1; that of client 2 is given."""
+
+    needs = Needs()
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, arrivals):
+        return np.array([self.weight if client == 2 else 1.0 for client in arrivals.client_ids])
+
+
+def test_rule_vectors_have_one_spare():
+    """Two sets of memory are used by turns, also between steps and rounds of pushes."""
+    server, seen = Server(fadas(buffer_size=1), np.zeros(D, np.float32)), []
+    for number in range(6):
+        if number == 3:
+            server.push(client=1, version=number, update=np.ones(D, np.float32))
+        else:
+            server.step([(1, number, np.ones(D, np.float32))])
+        vectors = aggregator_of(server).admission.state.rule_vectors
+        seen.append([vectors[name].ctypes.data for name in vectors])
+    assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
+
+
+def test_on_step_finds_no_slot_in_use():
+    held = []
+    server = Server(
+        ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=lambda _: held.append(slots_taken(server))
+    )
+    server.step([(client, 0, np.ones(3)) for client in range(3)])
+    assert held == [0]
+
+
+def test_a_lent_vector_that_waits_is_rejected_alone():
+    """A step checks the vectors of its own pushes; the round rejects an earlier one that was lent."""
+    server = Server(fedbuff(buffer_size=9), np.zeros(3, np.float32))
+    server.push(client=1, version=0, update=np.full(3, np.nan, np.float32), copy=False)
+    _, report = server.step([(2, 0, np.ones(3, np.float32))])
+    assert report.rejected == ("non-finite value at index 0", "")
+    assert np.isfinite(server.params).all()

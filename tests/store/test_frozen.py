@@ -1,0 +1,55 @@
+"""Stores, states and logs of each released version give the bits that they had there."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+import frozen_files
+from afflux import Server, replay, store
+from afflux.selftest.pushes import state_digest
+
+ARCHIVES = sorted(frozen_files.FOLDER.glob("*.tar.gz"))
+
+
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def files(request, tmp_path):
+    """The folder of a version's files, and its digests."""
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path, json.loads((tmp_path / "digests.json").read_text())
+
+
+def state_in(folder):
+    with np.load(folder / "arrays.npz") as arrays:
+        return {"meta": json.loads((folder / "meta.json").read_text()), "arrays": dict(arrays)}
+
+
+def test_there_are_files_of_the_first_version():
+    assert "0.1.0.tar.gz" in [path.name for path in ARCHIVES]
+
+
+def test_a_store_opens_and_goes_on_to_the_same_bits(files):
+    folder, digests = files
+    assert store.check(folder / "store").sound
+    with Server.open(folder / "store", num_threads=1) as server:
+        # A push that arrived after the last commit is not in the store: it comes again.
+        assert frozen_files.push(server, 25 - server.joins) == digests["saved"]
+        assert frozen_files.push(server, 11) == digests["continued"]
+
+
+def test_a_state_loads_and_its_log_replays_to_the_same_bits(files):
+    folder, digests = files
+    server = frozen_files.loaded(state_in(folder))
+    assert state_digest(server) == digests["saved"]
+    again = replay(server.log, frozen_files.make(), lambda join: frozen_files.POOL[join.number % 15])
+    assert again.params.tobytes() == server.params.tobytes()
+    assert frozen_files.push(server, 11) == digests["continued"]
+
+
+def test_other_bits_are_noticed(files):
+    folder, digests = files
+    state = state_in(folder)
+    state["arrays"]["params"][0] += 1
+    assert state_digest(frozen_files.loaded(state)) != digests["saved"]
