@@ -242,14 +242,18 @@ def test_a_grid_has_one_data_set_and_one_model(tmp_path, caplog):
     assert not (out / "grid.md").exists()
     assert str(tune(simulation(), grid, out=out)) == page
     assert warnings(caplog) == set()
-    lines = [json.loads(line) for line in (out / FILE).read_text().splitlines()]
-    for line in lines:
-        assert line.pop("versions") == inputs.package_versions()
-        assert line.pop("inputs").keys() == {"data", "clients", "evaluation", "model"}
-    (out / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for path in (out / FILE, out / "test" / FILE):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line.get("status") == "open":
+                continue
+            assert line.pop("versions") == inputs.package_versions()
+            assert line.pop("inputs").keys() == {"data", "clients", "evaluation", "model"}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with caplog.at_level(logging.WARNING):
         assert str(tune(simulation(0.5), grid, out=out)) == page
-    assert warnings(caplog) == {f"{out / FILE} holds no digests of its inputs: a change of the data is not noticed"}
+    lack = "holds no digests of its inputs: a change of the data is not noticed"
+    assert warnings(caplog) == {f"{out / FILE} {lack}", f"{out / 'test'} {lack}"}
 
 
 def test_the_digest_of_objects():

@@ -21,6 +21,7 @@ from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError, DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import split_runs
 from afflux.sim.results.updates_file import UpdatesFile, read_updates
 from afflux.sim.runs import event_loop
 from afflux.sim.runs.compare import compare, make_jobs
@@ -213,9 +214,11 @@ def test_what_is_finished_survives_an_interrupt(processes):
 
     with pytest.raises(KeyboardInterrupt):
         compare(jobs, replace(SMALL, arrivals=100), processes=processes, watch=watch, finished=finished)
-    assert 1 <= len(finished) < 4
-    for index, (result,) in finished.items():
-        assert (result.seed, len(result.staleness)) == (index, 100)
+    results, failures = split_runs(finished)
+    assert 1 <= len(results) < 4
+    assert {run.status for run in failures} == {"interrupted"}
+    for result in results:
+        assert (finished[result.seed], len(result.staleness)) == ([result], 100)
 
 
 def test_kept_updates_are_whole_after_every_row(tmp_path):

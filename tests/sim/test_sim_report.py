@@ -15,7 +15,7 @@ from afflux.rules import from_config
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder, terminal
 from afflux.sim.runs.compare import compare, make_jobs
-from afflux.sim.workload.config import OF_CLIENTS, SimConfig
+from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import ROOT
 
@@ -64,7 +64,7 @@ def test_the_configuration_can_be_run_again(folder):
     assert SimConfig(**written["simulation"]) == CONFIG
     assert asdict(CONFIG).keys() - written["simulation"].keys() == {
         *("data_dir", "classes", "mu", "control_codec", "stale_models", "sampling", "validation", "refresh_every"),
-        *OF_CLIENTS,
+        *(*OF_CLIENTS, *OF_PRESENCE),
     }
     assert written["seeds"] == [0, 1]
     assert [parse_rule(rule["label"]) for rule in written["rules"]] == SPECS
