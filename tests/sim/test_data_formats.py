@@ -18,7 +18,7 @@ from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.leaf import LeafFile, read_leaf
-from afflux.sim.workload.delays import read_columns
+from afflux.sim.workload.availability import read_columns
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 

@@ -10,15 +10,14 @@ import pytest
 
 from afflux.sim.errors import ConfigError
 from afflux.sim.papers.staleness import simulate_staleness
+from afflux.sim.workload.availability import DeviceAvailability, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (
     DELAYS,
     ConstantDelays,
-    DeviceAvailability,
     DeviceTimes,
     FadasDelays,
     HalfNormalDelays,
-    ReadyTimes,
     delay_law,
     fadas_classes,
 )
@@ -335,7 +334,7 @@ def test_availability_of_devices(tmp_path):
     path = tmp_path / "ready.csv"
     path.write_text("device,start,end\na,10,20\nb,0,1\na,40,50\nc,5,5\na,20,25\n")
     law = DeviceAvailability(str(path), work=4.0)
-    assert [trace.total for trace in law.read()] == [25, 1]
+    assert [ReadyTimes(*one).total for one in law.intervals()] == [25, 1]
     found = draws(law, 2, 3000)
     found = found[np.argsort(found.max(axis=1))]
     # b is ready for one unit and begins again at once; a waits for 15 when fewer than 4 are left before 25.
@@ -381,7 +380,7 @@ def test_training_times_of_phones():
 def test_phones_that_are_ready():
     real("traces/flash_availability_intervals.csv")
     law = delay_law("phone-availability:work=600")
-    traces = law.read()
+    traces = law.intervals()
     assert 600 < len(traces) <= 710
     found = draws(law, len(traces), 5)
     # Never less than the work; an hour's tenth of work takes most phones as long, and some of them days.

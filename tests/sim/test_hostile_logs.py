@@ -168,7 +168,7 @@ def interrupted(tmp_path_factory):
     def some(events, servers, progress):
         for _, event in zip(range(20), events, strict=False):
             for server in servers:
-                (server.handle_update if hasattr(event, "trained") else server.handle_pull)(event)
+                (server.handle_update if hasattr(event, "trained") else server.handle_dispatch)(event)
         raise KeyboardInterrupt
 
     folder = tmp_path_factory.mktemp("interrupted")

@@ -6,6 +6,7 @@ import torch
 
 import own_tasks
 from afflux.sim import ConfigError, Simulation, partitioned, read_results, scaffold
+from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs.setup import SimulationSetup
 
@@ -69,3 +70,17 @@ def test_a_failed_upload_counts_and_an_older_run_has_no_bytes(tmp_path):
     assert isinstance(results[0].evaluations[0], Evaluation)
     with pytest.raises(ConfigError, match="x is bytes, which runs of an earlier afflux do not have"):
         older.draw(tmp_path / "figure.pdf", x="bytes")
+
+
+def test_lost_uploads_count_too_and_a_run_that_is_read_has_them(tmp_path):
+    laws = {"dropout": "rates:never=0.3:upload=0.3", "timeout": 3.0}
+    (run,) = simulation(arrivals=20, **laws).run(out=tmp_path / "out")
+    (log,) = (tmp_path / "out" / "audit").glob("*.jsonl")
+    fates = [line.fate for line in read_audit_log(log).dropouts]
+    size = 4 * len(run.params)
+    assert {*fates} == {"never", "upload", "late"}
+    assert run.bytes_up == (20 + len(fates) - fates.count("never")) * size
+    assert 0 <= run.bytes_down / size - 20 - len(fates) < 4  # the others train
+    (again,) = read_results(tmp_path / "out")
+    assert again.decisions == run.decisions == {"joined": 20, "lost": len(fates)}
+    assert again.sent_bytes == run.sent_bytes

@@ -300,7 +300,7 @@ def changed(line, **changes):
     ("number", "change", "message"),
     [
         (1, lambda line: "{", "line 1: no JSON"),
-        (1, lambda line: "[]", "line 1: no object whose type is one of header, arrival, round, end"),
+        (1, lambda line: "[]", "line 1: no object whose type is one of header, arrival, dropout, round, end"),
         (1, lambda line: changed(line, format="x"), "line 1: format is x 1"),
         (1, lambda line: changed(line, format_version=2), "line 1: format is afflux-audit 2"),
         (1, lambda line: changed(line, seed=None), "line 1: seed is None: Expected `int`, got `null`"),

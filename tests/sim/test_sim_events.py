@@ -8,23 +8,18 @@ import pytest
 
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, schedule_events
 from afflux.sim.workload.delays import delay_law
+from afflux.sim.workload.selection import Population, selection_law
 
 
 def generator(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1, blocked=False):
-    return list(
-        schedule_events(
-            clients,
-            Draws(delay, generator(seed), generator(seed + 1)),
-            concurrency=concurrency,
-            arrivals=arrivals,
-            refill=refill,
-            blocked=blocked,
-        )
-    )
+def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1, selection="uniform", **draws):
+    law = selection_law(selection)
+    law.begin(Population(len(clients), clients), None)
+    draws = Draws(delay, generator(seed), generator(seed + 1), law=law, **draws)
+    return list(schedule_events(clients, draws, concurrency=concurrency, arrivals=arrivals, refill=refill))
 
 
 def arrivals_of(events):
@@ -79,7 +74,7 @@ def test_selection_is_uniform_and_includes_the_client_that_just_finished():
 )
 def test_a_blocked_client_starts_again_only_after_the_end_of_the_pass(count, concurrency, refill):
     delay = delay_law("exponential")(count, generator())
-    events = events_of(range(count), concurrency, 6 * count, delay, refill=refill, blocked=True)
+    events = events_of(range(count), concurrency, 6 * count, delay, refill=refill, selection="blocked-until-pass-ends")
     finished, training = 0, set()
     for event in events:
         if isinstance(event, Dispatch):

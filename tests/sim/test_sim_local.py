@@ -23,6 +23,7 @@ from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.selection import Population
 from afflux.sim.workload.task import Partitioned, Task
 from made_runs import run
 
@@ -172,7 +173,7 @@ def test_scaffold_over_several_rounds_is_its_formulas(protocol, monkeypatch):
     x = Layout.of(module).flatten(module).astype(np.float64)
     c, own, held, sent = np.zeros(D), np.zeros((5, D)), np.zeros((5, D)), {}
     models_sent, buffer, largest = [(x, c)], [], 0.0
-    for event in make_schedule(rule, 7, config, range(5)):
+    for event in make_schedule(rule, 7, config, Population(5, range(5))):
         if isinstance(event, Dispatch):
             age = min(event.age, len(models_sent) - 1)
             sent[event.sequence] = models_sent[-1 - age]

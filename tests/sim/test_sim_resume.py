@@ -45,6 +45,11 @@ CASES = {
     "gsgm": SMALL,
     "zenopp": SMALL,
     "twafl": ROUNDS,
+    "sasgd": replace(
+        replace(SMALL, availability="diurnal:period=40:share=0.6", dropout="rates:never=0.1:late=0.3", timeout=30.0),
+        selection="oort",
+        concurrency="5:8@20:3@60",
+    ),
     "afa_cs": replace(SMALL, client_optimizer="scaffold"),
     "afa_cd": replace(ROUNDS, client_optimizer="scaffold"),
 }
@@ -149,7 +154,7 @@ def kill_after(arrivals, lines):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings(FORKS)
-@pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm")])
+@pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm"), *soak("sasgd")])
 def test_killed_again_and_again(name, expected, tmp_path):
     """At any moment: during a commit, a line of the log, a row of the updates."""
     whole, chance, kills = expected(name), random.Random(name), 0

@@ -10,6 +10,7 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.rule_specs import parse_rule
+from afflux.sim.workload.selection import Population
 from made_runs import run
 
 SMALL = SimConfig(
@@ -117,7 +118,12 @@ def test_staleness_is_the_age_of_the_model(rule):
 
 
 def events_of_run(cohort, seed, config):
-    return make_schedule(parse_rule(f"fedbuff:buffer_size={cohort}"), seed, config, range(config.num_clients))
+    return make_schedule(
+        parse_rule(f"fedbuff:buffer_size={cohort}"),
+        seed,
+        config,
+        Population(config.num_clients, range(config.num_clients)),
+    )
 
 
 def test_one_stale_model_is_synchronous_and_so_are_synchronous_rules():

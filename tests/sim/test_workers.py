@@ -33,6 +33,11 @@ from pairwise import soak
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
 SCAFFOLD = replace(SMALL, client_optimizer="scaffold", steps_law="uniform", **ROUNDS)
+PRESENCE = replace(
+    replace(SMALL, availability="diurnal:period=40:share=0.6", dropout="rates:never=0.1:late=0.3", timeout=30.0),
+    selection="oort",
+    concurrency="5:8@20:3@60",
+)
 RULE = parse_rule("ca2fl:buffer_size=3")
 EVERYTHING = stateful_models.Root(*stateful_models.KINDS["everything"])
 
@@ -128,7 +133,7 @@ def same_as_one_process(folder, result, config):
     assert ([reproducible(result)], files) == whole
 
 
-@pytest.mark.parametrize("config", [SCAFFOLD, *soak(SMALL)])
+@pytest.mark.parametrize("config", [SCAFFOLD, PRESENCE, *soak(SMALL)])
 def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
     with pytest.raises(Stopped):
         begin(tmp_path, config, stop_at(8), workers=two_workers)

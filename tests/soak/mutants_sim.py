@@ -2,19 +2,44 @@
 
 SIM = {
     "schedule: replacements start one by one": (
-        "refill if done % refill == 0 else 0",
-        "1",
+        " - busy - done % refill",
+        " - busy",
         "test_sim_events.py",
     ),
     "schedule: the client that has finished last is never drawn again": (
-        "int(draws.selection.integers(len(idle)))",
-        "int(draws.selection.integers(max(len(idle) - 1, 1)))",
+        "int(stream.integers(len(idle)))",
+        "int(stream.integers(max(len(idle) - 1, 1)))",
         "test_sim_events.py",
     ),
     "schedule: arrivals at the same time come in any order": (
-        "heappush(training, (finish, sequence, client))",
-        "heappush(training, (finish, 10**6 - sequence, client))",
+        "heappush(ends, (finish, sequence, client, now))",
+        "heappush(ends, (finish, 10**6 - sequence, client, now))",
         "test_sim_events.py",
+    ),
+    "presence: a client that is away is dispatched": (
+        "(ready := draws.ready(client, now)) > now:",
+        "(ready := draws.ready(client, now)) > now + 1e9:",
+        "test_presence.py",
+    ),
+    "presence: the place of a dropout is never free": (
+        "                if finish < inf:\n",
+        "                if finish < 0:\n",
+        "test_presence.py",
+    ),
+    "presence: clients train on while they are away": (
+        "now + duration if self.trace is None else",
+        "now + duration if True else",
+        "test_presence.py",
+    ),
+    "selection: slow clients are no worse": (
+        "utilities /= [pow(float(factor), self.alpha) for factor in slowness]",
+        "utilities /= 1.0",
+        "test_presence.py",
+    ),
+    "selection: a resumed run forgets its results": (
+        "self._selection.observe(ClientResult.of(event, next(results)))",
+        "next(results)",
+        "test_presence.py",
     ),
     "schedule: one arrival too many": (
         "while done < arrivals:",
@@ -112,8 +137,8 @@ SIM = {
         "test_library.py",
     ),
     "ends: an arrival at the end of virtual time is too late": (
-        "event.time > limit",
-        "event.time >= limit",
+        "0 < limit < event.time",
+        "0 < limit <= event.time",
         "test_sim_progress.py",
     ),
     "ends: a target is not reached with equal accuracy": (

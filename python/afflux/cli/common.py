@@ -69,13 +69,12 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     names = [field.name for field in fields(SimConfig)]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    options: dict[str, tuple[Any, Any]] = {
-        field.name: (
-            Annotated[field.type, typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)],
-            field.default,
-        )
-        for field in fields(SimConfig)
-    }
+
+    def annotation(field: Any) -> Any:
+        option = typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)
+        return Annotated[str if field.type == int | str else field.type, option]
+
+    options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}
     more = typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and exit.")
     options["help_all"] = Annotated[bool, more], False
     settings = [

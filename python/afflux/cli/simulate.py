@@ -230,7 +230,7 @@ def run(
     """Simulate one rule (see RUN_HELP)."""
     if resume is not None:
         refuse_other_options(
-            *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task"),
+            *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "selection"),
             *("tensorboard", "save_every", "workers"),
         )
         require(*EXTRA)
@@ -238,9 +238,9 @@ def run(
         from afflux.sim.runs import library
         from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-        task = config.task if is_on_command_line(context, "task") else None
+        files = (getattr(config, name) if is_on_command_line(context, name) else None for name in ("task", "selection"))
         typed = None if rule is None else parse_rules([rule])[0]
-        stored = InterruptedRun.of(resume, out, typed, task)
+        stored = InterruptedRun.of(resume, out, typed, *files)
         shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
         shared["save_every"] = save_every
         title = Job(stored.spec, stored.header.seed).title

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from afflux.sim.clients.schedule import Dispatch, Draws, schedule_events
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DelayLaw
+from afflux.sim.workload.selection import Uniform
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def simulate_staleness(
     """
     events = schedule_events(
         range(num_clients),
-        Draws.of(law, num_clients, seed),
+        Draws.of(law, num_clients, seed, Uniform(), SimConfig()),
         concurrency=concurrency,
         arrivals=steps * buffer_size,
         refill=buffer_size if refill is None else refill,

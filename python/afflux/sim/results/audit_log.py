@@ -23,6 +23,7 @@ from afflux.ops.validation import brief
 from afflux.rules import RULES
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.updates_file import read_updates, truncate_file
+from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, parse_rule
@@ -80,23 +81,26 @@ class Header(_Line, frozen=True, tag="header"):
         """The metrics of the evaluations."""
         return self.metrics or CLASSIFICATION
 
-    def sim_config(self, path: Path, task: str | None = None) -> SimConfig:
+    def sim_config(self, path: Path, task: str | None = None, selection: str | None = None) -> SimConfig:
         """Return the settings, to run with them.
 
         Args:
             path: for messages.
             task: the setting `task` that the user has typed in this very command. A header is data: it never makes the
                 file of a task run.
+            selection: the setting `selection`, in the same way.
 
         Raises:
-            ConfigError: this afflux does not have the settings, or they name a file and `task` is None.
+            ConfigError: this afflux does not have the settings, or they name a file that the user has not typed.
         """
         config = self.settings(path)
-        if task is None and ".py" in config.task:
-            raise _code_error(path, "task", config.task)
-        if task is not None and _function(task) != _function(config.task):
-            raise ConfigError(f"--task is {task}, but the task of {path} is {config.task}")
-        return config if task is None else replace(config, task=task)
+        for name, typed in (("task", task), ("selection", selection)):
+            setting = getattr(config, name)
+            if typed is None and ".py" in setting:
+                raise _code_error(path, name, setting)
+            if typed is not None and _function(typed) != _function(setting):
+                raise ConfigError(f"--{name} is {typed}, but the {name} of {path} is {setting}")
+        return replace(config, task=task or config.task, selection=selection or config.selection)
 
     def settings(self, path: Path) -> SimConfig:
         """Return the settings, to read them; raise ConfigError if this afflux does not have them."""
@@ -147,6 +151,17 @@ class ArrivalLine(_Line, frozen=True, tag="arrival"):
     time: float  #: virtual time of the arrival
     update: Annotated[int, Meta(ge=0)] | None  #: row of its update in the kept updates
     reason: Label | msgspec.UnsetType = msgspec.UNSET  #: of a faulty arrival
+    dispatched: float | msgspec.UnsetType = msgspec.UNSET  #: virtual time of the dispatch, if clients come and go
+
+
+class DropoutLine(_Line, frozen=True, tag="dropout"):
+    """One dispatch whose result never arrives."""
+
+    client: int
+    dispatched_after: int  #: number of arrivals before it
+    dispatched: float  #: virtual time of the dispatch
+    fate: Fate  #: does not finish, loses its upload, or finishes after the timeout
+    freed: float | None  #: virtual time at which its place was given away; None: never
 
 
 class RoundLine(_Line, frozen=True, tag="round"):
@@ -175,8 +190,8 @@ class EndLine(_Line, frozen=True, tag="end"):
     buffers_sha256: Digest | msgspec.UnsetType = msgspec.UNSET  #: of a model that has buffers
 
 
-Line = Header | ArrivalLine | RoundLine | EndLine
-TYPES = ("header", "arrival", "round", "end")
+Line = Header | ArrivalLine | DropoutLine | RoundLine | EndLine
+TYPES = ("header", "arrival", "dropout", "round", "end")
 _ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # of NumPy arrays and scalars
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
@@ -190,6 +205,7 @@ class AuditLog:
     arrivals: tuple[ArrivalLine, ...]
     rounds: tuple[RoundLine, ...]
     end: EndLine | None  #: None: the run was interrupted
+    dropouts: tuple[DropoutLine, ...] = ()
 
     @property
     def planned(self) -> int:
@@ -307,6 +323,7 @@ def read_audit_log(path: Path | str) -> AuditLog:
 def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
     arrivals: list[ArrivalLine] = []
     rounds: list[RoundLine] = []
+    dropouts: list[DropoutLine] = []
     header: Header | None = None
     end: EndLine | None = None
     for number, row in enumerate(rows, 1):
@@ -337,6 +354,10 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
                     if line.status != "faulty" and not (line.examples and line.steps):
                         raise ValueError(f"examples is {line.examples} and steps is {line.steps}, must be 1 or more")
                     arrivals.append(line)
+                case DropoutLine():
+                    if line.dispatched_after != len(arrivals):
+                        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be {len(arrivals)}")
+                    dropouts.append(line)
                 case RoundLine():
                     rounds.append(line)
                 case EndLine():
@@ -347,7 +368,7 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
             raise ConfigError(f"{path}, line {number}: {error}") from None
     if header is None:
         raise ConfigError(f"{path}, line 1: no header of an audit log")
-    return AuditLog(path, header, tuple(arrivals), tuple(rounds), end)
+    return AuditLog(path, header, tuple(arrivals), tuple(rounds), end, tuple(dropouts))
 
 
 def _decode(row: bytes) -> Line:

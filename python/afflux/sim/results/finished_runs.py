@@ -218,7 +218,7 @@ def _identity(job: Job) -> dict[str, Any]:
         facts["identity"] = job.spec.identity  # the rule of a line is its label
     if job.followers:
         facts["followers"] = [[rule.identity, rule.plain_options()] for rule in job.followers]
-    code = code_digests(job.spec.name, str(config.get("task", "")))
+    code = code_digests(job.spec.name, *(str(config.get(name, "")) for name in ("task", "selection")))
     return facts | ({"code": code} if code else {})
 
 
@@ -280,6 +280,8 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
     history = RunHistory(msgspec.convert(line["evaluations"], list[Evaluation], dec_hook=hook))
     for arrival in log.arrivals:
         history.add_arrival(arrival.client, arrival.status, arrival.staleness)
+    for dropout in log.dropouts:
+        history.add_dropout(dropout.fate)
     for round in log.rounds:
         weights = np.array(round.weights, np.float64)  # None becomes nan
         report: Any = SimpleNamespace(staleness=np.array(round.staleness), weights=weights, seconds=0.0)

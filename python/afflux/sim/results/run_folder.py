@@ -39,8 +39,9 @@ from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
 from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
-from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
 from afflux.sim.workload.inputs import package_versions
+from afflux.sim.workload.selection import reads_results
 from afflux.store.lock import LOCK, InUseError, Lock
 
 #: Files with a table each, see `data_frame`.
@@ -295,10 +296,14 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: 
     arrivals = sorted({len(run.staleness) for run in results})
     at_once = f", {_values(results, config, 'concurrency')} at once"
     at_once *= "concurrency" in _settings_read(results, config)
+    values = {name: _values(results, config, name) for name in ("selection", *OF_PRESENCE)}
+    presence = "".join(f"{name} {text}, " for name, text in values.items() if text != str(getattr(SimConfig, name)))
+    reads = any(reads_results(str(run.settings.get("selection", config.selection))) for run in results)
+    own = ", each rule with dispatches of its own" if reads and not leaders else ""
     return (
-        f"{task}{at_once}, delays {_values(results, config, 'delays')}, "
+        f"{task}{at_once}, delays {_values(results, config, 'delays')}, {presence}"
         f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{''.join(f'; {run}' for run in failures)}"
+        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}{''.join(f'; {run}' for run in failures)}"
     )
 
 

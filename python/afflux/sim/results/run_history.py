@@ -11,10 +11,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from afflux.aggregation.reports import Report
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RoundTotals
+from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.metrics import CLASSIFICATION
 
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"
+LOST = "lost"  #: the decision that counts dispatches whose results never arrive
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -71,7 +73,9 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
     client_evaluations: list[ClientEvaluation] | UnsetType = UNSET  #: of a task that evaluates clients
     pulls: Count | UnsetType = UNSET  #: number of dispatches; not in the checkpoints of older runs
-    pulls_at_evaluations: list[Count] | UnsetType = UNSET  #: number of dispatches before each evaluation
+    lost_uploads: Count = 0  #: number of dispatches whose uploads were sent, but lost or late
+    #: Numbers of uploads and of dispatches before each evaluation.
+    messages_at_evaluations: list[tuple[Count, Count]] | UnsetType = UNSET
 
     def add_arrival(self, client: int, status: str, staleness: int) -> None:
         """Add one arrival, without the rounds that it completed."""
@@ -79,6 +83,11 @@ class RunHistory(Struct, forbid_unknown_fields=True):
         self.staleness.append(staleness)
         self.decisions[status] = self.decisions.get(status, 0) + 1
         self.faults_in_a_row = self.faults_in_a_row + 1 if status == "faulty" else 0
+
+    def add_dropout(self, fate: Fate) -> None:
+        """Add one dispatch whose result never arrives."""
+        self.decisions[LOST] = self.decisions.get(LOST, 0) + 1
+        self.lost_uploads += fate != "never"
 
     def result_fields(self) -> dict[str, Any]:
         """Return the fields of `RunResult` that the history holds."""

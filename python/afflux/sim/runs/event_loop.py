@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.clients.control_variates import ControlVariates
-from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.schedule import Arrival, Dispatch, Dropout, Event
 from afflux.sim.clients.training import SentModel, TrainingResult, ValidationGradient
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import Count
@@ -30,9 +30,10 @@ from afflux.sim.results.run_result import PLACE, ClientEvaluation, Evaluation, R
 from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
-from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.config import OF_PRESENCE, UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
+from afflux.sim.workload.selection import ClientResult, Trained, selection_law
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -45,6 +46,9 @@ class PullEvent(NamedTuple):
     oldest: int  #: no later event pulls a model as of fewer arrivals
 
 
+StreamEvent: TypeAlias = PullEvent | UpdateEvent | Dropout
+
+
 class StreamState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state of a `TrainingStream` between two events, without arrays; params are named by their version."""
 
@@ -52,6 +56,8 @@ class StreamState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrivals: Count
     training: list[tuple[Count, Count, Count, Count]]  #: sequence, client, version and `SentModel.after`
     models: list[tuple[Count, Count]]  #: version and `SentModel.after`
+    #: What a selection that reads results was told of each arrival: the last fields of `ClientResult`.
+    results: list[Trained] = []
 
 
 class TrainingStream:
@@ -74,19 +80,24 @@ class TrainingStream:
             self._controls = ControlVariates(size, len(setup.clients), codec, seed)
         self._version = leader.server.version
         self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
+        self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
+        self._selection = selection_law(config.selection)
+        self._results: list[Trained] = []
         self._events = self._arrivals = 0
 
-    def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[PullEvent | UpdateEvent]:
+    def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[StreamEvent]:
         """Yield the remaining events; `after_each` is called when an event has been handled."""
-        events = self._schedule()
+        events, limit = self._schedule(), self._setup.config.virtual_time
         if self._workers is not None:
             for sequence, sent in self._training.items():
                 self._workers.submit(sequence, self._finish[sequence], sent)
         for event in events:
-            if self._leader.ended or self._too_late(event):
+            if self._leader.ended or 0 < limit < event.time:
                 return
             client, sequence = event.client, event.sequence
-            if isinstance(event, Dispatch):
+            if isinstance(event, Dropout):
+                yield event
+            elif isinstance(event, Dispatch):
                 sent = self._training[sequence] = self.pull(client, event.age)
                 if self._workers is not None:
                     self._workers.submit(sequence, event.finish, sent)
@@ -94,8 +105,10 @@ class TrainingStream:
             else:
                 sent = self._training.pop(sequence)
                 trained = self._trained(sequence, sent)
-                yield UpdateEvent(self._arrivals, sequence, sent.after, client, event.time, trained)
+                dispatched = event.dispatched if self._logs_dispatches else msgspec.UNSET
+                yield UpdateEvent(self._arrivals, sequence, sent.after, client, event.time, trained, dispatched)
                 self._record_result(sent, trained)
+                self._tell_selection(event, trained)
                 if self._workers is not None:
                     self._workers.release(sequence)
                 self._arrivals += 1
@@ -130,23 +143,34 @@ class TrainingStream:
             self._version = version
             self._controls.step()
 
-    def _too_late(self, event: Dispatch | Arrival) -> bool:
-        limit = self._setup.config.virtual_time
-        return bool(limit) and isinstance(event, Arrival) and event.time > limit
+    def _tell_selection(self, event: Arrival, trained: TrainingResult) -> None:
+        """Tell a selection that reads results of an arrival, before it chooses the next client."""
+        if self._selection.observe is not None:
+            loss = trained.loss if trained.loss is not None and math.isfinite(trained.loss) else None
+            is_finite = loss == trained.loss and bool(np.isfinite(trained.update).all())
+            result = loss, trained.steps, trained.num_examples, bool(trained.fault) or not is_finite
+            self._results.append(result)
+            self._selection.observe(ClientResult.of(event, result))
 
-    def _schedule(self) -> Iterator[Dispatch | Arrival]:
+    def _schedule(self) -> Iterator[Event]:
         """Return the remaining events.
 
-        The earlier events are drawn again, because they depend on the seed alone, and not on models.
+        The earlier events are drawn again, because they depend on the seed alone, and not on models; a selection that
+        reads results is told of them again.
         """
-        events = self._setup.schedule(self._leader.record.spec)
+        events = self._setup.schedule(self._leader.record.spec, self._selection)
         training: dict[int, int] = {}
+        if self._selection.observe is not None and len(self._results) != self._arrivals:
+            raise ConfigError(f"{len(self._results)} results of the selection, but {self._arrivals} arrivals")
+        results = iter(self._results)
         for event in islice(events, self._events):
             if isinstance(event, Dispatch):
                 training[event.sequence] = event.client
                 self._finish[event.sequence] = event.finish
-            else:
+            elif isinstance(event, Arrival):
                 del training[event.sequence], self._finish[event.sequence]
+                if self._selection.observe is not None:
+                    self._selection.observe(ClientResult.of(event, next(results)))
         if training != {sequence: sent.client for sequence, sent in self._training.items()}:
             raise ConfigError("other clients train than in the run that was interrupted: another NumPy has made it")
         return events
@@ -157,7 +181,7 @@ class TrainingStream:
             (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
         ]
         models = [(model.version, after) for model, _, after in self._models]
-        return StreamState(self._events, self._arrivals, training, models)
+        return StreamState(self._events, self._arrivals, training, models, self._results)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Return SCAFFOLD's part of the state; empty for other client optimizers."""
@@ -187,7 +211,7 @@ class TrainingStream:
         named = {version for _, _, version, _ in state.training} | {version for version, _ in state.models}
         if lost := sorted(named - versions.keys()):
             raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
-        self._events, self._arrivals = state.events, state.arrivals
+        self._events, self._arrivals, self._results = state.events, state.arrivals, list(state.results)
         sent, shifts = (iter(arrays.get(name, ())) for name in ("sent", "shifts"))
         self._models.extend((versions[version], next(sent, None), after) for version, after in state.models)
         for sequence, client, version, after in state.training:
@@ -199,16 +223,16 @@ class TrainingStream:
 
 
 def feed_servers(
-    events: Iterable[PullEvent | UpdateEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
+    events: Iterable[StreamEvent], servers: "Sequence[SimulatedServer]", progress: Progress | None
 ) -> None:
     """Pass each event to all servers in turn; each server has its own versions.
 
     `progress`, if it is not None, is called after each update with the progress of the first server.
     """
     for event in events:
-        if isinstance(event, PullEvent):
+        if not isinstance(event, UpdateEvent):
             for server in servers:
-                server.handle_pull(event)
+                server.handle_dispatch(event)
             continue
         for server in servers:
             server.handle_update(event)
@@ -229,7 +253,7 @@ class _StartedEvaluation(NamedTuple):
     time: float
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
-    pulls: int
+    messages: tuple[int, int]  #: see `RunHistory.messages_at_evaluations`
 
 
 class SimulatedServer:
@@ -275,7 +299,7 @@ class SimulatedServer:
         if history is None:
             values = self._evaluated().result()
             first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
-            history = RunHistory([first], pulls=0, pulls_at_evaluations=[0])
+            history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
         self.models: dict[int, Pulled] = {}
         """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
         self.pulled: dict[int, Pulled] = {}
@@ -295,11 +319,14 @@ class SimulatedServer:
         done, metric = max(shares, default=math.nan), self._setup.metrics[0]
         return RunProgress(arrivals, version, history.time, last.score, mean, done, metric.name, metric.unit)
 
-    def handle_pull(self, event: PullEvent) -> None:
-        """Hold the version that the client of this dispatch pulls."""
-        models = self.models
+    def handle_dispatch(self, event: PullEvent | Dropout) -> None:
+        """Hold the version that the client of this dispatch pulls, unless its result never comes."""
         if self.history.pulls is not msgspec.UNSET:
             self.history.pulls += 1
+        if isinstance(event, Dropout):
+            self.record.add_dropout(event)
+            return
+        models = self.models
         models[len(self.history.staleness)] = self.server.pull()
         while (first := next(iter(models))) < event.oldest:
             del models[first]
@@ -360,7 +387,8 @@ class SimulatedServer:
             figures = self._evaluated()
         means = self.record.take_round_means()
         place = len(history.staleness), version, history.time
-        self._started.append(_StartedEvaluation(*place, figures, means, history.pulls or 0))
+        messages = len(history.staleness) + history.lost_uploads, history.pulls or 0
+        self._started.append(_StartedEvaluation(*place, figures, means, messages))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -380,11 +408,11 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures, round_means, pulls = started[0]
+            arrivals, version, time, figures, round_means, messages = started[0]
             evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
             started.popleft()
-            if self.history.pulls_at_evaluations is not msgspec.UNSET:
-                self.history.pulls_at_evaluations.append(pulls)
+            if self.history.messages_at_evaluations is not msgspec.UNSET:
+                self.history.messages_at_evaluations.append(messages)
             self.record.add_evaluation(evaluation, round_means)
 
     @property

@@ -144,7 +144,7 @@ class Simulation:
         settings |= {"num_clients": count, "delays": delays if isinstance(delays, str) else DELAYS_OF_TASK}
         unlimit_arrivals(settings, "arrivals" in settings)
         if "concurrency" not in settings and settings.get("protocol") != "rounds":
-            settings["concurrency"] = min(count, SimConfig.concurrency)
+            settings["concurrency"] = min(count, int(SimConfig.concurrency))
         self.config = SimConfig(task=f"{MADE_IN_PYTHON}:{name}", **settings)
         if own is not None:
             with_settings(own, self.config)  # raises for a function that cannot be called
@@ -284,6 +284,7 @@ def resume(
     *,
     rule: str | None = None,
     task: Task | str | None = None,
+    selection: str | None = None,
     out: Path | str | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
     tensorboard: bool = False,
@@ -298,6 +299,7 @@ def resume(
         store: the folder; see `Simulation.run`.
         rule: FILE.py:FUNCTION with its options, if the rule is in a file, which is executed only if it is named here.
         task: the task, if it was made in Python (`Simulation.task`), or FILE.py:FUNCTION, in the same way.
+        selection: FILE.py:FUNCTION with its options, if the law of selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
         tensorboard: see `Simulation.run`.
@@ -319,7 +321,8 @@ def resume(
     interrupted = store
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
-        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, task if isinstance(task, str) else None)
+        named = task if isinstance(task, str) else None
+        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, named, selection)
     config = interrupted.config
     if interrupted.finished:
         _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
@@ -431,11 +434,12 @@ def replay(
 
 def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:
     """Return the command, or the call, that continues the run in a store."""
+    files = {"rule": "" if spec.name in RULES else spec.text, "task": config.task, "selection": config.selection}
+    files = {name: text for name, text in files.items() if ".py" in text}
     if config.task.partition(":")[0] == MADE_IN_PYTHON:
-        return f"afflux.sim.resume({str(store)!r}, task=...)"
-    again = "" if spec.name in RULES else f" --rule {quote(spec.text)}"
-    again += f" --task {quote(config.task)}" if ".py" in config.task else ""
-    return f"afflux run --resume {store}{again}"
+        named = "".join(f", {name}={text!r}" for name, text in files.items() if name != "task")
+        return f"afflux.sim.resume({str(store)!r}, task=...{named})"
+    return f"afflux run --resume {store}" + "".join(f" --{name} {quote(text)}" for name, text in files.items())
 
 
 def _require_packages(tensorboard: bool) -> None:

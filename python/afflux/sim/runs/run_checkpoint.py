@@ -23,7 +23,7 @@ from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import FILE, Job
 from afflux.sim.results.run_folder import RUN_ID
-from afflux.sim.results.run_history import RunHistory
+from afflux.sim.results.run_history import LOST, RunHistory
 from afflux.sim.results.run_result import evaluation_reader
 from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
 from afflux.sim.runs.setup import SimulationSetup
@@ -67,7 +67,7 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{stream.arrivals} arrivals do not agree with the log")
         if len(history.totals.bin_counts) != len(history.totals.bin_weights):
             raise ValueError("the sums of weights by staleness have different lengths")
-        if stream.events > 2 * stream.arrivals + len(stream.training):
+        if stream.events > 2 * stream.arrivals + len(stream.training) + history.decisions.get(LOST, 0):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
 
@@ -83,7 +83,7 @@ class InterruptedRun:
 
     @classmethod
     def of(
-        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, task: str | None = None
+        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
     ) -> "InterruptedRun":
         """Read the last checkpoint in a store; write nothing.
 
@@ -91,7 +91,7 @@ class InterruptedRun:
             path: the store.
             folder: the run folder, if it has moved, or if the store has no id of a run folder.
             typed: the rule, if the user has typed it; a rule file is executed only then.
-            task: the setting `task`, in the same way.
+            named: the settings `task` and `selection`, in the same way.
 
         Raises:
             ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
@@ -114,7 +114,8 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         output = AuditOutput(audit, header.updates is not None)
-        interrupted = cls(path, output, header.rule_spec(path, typed), header.sim_config(path, task), checkpoint)
+        config = header.sim_config(path, *named)
+        interrupted = cls(path, output, header.rule_spec(path, typed), config, checkpoint)
         interrupted._check_run_id(Path(checkpoint.audit).parent, folder)
         interrupted.check_run_folder()
         return interrupted
@@ -216,8 +217,8 @@ class InterruptedRun:
 
     def check_setup(self, setup: SimulationSetup) -> None:
         """Raise ConfigError if code, data or initial params are not those with which the run began."""
-        if code_digests(self.spec.name, self.config.task) != (self.header.code or {}):
-            names = [self.header.rule, self.header.config.get("task", "")]
+        if code_digests(self.spec.name, self.config.task, self.config.selection) != (self.header.code or {}):
+            names = [self.header.rule, *(self.header.config.get(name, "") for name in ("task", "selection"))]
             files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
             raise ConfigError(
                 f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
@@ -346,7 +347,8 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
     if is_unused_store(path):
         return None
     try:
-        interrupted = InterruptedRun.of(path, folder, job.spec, config.task if ".py" in config.task else None)
+        files = (text if ".py" in text else None for text in (config.task, config.selection))
+        interrupted = InterruptedRun.of(path, folder, job.spec, *files)
         places = {"data_dir": None, "num_clients": None}  # which the data may set
         if (interrupted.header.seed, interrupted.config.recorded() | places) != (job.seed, config.recorded() | places):
             raise ConfigError("it has other settings")

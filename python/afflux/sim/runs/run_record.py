@@ -12,6 +12,7 @@ import numpy as np
 from afflux import __version__
 from afflux.aggregation.reports import Receipt
 from afflux.server.server import Server
+from afflux.sim.clients.schedule import Dropout
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
 from afflux.sim.results import audit_log
@@ -40,6 +41,7 @@ class UpdateEvent(NamedTuple):
     client: int
     time: float
     trained: TrainingResult
+    dispatched: float | msgspec.UnsetType = msgspec.UNSET  #: see `ArrivalLine`
 
 
 class RunRecord:
@@ -117,6 +119,7 @@ class RunRecord:
                 time=event.time,
                 update=event.number if log.header.updates is not None else None,
                 reason=fault or msgspec.UNSET,
+                dispatched=event.dispatched,
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
@@ -129,6 +132,13 @@ class RunRecord:
                 self._rounds += 1
         if log is not None and self._save_every and (event.number + 1) % self._save_every == 0:
             self._save_model(f"-{event.number + 1}")
+
+    def add_dropout(self, event: Dropout) -> None:
+        """Add a dispatch whose result never arrives."""
+        self._history.add_dropout(event.fate)
+        if self.log is not None:
+            facts = event.client, len(self._history.staleness), event.time, event.fate, event.freed
+            self.log.write(audit_log.DropoutLine(*facts))
 
     def _save_model(self, suffix: str = "") -> Path:
         """Write the server's model into the run folder, and return the file."""
@@ -208,7 +218,6 @@ class RunRecord:
         history, setup, server = self._history, self._setup, self._server
         model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
-        counts = zip(history.evaluations, history.pulls_at_evaluations or (), strict=False)
         up, down = setup.message_bytes
         result = RunResult(
             spec=self.spec,
@@ -230,7 +239,7 @@ class RunRecord:
             layout=model.layout,
             constants=constants_sha256(model.module, model.layout.roles),
             inputs=setup.inputs,
-            sent_bytes=tuple((row.arrivals * up, pulls * down) for row, pulls in counts),
+            sent_bytes=tuple((sent * up, pulls * down) for sent, pulls in history.messages_at_evaluations or ()),
             model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:
@@ -258,7 +267,7 @@ class RunRecord:
             updates=updates,
             first_params_sha256=params_sha256(setup.initial_params),
             config=setup.config.recorded(),
-            code=code_digests(self.spec.name, setup.config.task) or msgspec.UNSET,
+            code=code_digests(self.spec.name, setup.config.task, setup.config.selection) or msgspec.UNSET,
             inputs=dict(setup.inputs) or msgspec.UNSET,
             versions={name: text for name, text in package_versions().items() if name != "afflux"},
             metrics=msgspec.UNSET if setup.metrics == CLASSIFICATION else setup.metrics,

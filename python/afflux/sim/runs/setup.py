@@ -12,7 +12,7 @@ from afflux.aggregation.options import why_unclipped
 from afflux.rules.rule import Rule
 from afflux.server.server import Server
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch, tree_of
-from afflux.sim.clients.schedule import Arrival, Dispatch, make_schedule
+from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, note_on_errors
 from afflux.sim.results.audit_log import Header
@@ -32,11 +32,12 @@ from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
+from afflux.sim.workload.selection import Population, Uniform
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
 
 #: The settings on which the data, their division and the model depend.
-_OF_INPUTS = ("task", "data", "model", "part", "delays", *OF_FUNCTION)
+_OF_INPUTS = ("task", "data", "model", "part", "delays", "availability", *OF_FUNCTION)
 
 
 def num_parameters(config: SimConfig, task: Task | None = None) -> int:
@@ -60,7 +61,7 @@ class SimulationSetup:
 
     config: SimConfig
     seed: int
-    clients: Sequence[int]  #: the clients that hold data
+    population: Population
     trainer: Trainer
     num_validation: int  #: number of examples of the server's validation data; 0: no validation data
     model: FlatModel
@@ -104,10 +105,11 @@ class SimulationSetup:
             raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
         model = FlatModel(make_module(task.model, seed), task.roles, config.device)
         clients = clients_with_data(data)
+        counts = [num_examples(own) for own in data] if isinstance(data, list | tuple) else ()
         return cls(
             config,
             seed,
-            clients,
+            Population(len(data), clients, counts),
             Trainer(model, data, task, config),
             (num_examples(task.validation) or 0) if task.validation is not None else 0,
             model,
@@ -138,6 +140,11 @@ class SimulationSetup:
         now = dict(zip(facts, facts_now, strict=True)) | dict(self.inputs)
         versions = {"afflux": header.afflux, **(header.versions or {})}
         refuse_other_inputs(str(path), then, now, versions, header.inputs is not UNSET)
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The clients that hold data."""
+        return self.population.clients
 
     @property
     def initial_params(self) -> np.ndarray:
@@ -183,9 +190,9 @@ class SimulationSetup:
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
 
-    def schedule(self, spec: RuleSpec) -> Iterator[Dispatch | Arrival]:
-        """Yield the dispatches and arrivals; they depend on the rule only if it waits for a cohort."""
-        return make_schedule(spec, self.seed, self.config, self.clients, self.delays)
+    def schedule(self, spec: RuleSpec, selection: Uniform | None = None) -> Iterator[Event]:
+        """Yield the events; they depend on the rule only if it waits for a cohort, or if `selection` reads results."""
+        return make_schedule(spec, self.seed, self.config, self.population, self.delays, selection)
 
 
 def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = None) -> list[Mapping[str, str]]:

@@ -22,7 +22,7 @@ from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import OF_PRESENCE, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
@@ -44,7 +44,8 @@ def simulate(
     staleness of an arrival is each rule's own.
 
     The same arguments give the same bits, in this process or another, with a store or without. Runs with one seed share
-    partition, initial params, dispatches, delays and batches for every rule. A run that is continued ends with the bits
+    partition, initial params, dispatches, delays and batches for every rule; dispatches not if the selection of clients
+    reads results. A run that is continued ends with the bits
     of one without an interruption.
 
     Args:
@@ -80,7 +81,8 @@ def simulate(
         if interrupted is not None:
             interrupted.check_setup(setup)
         new_server = None if store is None else lambda rule: store.server(rule, setup, files)
-        history = None if interrupted is None else interrupted.notes.history
+        begun = interrupted if interrupted is not None and interrupted.arrivals else None  # else the run starts again
+        history = None if begun is None else begun.notes.history
         leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
         servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
         workers = None if pool is None else pool.for_run(setup, task)
@@ -88,13 +90,12 @@ def simulate(
             server.workers, server.record.on_evaluation = workers, on_evaluation
         stream = TrainingStream(setup, leader)
         header, size = None, 0
-        if interrupted is not None:
+        if begun is not None:
             versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
-            stream.restore(interrupted.notes.stream, interrupted.read_arrays(), versions)
-            if interrupted.arrivals:
-                header, size = interrupted.header, interrupted.notes.log_bytes
-            else:
-                interrupted.remove_files()
+            stream.restore(begun.notes.stream, begun.read_arrays(), versions)
+            header, size = begun.header, begun.notes.log_bytes
+        elif interrupted is not None:
+            interrupted.remove_files()
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
@@ -130,10 +131,12 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
     Raises:
         ConfigError: no complete arrival, or settings that this afflux does not have.
     """
-    config = log.header.sim_config(log.path, task)
+    config = log.header.sim_config(log.path, task, log.header.settings(log.path).selection)
     if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
     config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
+    # The events are those of the log.
+    config = replace(config, **{name: getattr(SimConfig, name) for name in ("selection", *OF_PRESENCE)})
     return replace(config, data_dir=data_dir or config.data_dir)
 
 

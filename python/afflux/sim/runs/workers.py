@@ -23,7 +23,7 @@ from afflux.sim.clients.training import SentModel, Trainer, TrainingResult
 from afflux.sim.errors import ConfigError, TrainingError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import SimConfig, concurrency_steps
 from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
 from afflux.sim.workload.task import Task
 
@@ -50,7 +50,8 @@ def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
     A place holds the model for a training or evaluation, and then the update and the buffers of a training.
     """
     d, buffers = len(setup.initial_params), setup.model.initial_buffers
-    at_once = min(setup.config.concurrency, len(setup.clients))  # a rule that waits for a cohort may have more
+    most = max(count for _, count in concurrency_steps(setup.config.concurrency))
+    at_once = min(most, len(setup.clients))  # a rule that waits for a cohort may have more
     waiting = max(WAITING_LEAST * count, min(at_once, WAITING_BYTES // (4 * max(d, 1))))
     places, b = count * (EVALUATIONS + QUEUE) + waiting, 0 if buffers is None else len(buffers)
     shift = d if setup.config.client_optimizer == "scaffold" else 0

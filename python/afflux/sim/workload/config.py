@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from math import isfinite
 from os import PathLike, fspath
 from typing import Any, get_args
@@ -11,9 +12,11 @@ from afflux.ops.validation import as_float, as_int, as_text, brief
 from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models import MODELS
-from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
+from afflux.sim.workload.availability import ALWAYS, AVAILABILITIES, NONE, availability_law, dropout_law
+from afflux.sim.workload.delays import CURRENT, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
+from afflux.sim.workload.selection import selection_law
 
 #: The task of the settings data, model and partition.
 IMAGES = "images"
@@ -29,8 +32,10 @@ ENDS = ("rounds", "virtual_time", "stop_at_target")
 UNLIMITED = 2**62
 #: Settings that only the task of images has.
 OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
+#: Settings of clients that come and go.
+OF_PRESENCE = ("availability", "dropout", "timeout")
 #: Settings that no function of the user reads, but only the simulator.
-OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", "stale_models", "sampling")
+OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", *OF_PRESENCE, "stale_models", "sampling")
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
@@ -44,7 +49,9 @@ CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float6
 OF_CLIENTS = ("fairness_every", "fairness_clients")
 DEVICES = ("cpu", "cuda")
 #: Settings that logs of format 1 first did not have.
-SINCE_FORMAT_1 = ("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS)
+SINCE_FORMAT_1 = (
+    *("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS, *OF_PRESENCE),
+)
 
 #: The largest float32; clients train in float32.
 MOST_FLOAT32 = 3.4028234e38
@@ -52,13 +59,21 @@ MOST_FLOAT32 = 3.4028234e38
 MOST_CLIENTS = 100_000
 #: The settings that are 1 or more, and those that are 0 or more.
 FROM_1 = (
-    *("num_clients", "concurrency", "refill", "arrivals", "local_steps", "batch_size", "eval_every", "classes"),
+    *("num_clients", "refill", "arrivals", "local_steps", "batch_size", "eval_every", "classes"),
     *("stale_models", "validation", "refresh_every", "fairness_clients"),
 )
-FROM_0 = ("local_epochs", "rounds", "virtual_time", "fairness_every")
+FROM_0 = ("local_epochs", "rounds", "virtual_time", "fairness_every", "timeout")
+
+
+def _number_or_text(value: Any) -> int | str | None:
+    text = as_text(value)
+    return as_int(value) if text is None else int(text) if text.isdecimal() else text
+
+
 #: What a setting of a type must be, and the value that is recorded of it; None: it is something else.
 _TYPES: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("a whole number", as_int),
+    int | str: ("a whole number, or steps such as 20:50@100", _number_or_text),
     float: ("a number", lambda value: value if type(value) is int else as_float(value)),
     bool: ("True or False", lambda value: bool(value) if type(value).__name__ in ("bool", "bool_") else None),
     str: ("a text", as_text),
@@ -79,6 +94,28 @@ def unlimit_arrivals(settings: dict[str, Any], is_given: bool) -> None:
         settings["arrivals"] = UNLIMITED
 
 
+def concurrency_steps(concurrency: int | str) -> list[tuple[float, int]]:
+    """Return the virtual times from which so many clients train at once, in ascending order; the first one is 0.
+
+    >>> concurrency_steps("20:50@100")
+    [(0.0, 20), (100.0, 50)]
+
+    Raises:
+        ConfigError: no such text, or a number below 1.
+    """
+    first, *later = str(concurrency).split(":")
+    try:
+        pairs = [(float(time), int(count)) for count, time in (text.split("@") for text in later)]
+        steps = [(0.0, int(first)), *pairs]
+    except ValueError:
+        raise ConfigError(f"concurrency is {brief(concurrency)}, must be {_TYPES[int | str][0]}") from None
+    if (least := min(count for _, count in steps)) < 1:
+        raise ConfigError(f"concurrency is {least}, must be at least 1")
+    if not all(a < b for (a, _), (b, _) in pairwise((*steps, (float("inf"), 0)))):
+        raise ConfigError(f"concurrency is {concurrency}, but its times must be finite and ascend from 0")
+    return steps
+
+
 def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that runs with the others do not read, by name, and what would read them.
 
@@ -90,7 +127,7 @@ def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         f"task {IMAGES}": () if images else ("data", "model"),
         "a task with evaluate_client=": OF_CLIENTS if images else (),
         "data from files": ("data_dir",) if images and settings["data"] == "digits" else (),
-        "protocol events": () if events else ("concurrency", "refill", "selection"),
+        "protocol events": () if events else ("concurrency", "refill", "selection", *OF_PRESENCE),
         "protocol rounds": ("stale_models", "sampling") if events else (),
         "partition dirichlet": () if partition == "dirichlet" else ("alpha",),
         f"partition {' or '.join(BY_CLASSES)}": () if partition in BY_CLASSES else ("classes",),
@@ -115,15 +152,28 @@ class SimConfig:
     data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
     model: str = _setting("cnn", "Model:", *MODELS)
     num_clients: int = _setting(100, "All clients, N.")
-    concurrency: int = _setting(20, "Clients that train at once.")
+    concurrency: int | str = _setting(20, "Clients that train at once; 20:50@100: 20, from virtual time 100 on 50.")
     refill: int = _setting(
         1, "Start replacements when so many have finished; 1: at once. WKAFL's K-async: K, with all clients at once."
     )
     selection: str = _setting(
         "uniform",
-        "Protocol events, clients that may be drawn: uniform, all that are idle; blocked-until-pass-ends, those that "
-        "have not finished yet in this pass over all clients (GSGM).",
-        *("uniform", "blocked-until-pass-ends"),
+        "Protocol events, the client that starts next: uniform, any that is idle; blocked-until-pass-ends, any that "
+        "has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples; oort, by "
+        "loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/simulate.md).",
+    )
+    availability: str = _setting(
+        ALWAYS,
+        f"Protocol events, when clients are there: {ALWAYS}, {', '.join(AVAILABILITIES)}, with options as in "
+        "diurnal:period=24:share=0.3 (docs/simulate.md). A client trains only while it is there.",
+    )
+    dropout: str = _setting(
+        NONE,
+        f"Protocol events, clients that drop out: {NONE}; or rates:never=0.1:upload=0.05:late=0.2:slower=10, shares of "
+        "the dispatches that never finish, lose their upload, or take so many times as long.",
+    )
+    timeout: float = _setting(
+        0.0, "If not 0: the server gives a dispatch up after so much virtual time, and its place to another client."
     )
     protocol: str = _setting(
         "events",
@@ -144,7 +194,7 @@ class SimConfig:
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
     delays: str = _setting(
         "fadas-large",
-        f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
+        f"Law of the running times: {', '.join(CURRENT)}, with options as in fadas-large:gamma=0.5 "
         "(docs/data.md); task: that of a task of your own, which is the default if it has one.",
     )
     partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)
@@ -217,6 +267,10 @@ class SimConfig:
                 known(setting.name.replace("_", " "), getattr(self, setting.name), names)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
             delay_law(self.delays)
+        selection_law(self.selection)
+        availability_law(self.availability)
+        dropout_law(self.dropout)
+        steps = concurrency_steps(self.concurrency)
         known("device", self.device.partition(":")[0], DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):
             for name in names:
@@ -229,25 +283,24 @@ class SimConfig:
         for name in ("alpha", "client_lr"):
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be positive and finite")
-        for name in ("weight_decay", "mu", "clip_norms"):
+        for name in ("weight_decay", "mu", "clip_norms", "virtual_time", "timeout"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
         for name in ("client_lr", "weight_decay", "mu"):
             if (value := getattr(self, name)) > MOST_FLOAT32:
                 raise ConfigError(f"{name} is {value}, must be at most {MOST_FLOAT32}, the largest float32")
         self.refuse_unread(self.changed())
-        if not self.virtual_time < float("inf"):
-            raise ConfigError(f"virtual_time is {self.virtual_time}, must be 0 or more and finite")
         if self.arrivals >= UNLIMITED and not any(getattr(self, end) for end in ENDS):
             raise ConfigError("the run has no end: give arrivals, rounds, virtual_time or stop_at_target")
         if not (0 < self.target <= 1 if self._built_in else isfinite(self.target)):
             range_ = "in (0, 1]" if self._built_in else "finite"
             raise ConfigError(f"target is {self.target}, must be {range_}")
+        counts = [count for _, count in steps]
         if self.protocol == "rounds":
             return  # concurrency is the size of the rule's buffer
-        if self.refill > self.concurrency:
+        if self.refill > min(counts):
             raise ConfigError(f"refill is {self.refill}, but {self.concurrency} train at once")
-        if self.task == IMAGES and self.concurrency > self.num_clients:
+        if self.task == IMAGES and max(counts) > self.num_clients:
             raise ConfigError(f"concurrency is {self.concurrency}, but there are {self.num_clients} clients")
 
     def refuse_unread(self, names: Iterable[str]) -> None:

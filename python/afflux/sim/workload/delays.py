@@ -5,22 +5,22 @@ line of column names, then a line of values for each device or interval. Devices
 replacement as long as there are enough.
 """
 
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from afflux.sim.data.files import bad_file
-from afflux.sim.data.formats import read_table
-from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_specs import read_options
+from afflux.sim.errors import ConfigError
+from afflux.sim.workload.availability import PHONES, DeviceAvailability, check_work, read_columns, trace_path
+from afflux.sim.workload.rule_specs import read_law
 
-Delay: TypeAlias = Callable[[int, np.random.Generator], float]
-"""(client, stream) -> running time of one dispatch of the client, drawn from the stream."""
+Delay: TypeAlias = Callable[..., float]
+"""(client, stream) -> running time of one dispatch of the client, drawn from the stream.
+
+A law with a parameter `now` is given the virtual time of the dispatch by that name.
+"""
 DelayLaw: TypeAlias = Callable[[int, np.random.Generator], Delay]
 """(number of clients, random stream for values that are fixed per client) -> Delay."""
 
@@ -58,11 +58,9 @@ class FadasDelays:
     U(1, 2), U(3, 5) or U(low, high) by the client's class, drawn anew at each dispatch; the unit is 10 s.
     """
 
-    low: float
-    """Bounds of the class of large delays: 50 and 80 (large worst-case), or 5 and 8 (mild)."""
+    low: float  #: bounds of the class of large delays: 50 and 80 (large worst-case), or 5 and 8 (mild)
     high: float
-    gamma: float = 1.0
-    """Smaller: more clients of the class large."""
+    gamma: float = 1.0  #: smaller: more clients of the class large
 
     def __post_init__(self) -> None:
         """Raise ConfigError if an option is out of range."""
@@ -86,10 +84,8 @@ class HalfNormalDelays:
     paper writes halfnorm(s) without naming the parameter. The location is right: docs/data.md has the numbers.
     """
 
-    upper: float = 5.0
-    """s ~ U(0, upper), drawn for each client at the start: 5, 1 or 0.5 in the paper."""
-    s: float | None = None
-    """The same s for all clients: 5 in the paper's fixed law."""
+    upper: float = 5.0  #: s ~ U(0, upper), drawn for each client at the start: 5, 1 or 0.5 in the paper.
+    s: float | None = None  #: the same s for all clients: 5 in the paper's fixed law
     reading: Literal["location", "scale"] = "location"
 
     def __post_init__(self) -> None:
@@ -121,8 +117,8 @@ class TiedDelays:
     PROBES: ClassVar[int] = 16
     law: DelayLaw
     classes: tuple[int, ...]
+    #: Examples of these classes that each client has; None: the data are not known yet.
     held: tuple[int, ...] | None = None
-    """Examples of these classes that each client has; None: the data are not known yet."""
 
     @property
     def file(self) -> str | None:
@@ -152,82 +148,22 @@ class TiedDelays:
         return lambda client, times: delay(int(places[client]), times)
 
 
-def trace_path(file: str) -> Path:
-    """Return the path of a trace: the given path if it exists, else below the folder AFFLUX_DATA.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    folder = os.environ.get("AFFLUX_DATA")
-    paths = [Path(file), *([Path(folder) / file] if folder else [])]
-    for path in paths:
-        if os.path.isfile(path):  # Path.is_file raises for a name that is too long
-            return path
-    where = f" or in {folder}" if folder else "; AFFLUX_DATA is not set"
-    raise ConfigError(f"there is no file {file}{where} (formats: docs/data.md)")
-
-
-def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> list[tuple[list[str], list[float]]]:
-    """Read some columns of a CSV file; see `read_table`.
-
-    Args:
-        path: the file.
-        names: columns of text, and
-        numbers: columns of numbers, finite and not negative; an empty value is 0.
-
-    Returns:
-        The texts and the numbers of each line.
-
-    Raises:
-        ConfigError: see `read_table`; or a value is no such number, or there is no line of values.
-    """
-    values = []
-    for line, cells in read_table(path, (*names, *numbers), quoted=True):
-        pairs = zip(numbers, cells[len(names) :], strict=True)
-        measured = [_number(path, line, column, text) for column, text in pairs]
-        values.append(([text.strip() for text in cells[: len(names)]], measured))
-    if not values:
-        raise bad_file(path, "has no line of values", "a line for each device or interval")
-    return values
-
-
-def _number(path: Path, line: int, column: str, text: str) -> float:
-    try:
-        value = float(text or 0)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise bad_file(path, f"has {column} {text!r} in line {line}", "a finite number, 0 or more")
-    return value
-
-
 @dataclass(frozen=True)
-class _DeviceLaw:
-    """Each client is a device of a trace."""
-
-    file: str
-    """A CSV file with a line for each device, or for each interval of each device."""
-    work: float = 1.0
-    """Units of work of a dispatch."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        if not 0 < self.work < float("inf"):
-            raise ConfigError(f"work is {self.work}, must be positive and finite")
-
-
-@dataclass(frozen=True)
-class DeviceTimes(_DeviceLaw):
+class DeviceTimes:
     """Gamma law with the mean and the standard deviation that were measured on the client's device.
 
     A dispatch of `work` units takes `work` independent times of the trace. A device without deviation always takes its
     mean.
     """
 
-    time: str = "time"
-    """Column of the mean; 0 or empty: not measured, the device is left out."""
-    deviation: str = "deviation"
-    """Column of the standard deviation; none: all are 0."""
+    file: str  #: a CSV file with a line for each device
+    work: float = 1.0  #: units of work of a dispatch
+    time: str = "time"  #: column of the mean; 0 or empty: not measured, the device is left out
+    deviation: str = "deviation"  #: column of the standard deviation; none: all are 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if an option is out of range."""
+        check_work(self.work)
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
@@ -249,91 +185,7 @@ class DeviceTimes(_DeviceLaw):
         return delay
 
 
-class ReadyTimes:
-    """The intervals in which one device is ready; after the last one the trace begins again."""
-
-    def __init__(self, starts: np.ndarray, ends: np.ndarray) -> None:
-        """Make the trace of sorted intervals that do not overlap and are not empty."""
-        self._starts = starts - starts[0]
-        self._worked = np.concatenate([[0.0], np.cumsum(ends - starts)])
-        self._period = float(ends[-1] - starts[0])
-
-    @property
-    def total(self) -> float:
-        """The time for which the device is ready, in one pass of the trace."""
-        return float(self._worked[-1])
-
-    def elapsed(self, begin: float, work: float) -> float:
-        """Return the time that `work` takes.
-
-        Args:
-            begin: moment at which the work begins: the ready time before it, in [0, total).
-            work: positive; the ready time that is needed.
-        """
-        first = int(np.searchsorted(self._worked, begin, side="right")) - 1
-        began = self._starts[first] + begin - self._worked[first]
-        laps, end = divmod(begin + work, self.total)
-        if end == 0:
-            # Work that ends with the last interval does not wait for the next pass.
-            laps, end = laps - 1, self.total
-        last = int(np.searchsorted(self._worked, end, side="left")) - 1
-        return float(laps * self._period + self._starts[last] + end - self._worked[last] - began)
-
-
-@dataclass(frozen=True)
-class DeviceAvailability(_DeviceLaw):
-    """The time, from a random moment at which a device is ready, until the device has been ready for `work` units of
-    time. The running time of a dispatch includes the pauses.
-
-    A dispatch starts at a moment that is uniform over the device's ready time.
-    """
-
-    work: float = 60.0
-    """Ready time that a dispatch needs, in the unit of the file."""
-    device: str = "device"
-    """Column of the device's name."""
-    start: str = "start"
-    """Column of the interval's begin, in any unit."""
-    end: str = "end"
-    """Column of its end; an interval of length 0 is left out."""
-
-    def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
-        """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
-        traces = self.read()
-        devices = rng.choice(len(traces), num_clients, replace=num_clients > len(traces))
-        own: list[ReadyTimes] = [traces[device] for device in devices]
-
-        def delay(client: int, times: np.random.Generator) -> float:
-            return own[client].elapsed(times.uniform(0.0, own[client].total), self.work)
-
-        return delay
-
-    def read(self) -> list[ReadyTimes]:
-        """Return the trace of each device that is ever ready, in the order of the file."""
-        path = trace_path(self.file)
-        intervals: dict[str, list[tuple[float, float]]] = {}
-        for (device,), (start, end) in read_columns(path, [self.device], [self.start, self.end]):
-            if start > end:
-                raise bad_file(path, f"has an interval from {start} to {end}", "an end that is not before the start")
-            if start < end:
-                intervals.setdefault(device, []).append((start, end))
-        if not intervals:
-            raise bad_file(path, "has no interval with a length", "a device that is ready")
-        traces = []
-        for device, own in intervals.items():
-            starts, ends = np.array(sorted(own)).T
-            if (starts[1:] < ends[:-1]).any():
-                raise bad_file(path, f"has intervals of device {device!r} that overlap", "intervals one after another")
-            traces.append(ReadyTimes(starts, ends))
-        return traces
-
-
 _PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms", "deviation": "resnet_std_ms"}
-_PHONE_AVAILABILITY = {
-    "file": "traces/flash_availability_intervals.csv",
-    "start": "ready_start_s",
-    "end": "ready_end_s",
-}
 
 #: The delays of the task itself.
 DELAYS_OF_TASK = "task"
@@ -350,10 +202,14 @@ DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "device-times": (DeviceTimes, {}),
     "device-availability": (DeviceAvailability, {}),
     "phone-times": (DeviceTimes, _PHONE_TIMES),
-    "phone-availability": (DeviceAvailability, _PHONE_AVAILABILITY),
+    "phone-availability": (DeviceAvailability, PHONES),
 }
 """A dataclass whose fields are the options, and which is a `DelayLaw`; and the options that the name sets, which those
 of the text replace."""
+
+
+#: The names for new runs; the others are those of before the setting availability, for the logs that hold them.
+CURRENT = tuple(name for name in DELAYS if not name.endswith("-availability"))
 
 
 def delay_law(text: str) -> DelayLaw:
@@ -362,23 +218,11 @@ def delay_law(text: str) -> DelayLaw:
     Raises:
         ConfigError: an unknown name or option, a value out of range, or an option that is missing.
     """
-    name, *assignments = text.split(":")
-    if name == DELAYS_OF_TASK:
+    if text == DELAYS_OF_TASK:
         raise ConfigError(f"delays is {DELAYS_OF_TASK}, which is for a task that has delays of its own")
-    known("delays", name, (*DELAYS, DELAYS_OF_TASK))
-    kind, preset = DELAYS[name]
-    options = {option.name: option for option in fields(kind)}
-    if assignments and not options:
-        raise ConfigError(f"delays {text}: {name} has no options")
-    hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
-    values = read_options(f"delays {text}", assignments, f"delays {name}", {**hints, "tied": str})
-    tied = values.pop("tied", None)
-    absent = [f"{name}=..." for name in options.keys() - {*preset, *values} if options[name].default is MISSING]
-    if absent:
-        raise ConfigError(f"delays {text}: needs {', '.join(absent)}")
+    law, more = read_law("delays", text, DELAYS, (DELAYS_OF_TASK,), {"tied": str})
     try:
-        law: DelayLaw = kind(**{**preset, **values})
-        return law if tied is None else _tied(law, tied)
+        return _tied(law, more["tied"]) if more else law
     except ConfigError as error:
         raise ConfigError(f"delays {text}: {error}") from None
 

@@ -11,6 +11,7 @@ from afflux.sim.workload.config import (
     IMAGES,
     MADE_IN_PYTHON,
     OF_CLIENTS,
+    OF_PRESENCE,
     PAPERS,
     UNLIMITED,
     SimConfig,
@@ -63,6 +64,7 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     """
     left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
     left_out |= {*OF_CLIENTS} if task.evaluate_client is None else set()
+    left_out |= {*OF_PRESENCE}.difference(config.changed())
     taken = {*keyword_settings(task.training), *(() if function is None else inspect.signature(function).parameters)}
     if config.task != IMAGES:
         left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}

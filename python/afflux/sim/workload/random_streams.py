@@ -24,6 +24,9 @@ class StreamPurpose(IntEnum):
     TORCH = 9
     TRIALS = 10
     CLIENT_EVALUATION = 20
+    AVAILABILITY = 21
+    DROPOUT = 22
+    SELECTION_LAW = 23  #: laws other than uniform and blocked-until-pass-ends
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:

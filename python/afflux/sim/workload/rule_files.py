@@ -96,14 +96,15 @@ def imports_beside(name: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def code_digests(rule: str, task: str) -> dict[str, str]:
-    """Return the SHA-256 of the files of a user, to notice changes: that of the rule as `rule`, of the task as `task`.
+def code_digests(rule: str, task: str, selection: str = "") -> dict[str, str]:
+    """Return the SHA-256 of the files of a user, to notice changes: of the rule as `rule`, of the task as `task`, ...
 
     Modules beside a file that it imports count as part of it. The digest of a file that this process has
-    executed is that of the executed text. {}: neither names a file. Nothing is executed.
+    executed is that of the executed text. {}: none names a file. Nothing is executed.
     """
-    found = {"rule": _digest(rule, "rule"), "task": _digest(task, "task")}
-    return {name: digest for name, digest in found.items() if digest is not None}
+    names = {"rule": rule, "task": task, "selection": selection}
+    found = {what: _digest(name, what) for what, name in names.items()}
+    return {what: digest for what, digest in found.items() if digest is not None}
 
 
 def loaded_digests() -> dict[str, str]:

@@ -3,10 +3,10 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import MISSING, astuple, dataclass, fields
 from math import isfinite
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from afflux.rules import RULES, make
 from afflux.rules.registry import registered_parts
@@ -183,6 +183,47 @@ def read_options(what: str, assignments: Iterable[str], name: str, annotations: 
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{what}: {option}: {error}") from None
     return values
+
+
+def read_law(
+    what: str,
+    text: str,
+    laws: Mapping[str, tuple[type[Any], Mapping[str, Any]]],
+    other_names: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, and the values of the options `more`.
+
+    Args:
+        what: the setting, for errors.
+        text: of the setting.
+        laws: by name a dataclass, whose fields are the options, and the options that the name sets.
+        other_names: further names that the setting may have, for errors.
+        more: annotations of options of each law with options.
+
+    Raises:
+        ConfigError: an unknown name or option, a value out of range, or an option that is missing.
+    """
+    name, *assignments = text.split(":")
+    known(what, name, (*laws, *other_names))
+    if name in other_names:
+        raise ConfigError(f"{what} {text}: {name} has no options")
+    kind, preset = laws[name]
+    options = {option.name: option for option in fields(kind)}
+    if assignments and not options:
+        raise ConfigError(f"{what} {text}: {name} has no options")
+    hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
+    values = read_options(f"{what} {text}", assignments, f"{what} {name}", {**hints, **(more or {})})
+    others = {option: values.pop(option) for option in (more or ()) if option in values}
+    absent = [
+        f"{name}=..." for name in options if name not in {**preset, **values} and options[name].default is MISSING
+    ]
+    if absent:
+        raise ConfigError(f"{what} {text}: needs {', '.join(absent)}")
+    try:
+        return kind(**{**preset, **values}), others
+    except ConfigError as error:
+        raise ConfigError(f"{what} {text}: {error}") from None
 
 
 def _split_label(text: str) -> tuple[str, str]:

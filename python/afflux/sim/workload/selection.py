@@ -1,0 +1,212 @@
+"""Laws by which the server selects the next client among the idle ones: those of the setting selection."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from afflux.ops.exact import log, pow
+from afflux.ops.validation import as_int, brief
+from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.sim.workload.availability import check_range
+from afflux.sim.workload.random_streams import StreamPurpose
+from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
+from afflux.sim.workload.rule_specs import read_law, read_options
+
+#: Mean loss (None: not known, or not finite), steps, examples, and whether the training is faulty.
+Trained: TypeAlias = tuple[float | None, int, int, bool]
+
+
+class ClientResult(NamedTuple):
+    """What a selection is told of an arrival."""
+
+    client: int
+    time: float  #: virtual time of the arrival
+    duration: float  #: since the dispatch
+    loss: float | None  #: mean loss of the training; None: not known, or not finite
+    steps: int
+    examples: int
+    faulty: bool  #: the training has failed, or its loss or update is not finite
+
+    @classmethod
+    def of(cls, arrival: Any, trained: Trained) -> "ClientResult":
+        """Return the result of an `Arrival` of the schedule."""
+        return cls(arrival.client, arrival.time, arrival.time - arrival.dispatched, *trained)
+
+
+class Population(NamedTuple):
+    """The clients of a run."""
+
+    num_clients: int  #: all of them
+    clients: Sequence[int]  #: those that hold data
+    examples: Sequence[int | None] = ()  #: the number of each client's examples; (): not known
+
+
+@dataclass
+class Uniform:
+    """Each idle client has the same chance."""
+
+    purpose: ClassVar[StreamPurpose] = StreamPurpose.SELECTION  #: of the stream from which the law draws
+    observe: ClassVar[Any] = None  #: a method that is told of each arrival, a `ClientResult`; None: there is none
+
+    def begin(self, population: Population, stream: np.random.Generator) -> None:
+        """Begin a run."""
+
+    def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
+        """Return the index in `idle`, which is not empty, of the next client."""
+        return int(stream.integers(len(idle)))
+
+    def add_idle(self, client: int, idle: list[int]) -> None:
+        """Add a client whose result has arrived to `idle`."""
+        idle.append(client)
+
+
+@dataclass
+class BlockedUntilPassEnds(Uniform):
+    """A client whose result has arrived is idle again when those of all clients have, which ends the pass (GSGM)."""
+
+    def begin(self, population: Population, stream: np.random.Generator) -> None:
+        """Begin the first pass."""
+        self._entered, self._count = list[int](), len(population.clients)
+
+    def add_idle(self, client: int, idle: list[int]) -> None:
+        """Add all clients if the pass has ended."""
+        self._entered.append(client)
+        if len(self._entered) == self._count:
+            idle += self._entered
+            self._entered.clear()
+
+
+@dataclass
+class ByExamples(Uniform):
+    """The chance of an idle client is proportional to its number of examples."""
+
+    purpose = StreamPurpose.SELECTION_LAW
+
+    def begin(self, population: Population, stream: np.random.Generator) -> None:
+        """Read the numbers of examples; raise ConfigError if one is not known."""
+        if not population.examples or None in population.examples:
+            raise ConfigError("selection examples needs clients whose data sets have a length, which is known at once")
+        self._examples = np.array(population.examples)
+
+    def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
+        """Draw an example of all idle clients, and return the place of its client."""
+        ends = np.cumsum(self._examples[list(idle)])
+        return int(np.searchsorted(ends, stream.integers(ends[-1]), side="right"))
+
+
+@dataclass
+class Oort(Uniform):
+    """Clients of high loss and speed (Oort, OSDI 2021, Algorithm 1), one at a time.
+
+    A client's utility after the R-th arrival, with |B| examples, loss l, its last arrival L and its last duration t:
+    (|B| l + sqrt(0.1 log R / L)) (T / t)^alpha, the last factor if t > T. The next client is drawn in proportion to the
+    utility from those with at least `cutoff` times the largest one; with probability `epsilon`, which each arrival
+    multiplies by `decay` down to `least`, uniformly from those without a result yet.
+
+    It differs from the paper: T is a quantile of the durations and no pacer's, |B| l stands for |B| times the root of
+    the mean square of the examples' losses, and no utility is clipped. A faulty result, or one without a loss, has l 0.
+    """
+
+    purpose = StreamPurpose.SELECTION_LAW
+
+    epsilon: float = 0.9  #: share of the draws that explore, at first
+    decay: float = 0.98  #: of epsilon, at each arrival
+    least: float = 0.2  #: the smallest epsilon
+    cutoff: float = 0.95  #: share of the largest utility
+    alpha: float = 2.0  #: exponent of the penalty of slow clients
+    quantile: float = 0.5  #: share of the durations that are at most T
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if an option is out of range."""
+        check_range(self, 0, 1, "epsilon", "decay", "least", "cutoff", "quantile")
+        check_range(self, 0, 100, "alpha")
+
+    def begin(self, population: Population, stream: np.random.Generator) -> None:
+        """Begin without any result."""
+        #: Of each client: examples times loss, duration, and the number of its last arrival, 0: none.
+        self._loss, self._duration, self._last = np.zeros((3, population.num_clients))
+        self._arrivals = 0
+
+    def observe(self, result: ClientResult) -> None:
+        """Note a result."""
+        self._arrivals += 1
+        loss = 0.0 if result.faulty or result.loss is None else result.examples * abs(result.loss)
+        self._loss[result.client], self._duration[result.client] = loss, result.duration
+        self._last[result.client] = self._arrivals
+
+    def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
+        """Explore or exploit."""
+        clients = np.array(idle)
+        is_known = self._last[clients] > 0
+        explores = stream.random() < max(self.least, self.epsilon * pow(self.decay, float(self._arrivals)))
+        if not is_known.any() or (explores and not is_known.all()):
+            new = np.flatnonzero(~is_known)
+            return int(new[stream.integers(len(new))])
+        places = np.flatnonzero(is_known)
+        clients, durations = clients[places], np.sort(self._duration[self._last > 0])
+        utilities = self._loss[clients] + np.sqrt(0.1 * log(float(self._arrivals)) / self._last[clients])
+        preferred = durations[int(self.quantile * (len(durations) - 1))]
+        slowness = np.maximum(self._duration[clients] / preferred, 1.0) if preferred else np.ones(len(clients))
+        utilities /= [pow(float(factor), self.alpha) for factor in slowness]
+        admitted = utilities >= self.cutoff * utilities.max()
+        ends = np.cumsum(utilities[admitted])
+        drawn = np.searchsorted(ends, stream.random() * ends[-1], side="right")
+        return int(places[admitted][min(drawn, len(ends) - 1)])
+
+
+@dataclass
+class OwnSelection(Uniform):
+    """A law of the user, FILE.py:FUNCTION[:OPTION=VALUE...]: the function (number of clients, stream) returns it.
+
+    `pick(idle, now, stream)` of the law returns one of the clients in the tuple `idle`; if that client is away, `pick`
+    is called again without it. `observe(result)`, which the law may have, is told of each arrival.
+    """
+
+    purpose = StreamPurpose.SELECTION_LAW
+    text: str
+
+    def begin(self, population: Population, stream: np.random.Generator) -> None:
+        """Execute the file and make the law; raise ConfigError if it has no `pick`."""
+        name, assignments = split_rule_name(self.text)
+        function, what = file_function(name, "selection"), f"selection {self.text}"
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+        options = read_options(what, assignments, name, {one.name: one.annotation for one in parameters})
+        with imports_beside(name), note_on_errors(f"while {what} was made"):
+            law = function(population.num_clients, stream, **options)
+        if not callable(getattr(law, "pick", None)):
+            raise ConfigError(f"{what}: the law is {brief(law)}, must have a method pick(idle, now, stream)")
+        self._pick, self.observe = law.pick, getattr(law, "observe", None)  # type: ignore[misc]
+
+    def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
+        """Ask the law."""
+        with note_on_errors(f"while selection {self.text} picked a client"):
+            picked = self._pick(tuple(idle), now, stream)
+        if (client := as_int(picked)) is None or client not in idle:
+            raise ConfigError(f"selection {self.text} picked {brief(picked)}, which is not one of the idle clients")
+        return idle.index(client)
+
+
+SELECTIONS: Mapping[str, tuple[type[Uniform], Mapping[str, Any]]] = {
+    "uniform": (Uniform, {}),
+    "blocked-until-pass-ends": (BlockedUntilPassEnds, {}),
+    "examples": (ByExamples, {}),
+    "oort": (Oort, {}),
+}
+
+
+def selection_law(text: str) -> Uniform:
+    """Return a law that has not begun: a name of `SELECTIONS` with its options, or FILE.py:FUNCTION.
+
+    Raises:
+        ConfigError: an unknown name or option, or a value out of range. A file is read when the law begins.
+    """
+    own = text.partition(":")[0].endswith(".py")
+    return OwnSelection(text) if own else read_law("selection", text, SELECTIONS)[0]
+
+
+def reads_results(text: str) -> bool:
+    """Return whether a law may read results, so that each rule has its own dispatches; nothing is executed."""
+    return isinstance(selection_law(text), Oort | OwnSelection)
