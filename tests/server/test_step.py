@@ -1,6 +1,8 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -583,3 +585,16 @@ def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
     server = made(ca2fl(buffer_size=3))
     monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
     assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
+
+
+def test_an_interrupt_leaves_faults_and_their_count_together():
+    class Interrupted(deque):
+        def extend(self, faults):
+            super().extend(faults)
+            raise KeyboardInterrupt
+
+    server = made(fedbuff(), faults="record")
+    aggregator_of(server).admission.faults = Interrupted()
+    with suppress(KeyboardInterrupt):
+        server.step([(1, 7, np.ones(D, np.float32))])
+    assert len(server.faults) == server.counts["faulty"] == 1
