@@ -492,13 +492,15 @@ def test_rule_vectors_have_one_spare():
     assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
 
 
-def test_on_step_finds_no_slot_in_use():
+def test_on_step_finds_no_slot_and_no_older_version_in_use():
     held = []
-    server = Server(
-        ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=lambda _: held.append(slots_taken(server))
-    )
-    server.step([(client, 0, np.ones(3)) for client in range(3)])
-    assert held == [0]
+
+    def on_step(_):
+        held.append((slots_taken(server), server.versions_held))
+
+    server = Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=on_step)
+    server.step((client, server.pull(), np.ones(3)) for client in range(3))
+    assert held == [(0, 1)]
 
 
 def test_a_lent_vector_that_waits_is_rejected_alone():
