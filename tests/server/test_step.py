@@ -1,6 +1,8 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -490,13 +492,15 @@ def test_rule_vectors_have_one_spare():
     assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
 
 
-def test_on_step_finds_no_slot_in_use():
+def test_on_step_finds_no_slot_and_no_older_version_in_use():
     held = []
-    server = Server(
-        ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=lambda _: held.append(slots_taken(server))
-    )
-    server.step([(client, 0, np.ones(3)) for client in range(3)])
-    assert held == [0]
+
+    def on_step(_):
+        held.append((slots_taken(server), server.versions_held))
+
+    server = Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=on_step)
+    server.step((client, server.pull(), np.ones(3)) for client in range(3))
+    assert held == [(0, 1)]
 
 
 def test_a_lent_vector_that_waits_is_rejected_alone():
@@ -583,3 +587,16 @@ def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
     server = made(ca2fl(buffer_size=3))
     monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
     assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
+
+
+def test_an_interrupt_leaves_faults_and_their_count_together():
+    class Interrupted(deque):
+        def extend(self, faults):
+            super().extend(faults)
+            raise KeyboardInterrupt
+
+    server = made(fedbuff(), faults="record")
+    aggregator_of(server).admission.faults = Interrupted()
+    with suppress(KeyboardInterrupt):
+        server.step([(1, 7, np.ones(D, np.float32))])
+    assert len(server.faults) == server.counts["faulty"] == 1

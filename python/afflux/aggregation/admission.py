@@ -375,8 +375,9 @@ class Admission:
 
     def adopt(self, draft: "Admission") -> None:
         """Make the decisions of a draft those of this object, whose state has not changed but for `refused`."""
-        self.faults.extend(draft.faults)
-        self._places, self.state = draft._places, draft.state  # one statement without a call, as in `load`
+        faults = deque((*self.faults, *draft.faults), FAULTS_KEPT) if draft.faults else self.faults
+        # One statement without a call, as in `load`.
+        self.faults, self._places, self.state = faults, draft._places, draft.state
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None, joins: int = 0) -> None:
         """Empty the buffer without a push. `prepared` is the round of its arrivals; None discards them.

@@ -159,8 +159,8 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(self, receiver: PushReceiver, calls: Sequence[PushCall], *, in_place: bool) -> None:
-        self._receiver = receiver
+    def __init__(self, receiver: PushReceiver, calls: list[PushCall], *, in_place: bool) -> None:
+        self._receiver, self._calls = receiver, calls
         self._aggregator: Aggregator = receiver._aggregator
         self._pushes = [_Push(call, Ticket()) for call in calls]
         self._in_place = in_place
@@ -265,6 +265,7 @@ class StepBatch:
             self._aggregator.tasks.close(task)
         self._clients = [push.ticket.client_id for push in self._pushes]
         self._pushes, self._closed = [], []  # on_step may take long
+        self._calls.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
