@@ -17,7 +17,6 @@ from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Ve
 from afflux.aggregation.sharded_plane import ShardedPlane, Shards
 from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.devices import HOST
-from afflux.arrays.pools import Draft
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.store.disk_cache import DiskRows, StoredRows
@@ -101,11 +100,11 @@ class ShardedVectors:
             vectors.use(part)
         self._plane.drafts, self._plane.check_files = self._drafts, self.check
 
-    def _drafts(self, op: str) -> list[Draft]:
+    def _drafts(self, op: str) -> Shards:
         """Return memory for a version: the lowest slot that no part uses."""
         used = set[int]().union(*(each.used_slots() for each in self._vectors))
         slot = next(slot for slot in count() if slot not in used)
-        return [each.draft_in(slot, op) for each in self._vectors]
+        return Shards([each.draft_in(slot, op) for each in self._vectors])
 
     def committed_version(self, version: int, *, newest: bool) -> Shards:
         return Shards([each.committed_version(version, newest=newest) for each in self._vectors])
