@@ -2,18 +2,23 @@
 
 import gc
 import os
+import signal
 import socket
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import afflux.store
 import pairwise
-from afflux import AffluxError, Server, UnavailableError, rules
+from afflux import AffluxError, Server, StoreError, UnavailableError, rules
 from afflux.distributed import RayPlane
+from afflux.distributed.ray_plane import RemoteShard
 from afflux.selftest.digest import vectors
-from conftest import bits
+from conftest import ROOT, bits
 from sharded_runs import CASES, SUPERBLOCK, D, served
 
 pytestmark = [
@@ -145,3 +150,119 @@ def test_what_a_plane_on_ray_cannot_do(planes):
         Server(rules.fedbuff(), np.zeros(3), plane=planes(2), check_versions=True)
     with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
         RayPlane(2, actor_options=[{}])
+
+
+RULE = rules.ca2fl(buffer_size=2, codec="affine-4")
+PUSHES = 11
+
+
+def push(server):
+    """The next push: the same after the same joins."""
+    vector = np.random.default_rng(server.joins).standard_normal(SIZE, np.float32)
+    return server.push(client=server.joins * 3 % 5, version=server.version, update=vector)
+
+
+def params_of(server):
+    """The params after all pushes."""
+    while server.joins < PUSHES:
+        push(server)
+    return bits(server.params)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return params_of(Server(RULE, np.ones(SIZE, np.float32), num_clients=9))
+
+
+def killing(patch, plane, ray, number, name, when):
+    """Kill a shard before or after the next message with this call was sent; None: any call."""
+    pids = [ray.get(remote.actor.__ray_call__.remote(lambda shard: os.getpid())) for remote in plane.remotes]
+    send, left = RemoteShard.send, [when]
+
+    def sent(remote, epoch, calls):
+        names = {call.name for call in (*remote.later, *calls)}
+        hit = left and remote is plane.remotes[number] and (name in names or name is None)
+        if hit and left.pop() == "before":
+            os.kill(pids[number], signal.SIGKILL)
+            hit = False
+        reply = send(remote, epoch, calls)
+        if hit:
+            os.kill(pids[number], signal.SIGKILL)
+        return reply
+
+    patch.setattr(RemoteShard, "send", sent)
+
+
+KILLS = [("sweep", "after", 0), ("save", "before", 1), ("set_committed", "before", 1)]
+NAMES = ["ingest", "prepare", "record_sweep", "sweep", "save", "publish", "set_committed", "checksums_of", None]
+MORE_KILLS = [(name, when, number) for name in NAMES for when in ("before", "after") for number in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "number"), [*KILLS, *pairwise.soak_all([each for each in MORE_KILLS if each not in KILLS])]
+)
+def test_after_the_end_of_a_shard_a_store_goes_on_with_the_same_bits(
+    name, when, number, planes, cluster, undisturbed, tmp_path, monkeypatch
+):
+    """The receipts tell what is lost: here the arrivals after the last commit."""
+    path, plane, receipts = tmp_path / "store", planes(2), []
+    server = Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=plane, store=path)
+    for _ in range(3):
+        receipts.append(push(server))
+    with monkeypatch.context() as patch:
+        killing(patch, plane, cluster, number, name, when)
+        with pytest.raises(StoreError, match=f"shard {number} of 2 has ended.*Server.open"):
+            while server.joins < PUSHES:
+                receipts.append(push(server))
+    server.close(checkpoint=False)
+    with Server.open(path, plane=planes(2)) as server:
+        kept = [receipt.durable is not None and receipt.durable <= server.version for receipt in receipts]
+        assert kept == [i < server.joins for i in range(len(receipts))]
+        assert params_of(server) == undisturbed
+    assert afflux.store.check(path).sound
+    assert {file.parent for file in path.rglob("*.sqlite*")} == {path}
+
+
+CONTROL = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+import test_ray_plane as own
+from afflux import Server
+from afflux.distributed import RayPlane
+from afflux.distributed.ray_plane import RemoteShard
+from afflux.store.commits import Commits
+def killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+server = Server.open(sys.argv[2], plane=RayPlane(2))
+point = sys.argv[3]
+if point == "transaction":
+    Commits._write_lists = killed
+else:
+    send = RemoteShard.send
+    def sent(remote, epoch, calls):
+        reply = send(remote, epoch, calls)
+        if any(call.name == point for call in calls):
+            killed()
+        return reply
+    RemoteShard.send = sent
+own.params_of(server)
+"""
+
+
+@pytest.mark.parametrize("point", ["sweep", "transaction", *pairwise.soak_all([("save",), ("prepare",)])])
+def test_after_the_end_of_control_a_store_goes_on_with_the_same_bits(point, planes, cluster, undisturbed, tmp_path):
+    """Its shards may still sweep when the next server opens the store: each waits for the lock of its folder."""
+    path = tmp_path / "store"
+    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(2), store=path) as server:
+        for _ in range(3):
+            push(server)
+    address = cluster.get_runtime_context().gcs_address
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *map(str, sys.path)]))}
+    command = [sys.executable, "-c", CONTROL, address, path, point]
+    ended = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with Server.open(path, plane=planes(2)) as server:
+        assert params_of(server) == undisturbed
+    assert afflux.store.check(path).sound

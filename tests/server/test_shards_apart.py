@@ -9,14 +9,16 @@ from itertools import count
 import numpy as np
 import pytest
 
+import afflux.store
 import fake_ray
 import pairwise
-from afflux import AffluxError, Server, UnavailableError, rules
+from afflux import AffluxError, Server, StoreError, UnavailableError, rules
+from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.distributed import RayPlane, ray_plane
 from afflux.distributed.shard import Call, Ref, Shard
 from afflux.selftest.digest import vectors
 from conftest import bits
-from sharded_runs import SUPERBLOCK, Interrupts, repeated
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
 SIZE = 2 * SUPERBLOCK + 77
@@ -110,10 +112,62 @@ def test_a_call_of_an_older_epoch_is_refused(data, ray):
     with pytest.raises(AffluxError, match="its server was replaced"):
         shard.call(*pickle.loads(late))
     with pytest.raises(AffluxError, match="its server was replaced"):
-        shard.allocate(1, [])
-    with pytest.raises(AffluxError, match="its server was replaced"):
         server.push(client=1, version=1, update=data[1])
     assert server.version == 1
+
+
+@pytest.mark.parametrize(("case", "shards"), [("ca2fl, float16", 2), ("accumulate", 3), ("gsgm", 1)])
+def test_a_store_has_the_bits_of_one_server(case, shards, ray, tmp_path):
+    """Closed amid a buffer, and once opened after the last commit; its folders hold no index."""
+    data, path = vectors(3, 6, D), tmp_path / "store"
+    rule, options = CASES[case]
+    expected, reports, log = served(rule, options, data)
+
+    def reopened(server, i):
+        if i not in (2, 7):
+            return server
+        server.checkpoint()
+        server.close(checkpoint=i == 2)
+        return Server.open(path, plane=RayPlane(shards))
+
+    state, own_reports, own_log = served(rule, options, data, RayPlane(shards), path, reopened)
+    assert (own_reports, own_log) == (reports, log)
+    assert state["meta"] == expected["meta"]
+    assert {name: bits(array) for name, array in state["arrays"].items()} == {
+        name: bits(array) for name, array in expected["arrays"].items()
+    }
+    assert afflux.store.check(path).sound
+    assert [file.parent for file in path.rglob("*.sqlite")] == [path]
+    Server.open(path, plane=ShardedPlane(shards)).close()
+
+
+def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, tmp_path, monkeypatch):
+    """Its late sweeps would write slots that the new control has given out again."""
+    path = tmp_path / "store"
+    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2), store=path)
+    server.push(client=1, version=0, update=data[1])
+    server._store._lock.release()  # its control has ended, and its shards have not
+    monkeypatch.setattr("afflux.distributed.shard.PATIENCE", 0.0)
+    with pytest.raises(StoreError, match="shard-0 is in use"):
+        Server.open(path, plane=RayPlane(2))
+    for remote in server._aggregator.plane.remotes:
+        remote.actor._instance.unlock()
+    with Server.open(path, plane=RayPlane(2)) as again:
+        assert again.version == 1
+
+
+def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data, tmp_path):
+    path, plane = tmp_path / "store", RayPlane(2)
+    server = Server(rules.ca2fl(buffer_size=2), data[0], num_clients=9, plane=plane, store=path)
+    for i in range(3):
+        receipt = server.push(client=i, version=server.version, update=data[i])
+    ray.kill(plane.remotes[1].actor)
+    with pytest.raises(AffluxError, match=r"Server.open\('.*store', plane=RayPlane\(...\)\) goes on .*`durable`"):
+        server.push(client=4, version=1, update=data[4])
+    server.close(checkpoint=False)
+    with Server.open(path, plane=RayPlane(2)) as again:
+        assert (again.version, again.joins) == (1, 2)
+        assert receipt.durable > again.version
 
 
 def test_all_replies_are_awaited_if_a_shard_has_ended(data, ray):
@@ -128,8 +182,8 @@ def test_all_replies_are_awaited_if_a_shard_has_ended(data, ray):
 
 def test_an_error_without_reply_is_raised_by_the_call_that_needs_the_result():
     shard = Shard()
-    shard.allocate(1, [])
-    missing = Call(3, "reserve", (), {}, (7, {"a": 8}))
-    (failure, value) = shard.call(1, [missing], [Call(0, "read", (Ref(8),), {}), Call(Ref(0), "free", (7,), {})])
-    assert isinstance(failure.error, IndexError)
+    shard.begin(1)
+    missing = Call(Ref(-4), "reserve", (), {}, (7, {"a": 8}))
+    (failure, value) = shard.call(1, [missing], [Call(Ref(-1), "read", (Ref(8),), {}), Call(Ref(0), "free", (7,), {})])
+    assert isinstance(failure.error, KeyError)
     assert value is None

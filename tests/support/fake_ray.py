@@ -59,3 +59,4 @@ class FakeRay:
 
     def kill(self, actor):
         actor.ended = True
+        actor._instance.unlock()  # as the end of its process does

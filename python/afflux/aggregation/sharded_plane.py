@@ -5,8 +5,9 @@ vector (engine/include/afflux/order.hpp), and a shard's range is in general no s
 `LocalPlane` for each maximal subtree in its range, O(log d) of them, and each returns one partial result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary, ref
 
@@ -16,11 +17,13 @@ from msgspec.structs import replace
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
+from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
@@ -101,18 +104,58 @@ class ShardedPlane(DataPlane):
     def _allocate(self, parts: Sequence["Part"], options: Sequence[PlaneOptions]) -> None:
         """Make the plane of each part."""
         self.planes = [LocalPlane() for _ in parts]
-        self._call("allocate", Shards(options))
+        self.call("allocate", Shards(options))
 
-    def _call(self, name: str, *arguments: Any, **options: Any) -> list[Any]:
-        """Call a method of each part's plane; of an argument that is `Shards`, or has them, the call gets its part."""
+    def begin(self, size: int, path: Path | None = None) -> None:
+        """Prepare for calls before `allocate`: for vectors of this size, in the store at `path`."""
+
+    def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
+        """Call a method of each part's plane, or of each part's object in `of`, or read an attribute.
+
+        Where an argument is `Shards`, or has them, the call gets its part.
+        """
+        targets = self.planes if of is None else of.parts
         return [
-            getattr(plane, name)(*(part_of(each, k) for each in arguments), **options)
-            for k, plane in enumerate(self.planes)
+            call_of(target, name, [part_of(each, k) for each in arguments], options) for k, target in enumerate(targets)
         ]
 
-    def _vector(self, name: str, *arguments: Any, **options: Any) -> Shards:
-        """Return the results of `_call` where these are handles, which only the planes of the parts read."""
-        return Shards(self._call(name, *arguments, **options))
+    def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> Shards:
+        """Return the results of `call` where these are objects that are only for calls."""
+        return Shards(self.call(name, *arguments, of=of, **options))
+
+    def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> Shards:
+        """Return such objects, of a call that cannot fail and may be repeated: nobody need wait for it."""
+        return self.objects(name, *arguments, of=of)
+
+    def call_later(self, name: str, *arguments: Any, of: Shards | None = None) -> None:
+        """Make such a call, without its results."""
+        self.call(name, *arguments, of=of)
+
+    def made(self, kind: Callable[..., Any], *arguments: Any) -> Shards:
+        """Return new objects, which `kind` makes where the parts are."""
+        count = max(len(each.parts) for each in arguments if isinstance(each, Shards))
+        return Shards([kind(*(part_of(each, k) for each in arguments)) for k in range(count)])
+
+    def row_parts(self, rows: Shards, codec: Codec) -> Sequence[RowMemory]:
+        """Return the rows of each part."""
+        return rows.parts
+
+    def drafted(self, op: str) -> Shards:
+        """Return memory of each part for a version."""
+        return self.drafts(op)
+
+    def counted(self, version: Shards, like: Shards | None = None) -> Shards:
+        """Return a version that counts as one of those in use, together with `like`."""
+        return version
+
+    @property
+    def each_plane(self) -> Shards:
+        """The plane of each part, as an argument of calls."""
+        return Shards(self.planes)
+
+    def detach(self, vectors: Shards) -> None:
+        """Make versions that are in use independent of the files of these `StoredVectors`."""
+        self.call("detach", of=vectors)
 
     def _scattered(self, values: Any) -> Shards:
         """Return the part of a flat array for each plane."""
@@ -138,7 +181,7 @@ class ShardedPlane(DataPlane):
         return Shards(slots) if len(slots) == len(self.planes) else None
 
     def grow(self, limit: int) -> None:
-        self._call("grow", limit)
+        self.call("grow", limit)
 
     @property
     def slots_taken(self) -> int:
@@ -163,7 +206,7 @@ class ShardedPlane(DataPlane):
                 cut = conversion._replace(base=self._scattered(conversion.base))
             arrays = [_flat(array) for array in as_list(parts)]
             pieces = Shards([_cut(arrays, span) for span in self._spans])
-            facts: list[ops.Ingested] = self._call("ingest", pieces, vector, num_threads, cut)
+            facts: list[ops.Ingested] = self.call("ingest", pieces, vector, num_threads, cut)
         except (AffluxError, UnavailableError, TypeError, ValueError, BufferError):
             # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
             if conversion is not None:
@@ -189,11 +232,11 @@ class ShardedPlane(DataPlane):
         raise AffluxError("cannot be read in place: " + self.copies)
 
     def first_beyond(self, vector: Shards, most: float) -> int | None:
-        both = zip(self._call("first_beyond", vector, most), self._begins, strict=True)
+        both = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
         return next((index + begin for index, begin in both if index is not None), None)
 
     def total(self, values: Float64 | None = None) -> Shards:
-        return self._vector("total", None if values is None else self._scattered(values))
+        return self.objects("total", None if values is None else self._scattered(values))
 
     def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
         if not done:
@@ -203,12 +246,12 @@ class ShardedPlane(DataPlane):
                 plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=own)
 
     def gram(self, vectors: Sequence[Shards]) -> Float64:
-        return self._root(self._call("gram", [*vectors]), np.add)
+        return self._root(self.call("gram", [*vectors]), np.add)
 
     def inner(
         self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
-        parts = self._call("inner", [*slots], weights, memory, shift, own_weight)
+        parts = self.call("inner", [*slots], weights, memory, shift, own_weight)
         squares, products, square = zip(*parts, strict=True)
         return ops.InnerProducts(
             self._root(squares, np.add),
@@ -219,14 +262,14 @@ class ShardedPlane(DataPlane):
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
     ) -> ShardedRound:
-        plans, drafts = [], self.drafts(op)
+        plans, drafts = [], self.drafted(op)
         for k, begin in enumerate(self._begins):
             part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
             if plan.rows is not None and rows is not None:
                 part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
             plans.append(part)
         own_rows = None if rows is None else Shards(rows.parts)
-        parts = self._vector("prepare", Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
+        parts = self.objects("prepare", Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
         return ShardedRound(plan, parts, drafts, (*rule_vectors,), [[] for _ in parts])
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
@@ -242,18 +285,19 @@ class ShardedPlane(DataPlane):
         return {}  # no vector is lent
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
-        params, vectors, rows = zip(*self._call("publish", Shards(prepared.parts), version), strict=True)
+        params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts), version), strict=True)
         return Shards(params), {name: Shards([each[name] for each in vectors]) for name in vectors[0]}, rows
 
     def release(self, prepared: ShardedRound) -> None:
-        self._call("release", Shards(prepared.parts))
+        self.call_later("release", Shards(prepared.parts))
         prepared.plan.slots.clear()
 
     def draft(self, op: str) -> Shards:
-        return Shards([draft.buffer for draft in self.drafts(op).parts])
+        drafts = self.drafted(op)
+        return self.counted(self.objects_later("buffer", of=drafts), drafts)
 
     def finish(self, draft: Shards, version: int) -> Shards:
-        return self._vector("finish", draft, version)
+        return self.counted(self.objects_later("finish", draft, version), draft)
 
     @property
     def versions_held(self) -> int:
@@ -264,13 +308,15 @@ class ShardedPlane(DataPlane):
         return self.planes[0].full
 
     def vector(self, values: "Float64 | float | None" = None) -> Shards:
-        return self._vector("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
+        return self.objects("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
 
     def rows(self) -> ShardedRows:
-        return ShardedRows(self._call("rows"), self._begins)
+        codec = self.planes[0].options.codec
+        assert codec is not None  # control has asked for rows
+        return ShardedRows(self.row_parts(self.objects_later("rows"), codec), self._begins)
 
     def fill(self, vector: Shards, values: Any) -> None:
-        self._call("fill", vector, self._scattered(values))
+        self.call("fill", vector, self._scattered(values))
 
     def shown(self, vector: "Shards | ops.Array") -> ops.Array:
         if not isinstance(vector, Shards):
@@ -279,7 +325,7 @@ class ShardedPlane(DataPlane):
         if array is None:
             self.check_files()
             buffer = Buffer(self._whole)  # NumPy cannot make it writable again
-            np.concatenate(self._call("read", vector, copy=False), out=np.asarray(buffer))
+            np.concatenate(self.call("read", vector, copy=False), out=np.asarray(buffer))
             buffer.freeze()
             array = np.asarray(buffer)
             if not self.inplace:
@@ -298,7 +344,7 @@ class ShardedPlane(DataPlane):
         return self.shown(vector) if read_only else self.read(vector)
 
     def read(self, vector: Shards, *, copy: bool = True) -> Any:
-        return np.concatenate(self._call("read", vector, copy=False))
+        return np.concatenate(self.call("read", vector, copy=False))
 
     def is_version(self, params: ops.Array) -> bool:
         return self._copies.get(id(params)) is params
@@ -319,6 +365,12 @@ class Part(NamedTuple):
     shard: int
     first: int  #: superblock
     length: int  #: in superblocks
+
+
+def call_of(target: Any, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call a method, or return an attribute."""
+    attribute = getattr(target, name)
+    return attribute(*arguments, **options) if callable(attribute) else attribute
 
 
 def part_of(argument: Any, k: int) -> Any:

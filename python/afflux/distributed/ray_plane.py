@@ -8,24 +8,27 @@ next call.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from contextlib import suppress
+from itertools import count, pairwise
+from pathlib import Path
 from secrets import token_hex
 from threading import Lock
 from time import time_ns
+from types import MappingProxyType
 from typing import Any
 from warnings import warn
 
 from msgspec.structs import replace
 
+from afflux._engine import SUPERBLOCK
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import NamedVectors, PlaneOptions, Slot, Vector
-from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of
-from afflux.aggregation.sharded_rows import ShardedRows
+from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of, parts_of
 from afflux.distributed.shard import Call, Failure, Ref, Shard
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
 
@@ -67,16 +70,18 @@ class RemoteShard:
         return reply
 
 
-class RemoteRows(RowMemory, Handle):
+class RemoteRows(RowMemory):
     """The rows of one part."""
 
-    def __init__(self, plane: "RayPlane", part: int, size: int, codec: Codec) -> None:
-        RowMemory.__init__(self, size, codec)
-        Handle.__init__(self, plane.remotes[plane.shard_of[part]])
-        self._plane, self._part = plane, part
+    def __init__(self, plane: "RayPlane", part: int, handle: Handle, size: int, codec: Codec) -> None:
+        super().__init__(size, codec)
+        self._plane, self._part, self._handle = plane, part, handle
+
+    def __reduce__(self) -> Any:
+        return self._handle.__reduce__()
 
     def _get(self, name: str, *arguments: Any) -> Any:
-        return self._plane.settled({self._part: Call(self, name, arguments, {})})[self._part]
+        return self._plane.settled({self._part: Call(self._handle, name, arguments, {})})[self._part]
 
     @property
     def sum(self) -> Row:
@@ -89,14 +94,13 @@ class RemoteRows(RowMemory, Handle):
 
     def publish(self, new: Any) -> None:
         """Make these rows the current ones. May be repeated."""
-        self._later.append(Call(self, "publish", (new,), {}))
+        self._plane.remote(self._part).later.append(Call(self._handle, "publish", (new,), {}))
 
     def loaded(self, rows: Any, total: Row) -> "RemoteRows":
         """Return other rows, with copies of these."""
-        other = RemoteRows(self._plane, self._part, self.size, self.codec)
-        call = Call(self, "loaded", ([*rows], total), {}, other.number)
-        self._plane.settled({self._part: call})
-        return other
+        handle = Handle(self._plane.remote(self._part))
+        self._plane.settled({self._part: Call(self._handle, "loaded", ([*rows], total), {}, handle.number)})
+        return RemoteRows(self._plane, self._part, handle, self.size, self.codec)
 
 
 class RemoteVector(Shards):
@@ -104,6 +108,11 @@ class RemoteVector(Shards):
 
     is_slot = False
     counter: Any = None  #: of a slot or a version: what counts it in this process
+
+    def number(self, k: int) -> int:
+        """Return the number of a part's object."""
+        number: int = self.parts[k].number
+        return number
 
 
 class RayPlane(ShardedPlane):
@@ -143,8 +152,9 @@ class RayPlane(ShardedPlane):
         self.remotes: list[RemoteShard] = []
         self._ray = _ray()
         self._epoch = time_ns()
-        self._lost: str | None = None
-        self.drafts = self._taken
+        self._lost: AffluxError | None = None
+        self.drafts = lambda op: self.objects_later("take", op)
+        self._path: Path | None = None
 
     def _allocate(self, parts: Sequence[Part], options: Sequence[PlaneOptions]) -> None:
         whole = self.size
@@ -158,25 +168,46 @@ class RayPlane(ShardedPlane):
         #: Vectors without elements: they count slots and versions, in the place of those in the shards.
         self.planes = [LocalPlane()]
         self.planes[0].allocate(replace(options[0], size=0, check_versions=False))
-        self.shard_of = [part.shard for part in parts]
-        self._index = [self.shard_of[:k].count(shard) for k, shard in enumerate(self.shard_of)]
-        self._sizes = [each.size for each in options]
+        self.begin(self.size)
         # A limit here would count a slot or version until the message that frees it.
-        own = [replace(each, slots=0, max_versions=None) for each in options]
+        self.call("allocate", Shards([replace(each, slots=0, max_versions=None) for each in options]))
+
+    def begin(self, size: int, path: Path | None = None) -> None:
+        if not self.remotes:
+            self._start(parts_of(size, self.cuts(size)), size)
+        if path is not None:
+            folders = [path / (f"shard-{number}" if self._number > 1 else "params") for number in self._of_shards]
+            self._send("lock", {number: [folder] for number, folder in zip(self._of_shards, folders, strict=True)})
+            self._path = path
+
+    def _start(self, parts: Sequence[Part], size: int) -> None:
+        """Start the actors."""
+        self.shard_of = [part.shard for part in parts]
+        self._of_shards = sorted({*self.shard_of})  # without those that have no elements
+        self._planes = [Ref(-1 - self.shard_of[:k].count(shard)) for k, shard in enumerate(self.shard_of)]
+        self._sizes = [b - a for a, b in pairwise([*(part.first * SUPERBLOCK for part in parts), size])]
         self.connect()
-        actors = []
         for chosen in self._actor_options:
             settings = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **chosen}
-            actors.append(self._ray.remote(Shard).options(**settings).remote())
-        self.remotes = [RemoteShard(actor) for actor in actors]
-        self._wait(
-            [
-                shard.actor.allocate.remote(
-                    self._epoch, [own[k] for k in range(len(own)) if self.shard_of[k] == number]
-                )
-                for number, shard in enumerate(self.remotes)
-            ]
-        )
+            self.remotes.append(RemoteShard(self._ray.remote(Shard).options(**settings).remote()))
+        self._send("begin", {number: [self.shard_of.count(number)] for number in range(self._number)})
+
+    def _send(self, name: str, arguments: Mapping[int, Sequence[Any]]) -> None:
+        """Call a method of some shards themselves."""
+        replies = [
+            self.remotes[number].send(self._epoch, [Call(Ref(0), name, tuple(arguments[number]), {})])
+            if number in arguments
+            else None
+            for number in range(self._number)
+        ]
+        for results in self._wait(replies):
+            for result in results or ():
+                if isinstance(result, Failure):
+                    raise result.error
+
+    def remote(self, part: int) -> RemoteShard:
+        """Return the shard of a part."""
+        return self.remotes[self.shard_of[part]]
 
     @staticmethod
     def connect() -> None:
@@ -201,11 +232,18 @@ class RayPlane(ShardedPlane):
                 errors.append(error.cause)
             results.append(result)
         if dead:
-            self._lost = (
-                f"shard {', '.join(map(str, dead))} of {self._number} has ended, and its part of the server's vectors "
-                "is lost: a server without a store cannot go on; start again from a state of `Server.state_dict`"
+            remedy = (
+                "a server without a store cannot go on; start again from a state of `Server.state_dict`"
+                if self._path is None
+                else f"Server.open({str(self._path)!r}, plane=RayPlane(...)) goes on from the last commit. What has "
+                "joined after it is lost: an arrival whose receipt's `durable` is None or a later version"
             )
-            raise AffluxError(f"[RayPlane] {self._lost}")
+            shards = ", ".join(map(str, dead))
+            message = (
+                f"[RayPlane] shard {shards} of {self._number} has ended, and its part of the vectors is lost: {remedy}"
+            )
+            self._lost = AffluxError(message) if self._path is None else StoreError(message)
+            raise self._lost
         if errors:
             raise errors[0]
         return results
@@ -217,7 +255,7 @@ class RayPlane(ShardedPlane):
             AffluxError: a shard is lost, or a call has failed: then the error of the first one, after all have ended.
         """
         if self._lost is not None:
-            raise AffluxError(f"[RayPlane] {self._lost}")
+            raise type(self._lost)(*self._lost.args)
         parts = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self._number)]
         replies = [
             shard.send(self._epoch, [calls[k] for k in own]) if own else None
@@ -231,43 +269,80 @@ class RayPlane(ShardedPlane):
                 raise results[k].error
         return results
 
-    def _calls(self, name: str, arguments: Any, options: Any, out: Callable[[int], Any] = lambda k: None) -> Any:
+    def _calls(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        of: Shards | None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        out: Callable[[int], Any] = lambda k: None,
+    ) -> dict[int, Call]:
+        """Return a call for each part; `out` returns its numbers of objects."""
+        targets = self._planes if of is None else of.parts
         return {
-            k: Call(self._index[k], name, tuple(part_of(each, k) for each in arguments), options, out(k))
-            for k in range(len(self.shard_of))
+            k: Call(target, name, tuple(part_of(each, k) for each in arguments), {**options}, out(k))
+            for k, target in enumerate(targets)
         }
 
-    def _call(self, name: str, *arguments: Any, **options: Any) -> list[Any]:
-        results = self.settled(self._calls(name, arguments, options))
+    def _queue(self, calls: Mapping[int, Call]) -> None:
+        for k, call in calls.items():
+            self.remote(k).later.append(call)
+
+    def _handles(self) -> RemoteVector:
+        return RemoteVector([Handle(self.remote(k)) for k in range(len(self.shard_of))])
+
+    def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
+        results = self.settled(self._calls(name, arguments, of, options))
         return [results[k] for k in range(len(results))]
 
-    def _handles(self, counter: Any = None) -> RemoteVector:
-        vector = RemoteVector([Handle(self.remotes[shard]) for shard in self.shard_of])
-        vector.counter = counter
-        return vector
-
-    def _vector(self, name: str, *arguments: Any, **options: Any) -> RemoteVector:
+    def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> RemoteVector:
         handles = self._handles()
-        self.settled(self._calls(name, arguments, options, lambda k: handles.parts[k].number))
+        self.settled(self._calls(name, arguments, of, options, handles.number))
         return handles
 
-    def _later(self, name: str, *arguments: Any, out: Callable[[int], Any] = lambda k: None, **options: Any) -> None:
-        """Make a call that needs no reply, with the next one."""
-        for k, call in self._calls(name, arguments, options, out).items():
-            self.remotes[self.shard_of[k]].later.append(call)
+    def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> RemoteVector:
+        handles = self._handles()
+        self._queue(self._calls(name, arguments, of, out=handles.number))
+        return handles
 
-    def _later_vector(self, counter: Any, name: str, *arguments: Any) -> RemoteVector:
-        """Make such a call, whose results are the handles of a vector."""
-        vector = self._handles(counter)
-        self._later(name, *arguments, out=lambda k: vector.parts[k].number)
-        return vector
+    def call_later(self, name: str, *arguments: Any, of: Shards | None = None) -> None:
+        self._queue(self._calls(name, arguments, of))
+
+    def made(self, kind: Callable[..., Any], *arguments: Any) -> RemoteVector:
+        return self.objects("make", kind, *arguments, of=Shards([Ref(0)] * len(self.shard_of)))
+
+    def row_parts(self, rows: Shards, codec: Codec) -> Sequence[RowMemory]:
+        return [RemoteRows(self, k, rows.parts[k], size, codec) for k, size in enumerate(self._sizes)]
+
+    def drafted(self, op: str) -> Shards:
+        counter, drafts = self.planes[0].versions.take(op), self.drafts(op)
+        assert isinstance(drafts, RemoteVector)
+        drafts.counter = counter
+        return drafts
+
+    def counted(self, version: Shards, like: Shards | None = None) -> Shards:
+        assert isinstance(version, RemoteVector)
+        version.counter = like.counter if isinstance(like, RemoteVector) else self.planes[0].versions.take()
+        return version
+
+    @property
+    def each_plane(self) -> Shards:
+        return Shards(self._planes)
+
+    def detach(self, vectors: Shards) -> None:
+        try:
+            self.call("detach", of=vectors)
+            self._send("unlock", {number: [] for number in self._of_shards})
+        except Exception:  # a shard or the cluster has ended: callers have copies, and the other shards end too
+            with suppress(Exception):
+                self.close()
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         counter = self.planes[0].reserve(counted=counted)
         if counter is None:
             return None
-        slot = self._later_vector(counter, "reserve")
-        slot.is_slot = True
+        slot = self.objects_later("reserve")
+        slot.counter, slot.is_slot = counter, True
         return slot
 
     def grow(self, limit: int) -> None:
@@ -280,50 +355,20 @@ class RayPlane(ShardedPlane):
     def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.append(next(_numbers))
-        self._call("add_once", done[0], total, [*slots], weights, first=first)
+        self.call("add_once", done[0], total, [*slots], weights, first=first)
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: Any = None) -> None:
-        done.append(all(self._call("sweep", Shards(prepared.parts))))
+        done.append(all(self.call("sweep", Shards(prepared.parts))))
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
-        params, rows = self._handles(self._counter_of(prepared.drafts)), self._handles()
+        params, rows = self._handles(), self._handles()
         vectors = {name: self._handles() for name in prepared.rule_vectors}
 
         def out(k: int) -> Any:
-            names = {name: vector.parts[k].number for name, vector in vectors.items()}
-            return params.parts[k].number, names, rows.parts[k].number
+            return params.number(k), {name: vector.number(k) for name, vector in vectors.items()}, rows.number(k)
 
-        self._later("publish", Shards(prepared.parts), version, out=out)
-        return params, vectors, rows.parts
-
-    def release(self, prepared: ShardedRound) -> None:
-        self._later("release", Shards(prepared.parts))
-        prepared.plan.slots.clear()
-
-    def _taken(self, op: str) -> RemoteVector:
-        """Return memory of each part for a version."""
-        return self._later_vector(self.planes[0].versions.take(op), "take", op)
-
-    @staticmethod
-    def _counter_of(draft: Shards) -> Any:
-        return draft.counter if isinstance(draft, RemoteVector) else None
-
-    def draft(self, op: str) -> RemoteVector:
-        drafts = self.drafts(op)
-        buffers = self._handles(self._counter_of(drafts))
-        for draft, buffer, shard in zip(drafts.parts, buffers.parts, self.shard_of, strict=True):
-            self.remotes[shard].later.append(Call(draft, "buffer", (), {}, buffer.number))
-        return buffers
-
-    def finish(self, draft: Shards, version: int) -> RemoteVector:
-        return self._later_vector(self._counter_of(draft), "finish", draft, version)
-
-    def rows(self) -> ShardedRows:
-        codec = self._options.codec
-        assert codec is not None  # control has asked for rows
-        rows = [RemoteRows(self, k, size, codec) for k, size in enumerate(self._sizes)]
-        self._later("rows", out=lambda k: rows[k].number)
-        return ShardedRows(rows, self._begins)
+        self._queue(self._calls("publish", [Shards(prepared.parts), version], None, out=out))
+        return self.counted(params, prepared.drafts), vectors, rows.parts
 
 
 def _ray() -> Any:

@@ -4,15 +4,22 @@ Control refers to an object of a shard by a number, which control chooses: `Ref`
 repeated, and the object of a handle that control has dropped is freed. This module does not import Ray.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
-from afflux.aggregation.plane import PlaneOptions, RoundPlan
+from afflux.aggregation.plane import RoundPlan
+from afflux.aggregation.sharded_plane import call_of
 from afflux.arrays.pools import Draft
 from afflux.ops.errors import AffluxError
+from afflux.store.lock import InUseError, Lock
+
+#: Seconds for which a shard waits for the end of a process that another control has left in its folder.
+PATIENCE = 30.0
 
 
 class Ref:
@@ -25,7 +32,7 @@ class Ref:
 class Call(NamedTuple):
     """A call of a method in a shard."""
 
-    target: int | Ref  #: the number of a part in the shard, or an object
+    target: Ref
     name: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
@@ -61,20 +68,40 @@ class PartPlane(LocalPlane):
 
 
 class Shard:
-    """The planes of one shard's parts, and the objects that control refers to."""
+    """The planes of one shard's parts, and the objects that control refers to.
+
+    The references of the planes are negative: -1 is that of the first part. 0 is the shard itself.
+    """
 
     def __init__(self) -> None:
         self._epoch = 0
-        self._planes: list[PartPlane] = []
-        self._objects: dict[int, Any] = {}
+        self._objects: dict[int, Any] = {0: self}
+        self._lock: Lock | None = None
 
-    def allocate(self, epoch: int, options: Sequence[PlaneOptions]) -> None:
-        """Begin anew, with a plane for each of these parts, for the control of this epoch."""
-        self._admit(epoch)
-        self._objects = {}
-        self._planes = [PartPlane() for _ in options]
-        for plane, each in zip(self._planes, options, strict=True):
-            plane.allocate(each)
+    def begin(self, parts: int) -> None:
+        """Begin anew, with planes for this number of parts."""
+        self.unlock()
+        self._objects = {0: self, **{-k: PartPlane() for k in range(1, parts + 1)}}
+
+    def lock(self, folder: Path) -> None:
+        """Lock the shard's folder in a store: a process that another control has left there ends first.
+
+        Raises:
+            StoreError: another process has held the folder for `PATIENCE` seconds.
+        """
+        end = monotonic() + PATIENCE
+        while self._lock is None:
+            try:
+                self._lock = Lock(folder)
+            except InUseError:
+                if monotonic() > end:
+                    raise
+
+    def unlock(self) -> None:
+        """Release the lock of the shard's folder."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
 
     def call(self, epoch: int, without_reply: Sequence[Call], calls: Sequence[Call]) -> list[Any]:
         """Make calls in their order; return a result, or `Failure`, for each of `calls`.
@@ -99,9 +126,7 @@ class Shard:
         if call.out is not None:
             self._keep(call.out, None)  # if the call is repeated, the memory that it has taken is free again
         try:
-            target = self._planes[call.target] if isinstance(call.target, int) else self._object(call.target)
-            method = getattr(target, call.name)
-            result = method(*map(self._resolved, call.arguments), **call.options) if callable(method) else method
+            result = call_of(self._object(call.target), call.name, self._resolved([*call.arguments]), call.options)
         except Exception as error:
             result = Failure(error.with_traceback(None))
             error.__context__ = None  # its frames would keep vectors
@@ -114,9 +139,11 @@ class Shard:
         """Free an object."""
         self._objects.pop(number, None)
 
+    def make(self, kind: Callable[..., Any], *arguments: Any) -> Any:
+        """Return a new object."""
+        return kind(*arguments)
+
     def _object(self, ref: Ref) -> Any:
-        if ref.number == 0:
-            return self
         value = self._objects[ref.number]
         if isinstance(value, Failure):
             raise value.error
