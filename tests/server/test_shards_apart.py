@@ -116,7 +116,10 @@ def test_a_call_of_an_older_epoch_is_refused(data, ray):
     assert server.version == 1
 
 
-@pytest.mark.parametrize(("case", "shards"), [("ca2fl, float16", 2), ("accumulate", 3), ("gsgm", 1)])
+MORE = [(case, shards) for case in CASES if case != "inplace" for shards in (1, 3)]
+
+
+@pytest.mark.parametrize(("case", "shards"), [("ca2fl, float16", 2), *pairwise.soak_all(MORE)])
 def test_a_store_has_the_bits_of_one_server(case, shards, ray, tmp_path):
     """Closed amid a buffer, and once opened after the last commit; its folders hold no index."""
     data, path = vectors(3, 6, D), tmp_path / "store"

@@ -427,7 +427,7 @@ SERVER = {
         "test_sharded_plane.py",
     ),
     "shards: a loaded row has the key of the whole": (
-        "[:] = key_at(self.codec, key, begin)",
+        "[:] = key_at(codec, key, begin)",
         "[:] = key",
         "test_sharded_plane.py",
     ),
