@@ -355,3 +355,11 @@ def test_out_of_memory_changes_nothing(monkeypatch, vectors):
                 name: bits(array) for name, array in after["arrays"].items()
             }
         assert server.push(client=4, **{server.rule.kind: vectors[3]}, version=0).version == 1
+
+
+@pytest.mark.parametrize("make", [fadas, ca2fl])
+def test_a_step_has_the_bits_of_one_on_the_cpu(make, moved, vectors):
+    there, here = (Server(make(buffer_size=4), params, num_clients=9) for params in (moved(vectors[0]), vectors[0]))
+    there.step([(i, 0, vector if i % 2 else moved(vector)) for i, vector in enumerate(vectors[1:7])])
+    here.step([(i, 0, vector) for i, vector in enumerate(vectors[1:7])])
+    same(there, here)

@@ -9,7 +9,7 @@ from afflux import AffluxError, Join, NewParams, Server, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import afa_cd, fadas, fedasync, fedavg, fedbuff, gsgm
 from conftest import bits
-from inside import slots_taken
+from inside import aggregator_of, slots_taken
 
 D = 5
 ONES = np.ones(D, np.float32)
@@ -187,3 +187,19 @@ def test_the_first_version(tmp_path):
         assert opened.version == 102
     with pytest.raises(AffluxError, match="first_version is -1, must be an int of at least 0"):
         Server(fedbuff(), np.zeros(D), first_version=-1)
+
+
+def test_an_interrupt_leaves_params_that_are_overwritten_in_place_and_their_version_together(monkeypatch):
+    server = Server(fedbuff(), np.zeros(D, np.float32), inplace=True, log=True)
+    plane, interrupts = aggregator_of(server).plane, [KeyboardInterrupt]
+    fill = plane.fill
+
+    def interrupted(vector, values):
+        if interrupts:
+            raise interrupts.pop()
+        fill(vector, values)
+
+    monkeypatch.setattr(plane, "fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.set_params(ONES)
+    assert (server.version, server.params.tolist(), len(server.log)) == (1, [1.0] * D, 1)

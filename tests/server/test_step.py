@@ -1,13 +1,15 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import variants
-from afflux import AffluxError, BusyError, Cut, Join, Needs, Rule, Server, Weights, replay
+from afflux import AffluxError, BusyError, Cut, Join, Needs, Rule, Server, StoreError, Weights, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
 from afflux.rules.calibration import NONE
@@ -287,7 +289,8 @@ def test_out_is_checked_before_the_step_and_written_after_it():
     assert flat.tolist() == [3.0] * D
     read_only = np.zeros(D, np.float32)
     read_only.flags.writeable = False
-    for wrong in (mine | {"conv": np.zeros(3)}, flat[1:], {"conv": mine["conv"]}, read_only, flat.astype(int)):
+    strided = np.zeros(2 * D, np.float32)[::2]
+    for wrong in (mine | {"conv": np.zeros(3)}, flat[1:], {"conv": mine["conv"]}, read_only, flat.astype(int), strided):
         with pytest.raises(AffluxError, match=r"\[step\] out"):
             server.step([("ann", 0, tree(np.ones(D, np.float32)))], out=wrong)
     assert server.version == 2
@@ -449,7 +452,7 @@ def test_a_value_that_is_not_valid_changes_nothing_wherever_it_is(value, weight,
     """Also that of a vector whose weight is 0, which the sweep does not read: a push would have refused it."""
     weigh = Given(weight)
     rule = Rule("own", "update", 9, weigh, NONE, fadas().step)
-    for store in ({}, {"store": tmp_path / "s"}):
+    for store in ({}, {"store": tmp_path / "s"}, {"store": tmp_path / "rarely", "commit_every": None}):
         server = Server(rule, tree(np.zeros(D, np.float32)), **store)
         server.step([(client, 0, tree(np.ones(D, np.float32))) for client in range(3)])
         before = everything(server, counts=False)
@@ -489,13 +492,15 @@ def test_rule_vectors_have_one_spare():
     assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
 
 
-def test_on_step_finds_no_slot_in_use():
+def test_on_step_finds_no_slot_and_no_older_version_in_use():
     held = []
-    server = Server(
-        ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=lambda _: held.append(slots_taken(server))
-    )
-    server.step([(client, 0, np.ones(3)) for client in range(3)])
-    assert held == [0]
+
+    def on_step(_):
+        held.append((slots_taken(server), server.versions_held))
+
+    server = Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=3, on_step=on_step)
+    server.step((client, server.pull(), np.ones(3)) for client in range(3))
+    assert held == [(0, 1)]
 
 
 def test_a_lent_vector_that_waits_is_rejected_alone():
@@ -505,3 +510,93 @@ def test_a_lent_vector_that_waits_is_rejected_alone():
     _, report = server.step([(2, 0, np.ones(3, np.float32))])
     assert report.rejected == ("non-finite value at index 0", "")
     assert np.isfinite(server.params).all()
+
+
+def test_a_call_that_is_refused_within_a_rule_counts():
+    class Calls:
+        needs = Needs()
+
+        def __call__(self, arrivals):
+            with pytest.raises(AffluxError, match="within the rule's weigh"):
+                server.push(client=9, version=0, update=np.ones(3))
+            return np.ones(len(arrivals))
+
+    server = Server(Rule("own", "update", 1, Calls(), NONE, Sgd(1.0)), np.zeros(3))
+    server.step([(1, 0, np.ones(3))])
+    assert (server.counts["refused"], server.counts_since_round["refused"]) == (1, 0)
+
+
+def test_the_error_of_a_store_says_whether_the_pushes_have_joined(tmp_path, monkeypatch):
+    server = Server(fedbuff(), np.zeros(3), store=tmp_path / "s")
+
+    def full(*_):
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server._store._index, "commit", full)
+        for joined, message in ((True, "full; the pushes have joined: do not push them again"), (False, "not joined")):
+            with pytest.raises(StoreError, match=message) as error:
+                server.step([(client, 0, np.ones(3)) for client in range(2)])
+            assert (error.value.joined, server.counts["joined"]) == (joined, 2)
+    assert (server.flush(), server.version) == (None, 1)
+
+
+def test_a_vector_that_only_the_engine_can_read():
+    """It has no slices."""
+
+    class Flat:
+        shape = (D,)
+
+        def __init__(self, array):
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    vector = np.arange(D, dtype=np.float32)
+    server = made(fedbuff())
+    server.step([(1, 0, Flat(vector))])
+    assert server.params.tobytes() == (np.linspace(-1, 1, D).astype(np.float32) + vector).tobytes()
+
+
+def test_a_vector_that_no_round_reads_is_checked():
+    server = made(fedbuff(), max_staleness=0)
+    server.step([(1, 0, np.ones(D, np.float32))])
+    with pytest.raises(AffluxError, match="non-finite value at index 0"):
+        server.step([(1, 0, np.full(D, np.nan, np.float32))])
+    assert (server.joins, server.counts["dropped"]) == (1, 0)
+
+
+def test_a_step_may_have_more_pushes_than_the_server_has_slots():
+    server, again = (Server(fedbuff(buffer_size=1), np.zeros(3), log=True, max_slots=2) for _ in range(2))
+    server.step([(client, 0, np.ones(3)) for client in range(4)])
+    assert replay(server.log, again, lambda join: np.ones(3)).params.tolist() == server.params.tolist()
+
+
+def test_a_pass_has_no_more_clients_than_it_may():
+    """The others wait for the next pass; without a flush no round ends this one."""
+    server, other = (Server(gsgm(buffer_size=2), np.zeros(3), num_clients=2, rounds="flush") for _ in range(2))
+    receipts, report = server.step([(client, 0, np.ones(3)) for client in range(5)])
+    assert [receipt.status for receipt in receipts] == ["joined"] * 2 + ["deferred"] * 3
+    assert report.client_ids == (0, 1)
+    other.load_state_dict(server.state_dict())
+    for expected in ((2, 3), (4,)):
+        assert other.flush().client_ids == expected
+    assert other.push(client=0, version=0, gradient=np.ones(3)).status == "joined"
+
+
+def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
+    """As those on a GPU."""
+    server = made(ca2fl(buffer_size=3))
+    monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
+    assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
+
+
+def test_an_interrupt_leaves_faults_and_their_count_together():
+    class Interrupted(deque):
+        def extend(self, faults):
+            super().extend(faults)
+            raise KeyboardInterrupt
+
+    server = made(fedbuff(), faults="record")
+    aggregator_of(server).admission.faults = Interrupted()
+    with suppress(KeyboardInterrupt):
+        server.step([(1, 7, np.ones(D, np.float32))])
+    assert len(server.faults) == server.counts["faulty"] == 1

@@ -110,6 +110,21 @@ def test_a_second_command_is_refused_and_a_reader_is_not(tmp_path):
     assert {path.name for path in out.iterdir()} == FILES
 
 
+def test_the_lock_of_a_folder_that_was_made_anew_is_not_removed(tmp_path):
+    """The first command has removed its empty folder, and a second one has made it before the first one ends."""
+    out = tmp_path / "out"
+    out.mkdir()
+    first = run_folder.locked(out)
+    with first:
+        (out / run_folder.LOCK).unlink()
+        second = run_folder.locked(out)
+        second.__enter__()
+    with pytest.raises(ConfigError, match="is in use"), run_folder.locked(out):
+        pass
+    second.__exit__(None, None, None)
+    assert [*out.iterdir()] == []
+
+
 def test_a_killed_process_of_a_run_ends_that_run_alone(tmp_path, monkeypatch, caplog):
     """The killed run is made again by the same command."""
     out = tmp_path / "out"

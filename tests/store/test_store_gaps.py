@@ -202,10 +202,10 @@ def test_a_lock_that_was_removed_while_it_was_waited_for(path):
     first = Lock(path)
     (path / LOCK).unlink()
     with pytest.raises(StoreError, match="has vanished"):
-        first._refuse_removed(path)
+        first.refuse_removed(path)
     (path / LOCK).touch()
     with pytest.raises(StoreError, match="was replaced"):
-        first._refuse_removed(path)
+        first.refuse_removed(path)
     first.release()
 
 

@@ -71,6 +71,7 @@ class Admission:
         self.replaying = False  #: whether a log is replayed: a push leaves its overdue rounds to the next entry
         self.least_overdue = 0  #: in a replay, `overdue` at the next entry of the log: rounds beyond this came later
         self.by_flush = False  #: whether only `flush` ends rounds: no arrival completes the buffer
+        self._drafted: Self | None = None  # of a draft: the object of which it is one
         self.copies = copies  #: the reason why vectors are always copied; None: they may be lent
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self._log: list[Entry] | None = [] if log else None
@@ -140,7 +141,7 @@ class Admission:
             )
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped", staleness
-        if state.passes is not None and state.passes.has(client_id):
+        if state.passes is not None and (state.passes.has(client_id) or not state.passes.left):
             full = self.max_deferred is not None and state.passes.queued >= self.max_deferred
             return "rejected" if full else "deferred", staleness
         place = None if client_id not in self._places else self._place(client_id)
@@ -369,13 +370,14 @@ class Admission:
         Nothing of this object changes before `adopt`: the two share the lists that grow, beyond the entries that count.
         """
         draft = copy(self)
-        draft.by_flush, draft.faults = True, deque()
+        draft.by_flush, draft.faults, draft._drafted = True, deque(), self
         return draft
 
     def adopt(self, draft: "Admission") -> None:
-        """Make the decisions of a draft those of this object. The state has not changed since the draft was made."""
-        self.faults.extend(draft.faults)
-        self._places, self.state = draft._places, draft.state  # one statement without a call, as in `load`
+        """Make the decisions of a draft those of this object, whose state has not changed but for `refused`."""
+        faults = deque((*self.faults, *draft.faults), FAULTS_KEPT) if draft.faults else self.faults
+        # One statement without a call, as in `load`.
+        self.faults, self._places, self.state = faults, draft._places, draft.state
 
     def cut(self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None, joins: int = 0) -> None:
         """Empty the buffer without a push. `prepared` is the round of its arrivals; None discards them.
@@ -383,6 +385,9 @@ class Admission:
         Overdue rounds need no entry in the log. `joins` is that of the entry.
         """
         state = self.state
+        if self._drafted is not None:  # calls within the rule's weigh part were refused meanwhile
+            refused = self._drafted.state.counts["refused"]
+            self.state = state = replace(state, counts={**state.counts, "refused": refused})
         logged = state.logged
         if self._log is not None and kind != "overdue":
             self._log[logged:] = [Cut(kind, self.overdue, joins)]

@@ -70,7 +70,7 @@ class Participation(NamedTuple):
         later: list[PendingArrival] = []
         dropped = 0
         for arrival in now.waiting():
-            if len(entering) == buffer_size or now.has(arrival.client_id):
+            if len(entering) == buffer_size or now.has(arrival.client_id) or not now.left:
                 later.append(arrival)
             elif arrival.version < oldest:
                 dropped += 1

@@ -106,6 +106,11 @@ class DataPlane(ABC):
     def reserve(self, *, counted: bool = True) -> Slot | None:
         """Return a free slot; None if all are in use. If not `counted`, return a new one beyond the limit."""
 
+    def reserve_any(self) -> Slot:
+        """Return a free slot; if all are in use, a new one beyond the limit."""
+        slot = self.reserve()
+        return self.reserve(counted=False) if slot is None else slot
+
     @abstractmethod
     def grow(self, limit: int) -> None:
         """Raise the most slots to `limit`, if they are fewer."""

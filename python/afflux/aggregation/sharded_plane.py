@@ -5,8 +5,9 @@ vector (engine/include/afflux/order.hpp), and a shard's range is in general no s
 `LocalPlane` for each maximal subtree in its range, O(log d) of them, and each returns one partial result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary, ref
 
@@ -16,12 +17,13 @@ from msgspec.structs import replace
 
 from afflux import ops
 from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
+from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
-from afflux.arrays.pools import Draft
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
@@ -43,7 +45,9 @@ class ShardedRound(Struct, frozen=True, eq=False):
     """A prepared round of a `ShardedPlane`."""
 
     plan: RoundPlan
-    parts: list[LocalRound]
+    parts: Sequence[LocalRound]
+    drafts: Shards
+    rule_vectors: tuple[str, ...]  #: the names of all
     swept: list[list[bool]]  #: of each part: not empty once its sweep has been made
 
 
@@ -73,7 +77,7 @@ class ShardedPlane(DataPlane):
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
         #: Returns memory of each part for a version; the argument is the name of the call. A store sets it.
-        self.drafts: Callable[[str], list[Draft]] = lambda op: [plane.versions.take(op) for plane in self.planes]
+        self.drafts: Callable[[str], Shards] = lambda op: Shards([plane.versions.take(op) for plane in self.planes])
         #: Raises StoreError if a file of the vectors is missing or truncated. A store sets it.
         self.check_files: Callable[[], None] = lambda: None
         self._copies = WeakValueDictionary[int, Any]()  # the arrays of `shown` that callers have, by id
@@ -94,20 +98,70 @@ class ShardedPlane(DataPlane):
         self._total, self._nodes = superblocks(self.size), [(part.first, part.length) for part in parts]
         self._begins = [part.first * SUPERBLOCK for part in parts]
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
-        self.planes = [LocalPlane() for _ in parts]
         self._whole = Pool(self.size, options.dtype, 0)
-        for plane, span in zip(self.planes, self._spans, strict=True):
-            plane.allocate(replace(options, size=span.stop - span.start))
+        self._allocate(parts, [replace(options, size=span.stop - span.start) for span in self._spans])
 
-    def _each(self, function: Callable[..., _Value], *vectors: Shards) -> list[_Value]:
-        """Call a function with each plane and its part of these vectors."""
-        return [function(*parts) for parts in zip(self.planes, *(each.parts for each in vectors), strict=True)]
+    def _allocate(self, parts: Sequence["Part"], options: Sequence[PlaneOptions]) -> None:
+        """Make the plane of each part."""
+        self.planes = [LocalPlane() for _ in parts]
+        self.call("allocate", Shards(options))
 
-    def _scattered(self, values: Any) -> list[Any]:
+    def begin(self, size: int, path: Path | None = None) -> None:
+        """Prepare for calls before `allocate`: for vectors of this size, in the store at `path`."""
+
+    def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
+        """Call a method of each part's plane, or of each part's object in `of`, or read an attribute.
+
+        Where an argument is `Shards`, or has them, the call gets its part.
+        """
+        targets = self.planes if of is None else of.parts
+        return [
+            call_of(target, name, [part_of(each, k) for each in arguments], options) for k, target in enumerate(targets)
+        ]
+
+    def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> Shards:
+        """Return the results of `call` where these are objects that are only for calls."""
+        return Shards(self.call(name, *arguments, of=of, **options))
+
+    def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> Shards:
+        """Return such objects, of a call that cannot fail and may be repeated: nobody need wait for it."""
+        return self.objects(name, *arguments, of=of)
+
+    def call_later(self, name: str, *arguments: Any, of: Shards | None = None) -> None:
+        """Make such a call, without its results."""
+        self.call(name, *arguments, of=of)
+
+    def made(self, kind: Callable[..., Any], *arguments: Any) -> Shards:
+        """Return new objects, which `kind` makes where the parts are."""
+        count = max(len(each.parts) for each in arguments if isinstance(each, Shards))
+        return Shards([kind(*(part_of(each, k) for each in arguments)) for k in range(count)])
+
+    def row_parts(self, rows: Shards, codec: Codec) -> Sequence[RowMemory]:
+        """Return the rows of each part."""
+        return rows.parts
+
+    def drafted(self, op: str) -> Shards:
+        """Return memory of each part for a version."""
+        return self.drafts(op)
+
+    def counted(self, version: Shards, like: Shards | None = None) -> Shards:
+        """Return a version that counts as one of those in use, together with `like`."""
+        return version
+
+    @property
+    def each_plane(self) -> Shards:
+        """The plane of each part, as an argument of calls."""
+        return Shards(self.planes)
+
+    def detach(self, vectors: Shards) -> None:
+        """Make versions that are in use independent of the files of these `StoredVectors`."""
+        self.call("detach", of=vectors)
+
+    def _scattered(self, values: Any) -> Shards:
         """Return the part of a flat array for each plane."""
         if len(values) != self.size:
             raise AffluxError(f"an array has {len(values)} elements, expected {self.size}")
-        return [values[span] for span in self._spans]
+        return Shards([values[span] for span in self._spans])
 
     def _root(self, values: Sequence[_Value], join: Callable[[_Value, _Value], _Value]) -> _Value:
         """Return the value at the root of the tree, from those of the parts."""
@@ -127,7 +181,7 @@ class ShardedPlane(DataPlane):
         return Shards(slots) if len(slots) == len(self.planes) else None
 
     def grow(self, limit: int) -> None:
-        self._each(lambda plane: plane.grow(limit))
+        self.call("grow", limit)
 
     @property
     def slots_taken(self) -> int:
@@ -146,23 +200,18 @@ class ShardedPlane(DataPlane):
         shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        conversions: Sequence[ops.Conversion | None] = [None] * len(self.planes)
+        cut = conversion
         try:
-            if conversion is not None:
-                base, none = conversion.base, [None] * len(self.planes)
-                bases = base.parts if isinstance(base, Shards) else none if base is None else self._scattered(base)
-                conversions = [conversion._replace(base=each) for each in bases]
+            if conversion is not None and not (conversion.base is None or isinstance(conversion.base, Shards)):
+                cut = conversion._replace(base=self._scattered(conversion.base))
             arrays = [_flat(array) for array in as_list(parts)]
-            facts = [
-                plane.ingest(_cut(arrays, span), own, num_threads, each)
-                for plane, span, own, each in zip(self.planes, self._spans, vector.parts, conversions, strict=True)
-            ]
+            pieces = Shards([_cut(arrays, span) for span in self._spans])
+            facts: list[ops.Ingested] = self.call("ingest", pieces, vector, num_threads, cut)
         except (AffluxError, UnavailableError, TypeError, ValueError, BufferError):
             # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
             if conversion is not None:
                 conversion = conversion._replace(base=self.shown(conversion.base))
-            dtype = np.asarray(vector.parts[0]).dtype.name
-            whole = Buffer(Pool(self.size, "bfloat16" if dtype == "uint16" else dtype, 0))
+            whole = Buffer(Pool(self.size, self._dtype(vector), 0))
             whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
             self.fill(vector, np.asarray(whole))
             return whole_facts
@@ -174,18 +223,20 @@ class ShardedPlane(DataPlane):
             _both,
         )
 
+    def _dtype(self, vector: Shards) -> str:
+        """Return the type of a vector."""
+        dtype = np.asarray(vector.parts[0]).dtype.name
+        return "bfloat16" if dtype == "uint16" else dtype
+
     def lend(self, vector: ops.Array) -> Slot:
         raise AffluxError("cannot be read in place: " + self.copies)
 
     def first_beyond(self, vector: Shards, most: float) -> int | None:
-        indices = self._each(lambda plane, part: plane.first_beyond(part, most), vector)
-        both = zip(indices, self._begins, strict=True)
+        both = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
         return next((index + begin for index, begin in both if index is not None), None)
 
     def total(self, values: Float64 | None = None) -> Shards:
-        if values is None:
-            return Shards(self._each(lambda plane: plane.total()))
-        return Shards(self._each(lambda plane, part: plane.total(part), Shards(self._scattered(values))))
+        return self.objects("total", None if values is None else self._scattered(values))
 
     def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
         if not done:
@@ -195,13 +246,12 @@ class ShardedPlane(DataPlane):
                 plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=own)
 
     def gram(self, vectors: Sequence[Shards]) -> Float64:
-        return self._root(self._each(lambda plane, *parts: plane.gram(parts), *vectors), np.add)
+        return self._root(self.call("gram", [*vectors]), np.add)
 
     def inner(
         self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
-        memories = Shards([None] * len(self.planes)) if memory is None else memory
-        parts = self._each(lambda plane, e, *each: plane.inner(each, weights, e, shift, own_weight), memories, *slots)
+        parts = self.call("inner", [*slots], weights, memory, shift, own_weight)
         squares, products, square = zip(*parts, strict=True)
         return ops.InnerProducts(
             self._root(squares, np.add),
@@ -212,15 +262,15 @@ class ShardedPlane(DataPlane):
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
     ) -> ShardedRound:
-        parts, drafts = [], self.drafts(op)
-        for k, (plane, begin) in enumerate(zip(self.planes, self._begins, strict=True)):
+        plans, drafts = [], self.drafted(op)
+        for k, begin in enumerate(self._begins):
             part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
             if plan.rows is not None and rows is not None:
                 part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
-            vectors = {name: vector.parts[k] for name, vector in rule_vectors.items()}
-            own_rows = None if rows is None else rows.parts[k]
-            parts.append(plane.prepare(part, params.parts[k], vectors, own_rows, op, drafts[k]))
-        return ShardedRound(plan, parts, [[] for _ in parts])
+            plans.append(part)
+        own_rows = None if rows is None else Shards(rows.parts)
+        parts = self.objects("prepare", Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
+        return ShardedRound(plan, parts, drafts, (*rule_vectors,), [[] for _ in parts])
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
         try:
@@ -235,22 +285,19 @@ class ShardedPlane(DataPlane):
         return {}  # no vector is lent
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
-        params, vectors, rows = zip(
-            *(plane.publish(part, version) for plane, part in zip(self.planes, prepared.parts, strict=True)),
-            strict=True,
-        )
+        params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts), version), strict=True)
         return Shards(params), {name: Shards([each[name] for each in vectors]) for name in vectors[0]}, rows
 
     def release(self, prepared: ShardedRound) -> None:
-        for plane, part in zip(self.planes, prepared.parts, strict=True):
-            plane.release(part)
+        self.call_later("release", Shards(prepared.parts))
         prepared.plan.slots.clear()
 
     def draft(self, op: str) -> Shards:
-        return Shards([draft.buffer for draft in self.drafts(op)])
+        drafts = self.drafted(op)
+        return self.counted(self.objects_later("buffer", of=drafts), drafts)
 
     def finish(self, draft: Shards, version: int) -> Shards:
-        return Shards(self._each(lambda plane, part: plane.finish(part, version), draft))
+        return self.counted(self.objects_later("finish", draft, version), draft)
 
     @property
     def versions_held(self) -> int:
@@ -261,15 +308,15 @@ class ShardedPlane(DataPlane):
         return self.planes[0].full
 
     def vector(self, values: "Float64 | float | None" = None) -> Shards:
-        if isinstance(values, np.ndarray):
-            return Shards(self._each(lambda plane, part: plane.vector(part), Shards(self._scattered(values))))
-        return Shards(self._each(lambda plane: plane.vector(values)))
+        return self.objects("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
 
     def rows(self) -> ShardedRows:
-        return ShardedRows(self._each(LocalPlane.rows), self._begins)
+        codec = self.planes[0].options.codec
+        assert codec is not None  # control has asked for rows
+        return ShardedRows(self.row_parts(self.objects_later("rows"), codec), self._begins)
 
     def fill(self, vector: Shards, values: Any) -> None:
-        self._each(lambda plane, part, own: plane.fill(part, own), vector, Shards(self._scattered(values)))
+        self.call("fill", vector, self._scattered(values))
 
     def shown(self, vector: "Shards | ops.Array") -> ops.Array:
         if not isinstance(vector, Shards):
@@ -278,7 +325,7 @@ class ShardedPlane(DataPlane):
         if array is None:
             self.check_files()
             buffer = Buffer(self._whole)  # NumPy cannot make it writable again
-            np.concatenate(vector.parts, out=np.asarray(buffer))
+            np.concatenate(self.call("read", vector, copy=False), out=np.asarray(buffer))
             buffer.freeze()
             array = np.asarray(buffer)
             if not self.inplace:
@@ -294,10 +341,10 @@ class ShardedPlane(DataPlane):
         return self._shown.get(id(array)) if self.is_version(array) else None
 
     def copy(self, vector: Shards, *, read_only: bool = False) -> ops.Array:
-        return self.shown(vector) if read_only else np.concatenate(vector.parts)
+        return self.shown(vector) if read_only else self.read(vector)
 
     def read(self, vector: Shards, *, copy: bool = True) -> Any:
-        return np.concatenate(self._each(lambda plane, part: plane.read(part, copy=False), vector))
+        return np.concatenate(self.call("read", vector, copy=False))
 
     def is_version(self, params: ops.Array) -> bool:
         return self._copies.get(id(params)) is params
@@ -318,6 +365,25 @@ class Part(NamedTuple):
     shard: int
     first: int  #: superblock
     length: int  #: in superblocks
+
+
+def call_of(target: Any, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call a method, or return an attribute."""
+    attribute = getattr(target, name)
+    return attribute(*arguments, **options) if callable(attribute) else attribute
+
+
+def part_of(argument: Any, k: int) -> Any:
+    """Return the argument of a call of part `k`: in the place of vectors, of which it has some, their parts."""
+    if isinstance(argument, Shards):
+        return argument.parts[k]
+    if isinstance(argument, list):
+        return [part_of(each, k) for each in argument]
+    if isinstance(argument, dict):
+        return {name: part_of(each, k) for name, each in argument.items()}
+    if isinstance(argument, ops.Conversion):
+        return argument._replace(base=part_of(argument.base, k))
+    return argument
 
 
 def superblocks(size: int) -> int:

@@ -1,7 +1,6 @@
 """Cached rows of a `ShardedPlane`: each part has the rows of its elements, and a caller sees whole ones."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -38,6 +37,18 @@ def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
     return whole.view(codec.row_dtype)
 
 
+def row_piece(row: Row, codec: Codec, begin: int, size: int) -> Row:
+    """Return the encoded row of the part with these elements, from a whole one."""
+    whole, bytes_to, head = np.asarray(row).view(np.uint8), codec.row_bytes, codec.row_bytes(0)
+    assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous
+    piece = np.concatenate([whole[:head], whole[bytes_to(begin) : bytes_to(begin + size)]])
+    if head:
+        piece[_SIZE].view("<i8")[:] = size
+        key = int(piece[_KEY].view("<u8")[0])
+        piece[_KEY].view("<u8")[:] = key_at(codec, key, begin)
+    return piece.view(codec.row_dtype)
+
+
 class ShardedRows(RowMemory):
     """The rows of all parts, by slot."""
 
@@ -46,7 +57,6 @@ class ShardedRows(RowMemory):
         super().__init__(sum(part.size for part in parts), parts[0].codec)
         self.parts = parts
         self._begins = begins
-        self._head = self.codec.row_bytes(0)
 
     @property
     def sum(self) -> Row:
@@ -64,20 +74,9 @@ class ShardedRows(RowMemory):
 
     def loaded(self, rows: Iterable[Row], total: Row) -> "ShardedRows":
         """Return other rows, with copies of these."""
-        whole = [np.asarray(row).view(np.uint8) for row in rows]
+        whole, codec = [*rows], self.codec
         parts = [
-            part.loaded([self._piece(row, part, begin) for row in whole], total[begin : begin + part.size])
+            part.loaded([row_piece(row, codec, begin, part.size) for row in whole], total[begin : begin + part.size])
             for part, begin in zip(self.parts, self._begins, strict=True)
         ]
         return ShardedRows(parts, self._begins)
-
-    def _piece(self, row: Any, part: RowMemory, begin: int) -> Row:
-        """Return the row of a part, from the bytes of a whole one."""
-        bytes_to = self.codec.row_bytes
-        assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous
-        piece = np.concatenate([row[: self._head], row[bytes_to(begin) : bytes_to(begin + part.size)]])
-        if self._head:
-            piece[_SIZE].view("<i8")[:] = part.size
-            key = int(piece[_KEY].view("<u8")[0])
-            piece[_KEY].view("<u8")[:] = key_at(self.codec, key, begin)
-        return piece.view(self.codec.row_dtype)

@@ -50,6 +50,14 @@ Examples:
   afflux store repair runs/ca2fl.store
   afflux store repair runs/ca2fl.store --yes
 """
+RESHARD_HELP = """Write a store again with another number of shards; later bits do not change.
+
+The new folder takes the store's place when it is complete. Until then both need their space.
+
+\b
+Examples:
+  afflux store reshard runs/ca2fl.store --shards 4
+"""
 EXPORT_HELP = """Write clients' rows, decoded, or the model's params to a file that NumPy reads.
 
 \b
@@ -134,6 +142,16 @@ def repair(
             lost = [_counted(len(done.dropped), "row")] if done.dropped or not done.arrivals else []
             lost += [f"the waiting arrivals of clients {_named(done.arrivals, whole)}"] if done.arrivals else []
             echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
+
+
+@app.command(help=RESHARD_HELP)
+def reshard(path: Folder, shards: Annotated[int, typer.Option(help="Their number; 1: one piece.")]) -> None:
+    """Write a store again with other shards (see RESHARD_HELP)."""
+    with report_errors():
+        _refuse_run_folder(path)
+        with _bar("writing") as progress:
+            done = store.reshard(path, shards, progress)
+        echo(f"{path} has {_counted(shards, 'shard')}{'' if done else ' already'}")
 
 
 @app.command(help=EXPORT_HELP)

@@ -42,8 +42,8 @@ class Batch(Protocol):
         `begun` are the reports of the overdue rounds that the step has begun.
         """
 
-    def sweep(self, decided: Round) -> None:
-        """Make the sweep of the round, if it reads callers' arrays; an error changes nothing."""
+    def sweep(self, decided: Round | None) -> None:
+        """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
 
     def adopt(self, draft: Admission) -> None:
         """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
@@ -209,6 +209,8 @@ class Aggregator:
         Raises:
             BusyError: all slots are in use for `timeout` seconds.
         """
+        if self.admission.replaying and self.admission.by_flush:  # perhaps of a step of more pushes
+            return self.plane.reserve_any()
         slot = self.plane.reserve()
         return self.checked("push", self._monitor.wait_for(self._free_slot, timeout)) if slot is None else slot
 
@@ -359,9 +361,13 @@ class Aggregator:
                 plane.fill(draft, values)
             own = state.current.buffers if buffers is None else buffers
             after = admission.with_params(Pulled(plane.finish(draft, number), number, own))
-            if plane.inplace:
-                plane.fill(draft, values)  # no interrupt comes between the end of the copy and the assignment
             admission.state = after
+            if plane.inplace:
+                try:
+                    plane.fill(draft, values)
+                except BaseException:  # an interrupt: the version is made, and needs its params
+                    plane.fill(draft, values)
+                    raise
             self.tasks.release_outdated(number)
             commit()
             return number
@@ -402,18 +408,18 @@ class Aggregator:
                         return (None,)
                     raise
                 draft = self.admission if batch is None else batch.decided(begun)
-                if not draft.state.filled or (late and not draft.late):
-                    if batch is not None:
-                        batch.adopt(draft)
-                    return (begun[-1] if begun else None,)
-                if not self._has_room():
+                makes = draft.state.filled and not (late and not draft.late)
+                if makes and not self._has_room():
                     return not_now
-                decided = self._prepared(op, draft.state.arrivals(), draft)
+                decided = self._prepared(op, draft.state.arrivals(), draft) if makes else None
                 if batch is not None:
                     batch.sweep(decided)
-                draft.cut("flush", decided, joins if batch is None else batch.held_back)
+                if decided is not None:
+                    draft.cut("flush", decided, joins if batch is None else batch.held_back)
                 if batch is not None:
                     batch.adopt(draft)
+                if decided is None:
+                    return (begun[-1] if begun else None,)
                 prepared = decided
             return (prepared.report,) if self._has_ended(op, prepared) else None
 

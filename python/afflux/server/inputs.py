@@ -247,12 +247,15 @@ class InputAdapter:
         except Exception as error:
             unreadable(what, error)
 
-    def in_place(self, _: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
+    def in_place(self, what: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
         """Return the result of `parts` as a slot of a round that is made at once."""
         borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
         if not isinstance(parts, list):
             copy = readable_copy(parts)
             flat = parts if copy is None else copy
+            if not hasattr(flat, "__getitem__"):  # exact in float64
+                flat = np.empty(self.size)
+                self.ingest(what, parts, flat)
             parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
         return self.plane.in_parts(parts, borders, conversion)
 
@@ -332,7 +335,9 @@ class InputAdapter:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
                 params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
                 if check:
-                    params, out = params[:0], out[:0]  # type: ignore[index]
+                    ops.ingest(params[:0], out[:0])  # type: ignore[index]
+                    ops.gram([out[:2]])  # type: ignore[index]  # no vector without elements is strided
+                    return
                 ops.ingest(params, out, num_threads=self.num_threads)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")

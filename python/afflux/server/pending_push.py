@@ -48,9 +48,9 @@ class Ticket(Struct, eq=False):
     warning: str = ""  #: about many arrivals without a round; logged without the mutex
     overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 
-    def add_to(self, error: StoreError) -> None:
-        """Add to an error whether the arrival of the push has joined."""
-        if error.joined is None:  # else another push, which raised the error first, has set it
-            error.joined = self.decision is not None
-            joined = "has joined: do not push it again" if error.joined else "has not joined"
-            error.args = (f"{error}; the push {joined}",)
+
+def add_joined(error: StoreError, *, joined: bool, what: str = "the push has", it: str = "it") -> None:
+    """Add to an error whether the arrival of a push has joined, or those of a step have."""
+    if error.joined is None:  # else another push, which raised the error first, has set it
+        error.joined = joined
+        error.args = (f"{error}; {what} {f'joined: do not push {it} again' if joined else 'not joined'}",)

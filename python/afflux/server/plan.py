@@ -144,7 +144,8 @@ def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) 
     whole = {"params": rest.pop("params"), **buffer, **rest}
     if not store:
         return Plan(whole, working, {}, host)
-    shapes = shapes_of(rule, d, num_clients=clients, dtype=dtype, slot_dtype=slot_dtype, accumulate=accumulate)
+    own = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype, "accumulate": accumulate}
+    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **own)
     if gpu:
         numbers = _Numbers(clients, deferred, commit_every, 2, "a checkpoint keeps")
         return Plan(whole, working, _disk(rule, d, codec, shapes, numbers), host)

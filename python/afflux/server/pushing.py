@@ -39,7 +39,7 @@ from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
 from afflux.server.decisions import count_without_arrival
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
-from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket
+from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket, add_joined
 from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clear_tracebacks
 
@@ -188,7 +188,7 @@ class PushReceiver:
         except Exception as error:
             clear_tracebacks(error)
             if isinstance(error, StoreError):
-                ticket.add_to(error)
+                add_joined(error, joined=ticket.decision is not None)
             if ticket.decision is None and not ticket.counted:
                 if options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
                     return _no_arrival(aggregator, ticket, fault)

@@ -409,6 +409,7 @@ class Server(StepReceiver):
         return self._adapter.layout
 
     @property
+    @clears_tracebacks
     def constants(self) -> dict[str, Any]:
         """Copies of the model's constants and local arrays, by name, in the library of the first params."""
         return dict(self._adapter.constants.items(writable=True))

@@ -15,13 +15,13 @@ from afflux.aggregation.reports import Closed, Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
 from afflux.arrays.layout import Tree
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.ops.validation import brief, unreadable
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
-from afflux.server.pending_push import NoArrival, Ticket
+from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
 from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
@@ -49,7 +49,8 @@ class StepReceiver(PushReceiver):
                 of `push`, without timeout and copy. No other thread may write to the vectors before the call returns.
                 The round reads them where they are, without a copy, unless params are on a GPU or in shards, or the
                 rule or an option needs them first: inplace, accumulate, max_norm, clip_norms, cached rows, norms, inner
-                products, passes. Norms of vectors that are not copied are NaN in the report.
+                products, passes, a store that does not commit every version of a rule with vectors. Norms of vectors
+                that are not copied are NaN in the report.
             out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
 
         Returns:
@@ -92,8 +93,11 @@ class StepReceiver(PushReceiver):
                         raise
                 # Taken in as by pushes, each vector gets its receipt, or an error with the reason.
                 batch.release()
-        except Exception:
-            if batch is None or not batch.is_decided:
+        except Exception as error:
+            is_decided = batch is not None and batch.is_decided
+            if isinstance(error, StoreError):
+                add_joined(error, joined=is_decided, what="the pushes have", it="them")
+            if not is_decided:
                 aggregator.count_refused()
             raise
         finally:
@@ -110,9 +114,12 @@ class StepReceiver(PushReceiver):
 
 def _reads_in_place(receiver: PushReceiver) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
-    aggregator = receiver._aggregator
+    aggregator, options = receiver._aggregator, receiver.options
     deferring = aggregator.admission.state.passes is not None
-    return aggregator.plane.reads_parts and not deferring and why_checked(aggregator.rule, receiver.options) is None
+    # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
+    updating = aggregator.storage is not None and options.commit_every != 1 and bool(aggregator.rule.rule_vectors)
+    reads = aggregator.plane.reads_parts and not deferring and not updating
+    return reads and why_checked(aggregator.rule, options) is None
 
 
 def _calls(pushes: object, kind: str) -> list[PushCall]:
@@ -152,8 +159,8 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(self, receiver: PushReceiver, calls: Sequence[PushCall], *, in_place: bool) -> None:
-        self._receiver = receiver
+    def __init__(self, receiver: PushReceiver, calls: list[PushCall], *, in_place: bool) -> None:
+        self._receiver, self._calls = receiver, calls
         self._aggregator: Aggregator = receiver._aggregator
         self._pushes = [_Push(call, Ticket()) for call in calls]
         self._in_place = in_place
@@ -171,7 +178,7 @@ class StepBatch:
             ticket = push.ticket
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
-                    ticket.slot = plane.reserve() or plane.reserve(counted=False)
+                    ticket.slot = plane.reserve_any()
                 push.taken = take_in(self._receiver, ticket, push.call, lend)
             except Exception as error:
                 push.taken = self._fault(error, ticket)
@@ -236,16 +243,16 @@ class StepBatch:
         decision: tuple[Decision, int, int] = status, staleness, state.number
         return fills, receipt_of(draft, aggregator.storage, pushed[1], decision, None, [*ticket.overdue, *begun])
 
-    def sweep(self, decided: Round) -> None:
-        """Make the sweep of the round, if it reads callers' arrays; an error changes nothing."""
+    def sweep(self, decided: Round | None) -> None:
+        """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
         arrivals = sum(not isinstance(push.taken, NoArrival) for push in self._pushes)
         if not self._in_place or not arrivals:
             return
         aggregator = self._aggregator
+        if decided is None or sum(isinstance(slot, ops.Parts) for slot in decided.plan.slots) < arrivals:
+            raise AffluxError("[step] a vector is not read")
         if aggregator.storage is not None:
             aggregator.storage.prepare_sweep(decided)
-        if sum(isinstance(slot, ops.Parts) for slot in decided.plan.slots) < arrivals:
-            raise AffluxError("[step] a vector is not read")
         if not decided.make_unchecked(aggregator.plane):
             decided.release(aggregator.plane)
             raise AffluxError("[step] a value is not valid")
@@ -258,6 +265,7 @@ class StepBatch:
             self._aggregator.tasks.close(task)
         self._clients = [push.ticket.client_id for push in self._pushes]
         self._pushes, self._closed = [], []  # on_step may take long
+        self._calls.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""

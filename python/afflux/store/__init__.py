@@ -2,5 +2,6 @@
 
 from afflux.store.inspect import Info, export, export_params, info
 from afflux.store.repair import Health, Repair, check, repair
+from afflux.store.resharding import reshard
 
-__all__ = ["Health", "Info", "Repair", "check", "export", "export_params", "info", "repair"]
+__all__ = ["Health", "Info", "Repair", "check", "export", "export_params", "info", "repair", "reshard"]

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import Durability, codec_of
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
@@ -20,7 +21,7 @@ from afflux.store.constants_file import write_constants
 from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
-from afflux.store.metadata import INDEX, NAME, make_arrays, shapes_of, sync
+from afflux.store.metadata import INDEX, NAME, Shape, make_arrays, shapes_of, sync
 from afflux.store.shards import stored_parts
 
 #: More files than a new store has open, and than its removal opens if it cannot be made.
@@ -50,13 +51,8 @@ def create_store(
     for name in rule.rule_vectors:
         if not re.fullmatch(NAME, name):
             raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
-    own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-    shapes = {
-        f"{part.folder}{name}": shape
-        for part in stored_parts(server["d"], cuts)
-        for name, shape in shapes_of(rule, part.size, **own, accumulate=options["accumulate"]).items()
-    }
     codec = codec_of(rule, server["slot_dtype"])
+    shapes = shapes_in(server, options, cuts, rule.rule_vectors, rule.buffer_size, codec)
     facts = {
         "order_version": ORDER_VERSION,
         "server": {**server, "codec": None if codec is None else codec.name, **({"cuts": [*cuts]} if cuts else {})},
@@ -87,6 +83,24 @@ def create_store(
             lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
+
+
+def shapes_in(
+    server: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cuts: Sequence[int],
+    rule_vectors: Iterable[str],
+    buffer_size: int,
+    codec: Codec | None,
+) -> dict[str, Shape]:
+    """Return the shapes of the arrays of a store with these facts, by folder."""
+    own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+    vectors = rule_vectors, buffer_size, codec
+    return {
+        f"{part.folder}{name}": shape
+        for part in stored_parts(server["d"], cuts)
+        for name, shape in shapes_of(*vectors, part.size, **own, accumulate=options["accumulate"]).items()
+    }
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from afflux._engine import RowCheck, address
 from afflux.aggregation.cache.rows import LocalRows, RowCache, RowMemory, RowRead
@@ -45,8 +45,8 @@ class StoredRows(RowMemory):
         """Read a row into memory."""
 
     @abstractmethod
-    def checksum(self, slot: int) -> bytes:
-        """Return the checksums of a row that has changed since the last commit."""
+    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
+        """Return the checksums of rows that have changed since the last commit."""
 
     @abstractmethod
     def forget_checksums(self) -> None:
@@ -92,7 +92,7 @@ class DiskRows(LocalRows, StoredRows):
     def start_read(self, place: Place) -> RowCheck | None:
         if self.segments.mapped and self.device is HOST:
             return RowCheck(self.row(place.slot), *self._blocks, place.crc, self._num_threads)
-        self.segments.prefetch(place.slot)
+        self.prefetch(place.slot)
         return None
 
     def damage(self, place: Place) -> str | None:
@@ -108,8 +108,12 @@ class DiskRows(LocalRows, StoredRows):
     def load(self, slot: int) -> None:
         self.segments.populate([slot])
 
-    def checksum(self, slot: int) -> bytes:
-        return self.checksums[slot]
+    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
+        return [self.checksums[slot] for slot in slots]
+
+    def prefetch(self, slot: int) -> None:
+        """Ask the system to start reading a row."""
+        self.segments.prefetch(slot)
 
     def forget_checksums(self) -> None:
         self.checksums = {}
@@ -239,8 +243,8 @@ class DiskCache(RowCache):
         slots, numbers = self.slots, self._numbers
         if moves is not None:
             slots, numbers = {**slots, **moves.slots}, {**numbers, **moves.numbers}
-        crc = self.memory.checksum
-        return {client_id: Place(slot, crc(slot), numbers.get(client_id, -1)) for client_id, slot in slots.items()}
+        places = zip(slots.items(), self.memory.checksums_of([*slots.values()]), strict=True)
+        return {client_id: Place(slot, crc, numbers.get(client_id, -1)) for (client_id, slot), crc in places}
 
     def publish(self, moves: RowMoves) -> None:
         """Make the changes of a round. May be repeated."""

@@ -314,6 +314,11 @@ class Index:
         if not same:
             raise StoreError(f"[store] {self.path} has vanished or was replaced")
 
+    def copy_to(self, other: sqlite3.Connection) -> None:
+        """Copy the whole index to an empty one."""
+        with self._errors("read"):
+            self._reader.backup(other)
+
     def damage(self) -> list[str]:
         """Return the problems that SQLite finds in the file."""
         try:

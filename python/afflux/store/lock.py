@@ -65,7 +65,7 @@ class Lock:
                     fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                     self._held = True
                     _try_record_lock(self._descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-                    self._refuse_removed(folder)
+                    self.refuse_removed(folder)
                     if not shared:
                         _WRITERS[self._file] = self._forks
                     return
@@ -87,8 +87,8 @@ class Lock:
             self.release()
             raise
 
-    def _refuse_removed(self, folder: Path) -> None:
-        """Check that the lock's file was not removed while this process waited for it.
+    def refuse_removed(self, folder: Path) -> None:
+        """Check that the lock's file was not removed, for example while this process waited for it.
 
         Another process may lock the file that replaces it.
 

@@ -6,7 +6,7 @@ system allows no more threads.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -17,9 +17,8 @@ import numpy as np
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
-from afflux.aggregation.options import codec_of
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.rules.rule import Rule
 from afflux.store.files import LOSS, UnreadableError, new_file, read_bytes, reason
 from afflux.store.lock import LOCK
 
@@ -302,18 +301,25 @@ def sync(path: Path) -> None:
 
 
 def shapes_of(
-    rule: Rule, d: int, *, num_clients: int | None, dtype: str, slot_dtype: str, accumulate: bool
+    rule_vectors: Iterable[str],
+    buffer_size: int,
+    codec: Codec | None,
+    d: int,
+    *,
+    num_clients: int | None,
+    dtype: str,
+    slot_dtype: str,
+    accumulate: bool,
 ) -> dict[str, Shape]:
     """Return the shapes of a store's arrays, by name, for a server with these arguments."""
-    waiting = min(rule.buffer_size, MOST_WAITING)
+    waiting = min(buffer_size, MOST_WAITING)
     shapes = {
         "params": shape_of(dtype, d, 4),
         "arrivals": shape_of(STORED[slot_dtype], d, waiting),
-        **{f"rule_vector.{name}": shape_of(dtype, d, 2) for name in rule.rule_vectors},
+        **{f"rule_vector.{name}": shape_of(dtype, d, 2) for name in rule_vectors},
     }
     if accumulate:
         shapes["total"] = shape_of("float64", d, 2)
-    codec = codec_of(rule, slot_dtype)
     if codec is not None:
         shapes["sum"] = shape_of("float64", d, 2)
         shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), (num_clients or 0) + waiting)

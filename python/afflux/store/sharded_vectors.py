@@ -4,7 +4,7 @@ A shard's folder has neither an index nor a commit. Each part has the same slots
 are chosen here, those of rows by their table, and all others follow from the calls, which are the same for all parts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,10 +17,9 @@ from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Ve
 from afflux.aggregation.sharded_plane import ShardedPlane, Shards
 from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.devices import HOST
-from afflux.arrays.pools import Draft
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
-from afflux.store.disk_cache import DiskRows, StoredRows
+from afflux.store.disk_cache import StoredRows
 from afflux.store.index import CommittedState
 from afflux.store.segments import Place, Row
 from afflux.store.shards import StoredPart, joined, parts_in
@@ -32,36 +31,33 @@ class ShardedDiskRows(ShardedRows, StoredRows):
 
     in_state = False
 
-    def __init__(self, rows: Sequence[DiskRows], parts: Sequence[StoredPart]) -> None:
-        super().__init__(rows, [part.begin for part in parts])
-        self._rows = rows
-        self._stored_parts = parts
+    def __init__(self, rows: Shards, codec: Codec, plane: ShardedPlane, parts: Sequence[StoredPart]) -> None:
+        super().__init__(plane.row_parts(rows, codec), [part.begin for part in parts])
+        self._rows, self._plane, self._stored_parts = rows, plane, parts
 
-    def _first(self, problem: Callable[[DiskRows, StoredPart], str | None]) -> str | None:
+    def _first(self, name: str, argument: Any) -> str | None:
         """Return the first problem of a part."""
-        problems = map(problem, self._rows, self._stored_parts)
+        problems = self._plane.call(name, argument, of=self._rows)
         return next((each for each in problems if each is not None), None)
 
     def missing(self, slot: int) -> str | None:
-        return self._first(lambda rows, _: rows.missing(slot))
+        return self._first("missing", slot)
 
     def start_read(self, place: Place) -> None:
-        for rows in self._rows:
-            rows.segments.prefetch(place.slot)  # `ShardedPlane.ingest` makes no check beside its sweeps
+        self._plane.call_later("prefetch", place.slot, of=self._rows)  # `ingest` makes no check beside its sweeps
 
     def damage(self, place: Place) -> str | None:
-        return self._first(lambda rows, part: rows.damage(part.place(place, self.codec)))
+        return self._first("damage", Shards([part.place(place, self.codec) for part in self._stored_parts]))
 
     def load(self, slot: int) -> None:
-        for rows in self._rows:
-            rows.load(slot)
+        self._plane.call("load", slot, of=self._rows)
 
-    def checksum(self, slot: int) -> bytes:
-        return b"".join(rows.checksum(slot) for rows in self._rows)
+    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
+        parts = zip(*self._plane.call("checksums_of", [*slots], of=self._rows), strict=True)
+        return [b"".join(each) for each in parts] if slots else []
 
     def forget_checksums(self) -> None:
-        for rows in self._rows:
-            rows.forget_checksums()
+        self._plane.call_later("forget_checksums", of=self._rows)
 
 
 class ShardedVectors:
@@ -73,42 +69,42 @@ class ShardedVectors:
         self._parts = parts_in(facts)
         self._plane = plane
         self._commit: tuple[SavedPlaces | None, list[Shards]] | None = None  # that not all parts have recorded yet
-        self._vectors = [
-            StoredVectors(path / part.folder, _facts_of(part, facts), _committed_of(part, committed), HOST, threads)
-            for part in self._parts
-        ]
+        self._params: list[Shards] = []  # of the last commit: they count as versions in use
+        plane.begin(facts["server"]["d"], path)
+        own = [(path / part.folder, _facts_of(part, facts), _committed_of(part, committed)) for part in self._parts]
+        folders, own_facts, commits = (Shards([*each]) for each in zip(*own, strict=True))
+        self._vectors = plane.made(_on_host, folders, own_facts, commits, threads)
 
-    def _each(self, vector: Shards) -> "zip[tuple[StoredVectors, Any]]":
-        return zip(self._vectors, vector.parts, strict=True)
+    def _call(self, name: str, *arguments: Any) -> list[Any]:
+        """Call a method of the vectors of each part."""
+        return self._plane.call(name, *arguments, of=self._vectors)
 
     def rows(self, codec: Codec) -> ShardedDiskRows:
-        return ShardedDiskRows([each.rows(codec) for each in self._vectors], self._parts)
+        return ShardedDiskRows(self._plane.objects("rows", codec, of=self._vectors), codec, self._plane, self._parts)
 
     def committed_vector(self, name: str) -> Shards:
-        return Shards([each.committed_vector(name) for each in self._vectors])
+        return self._plane.objects("committed_vector", name, of=self._vectors)
 
     def committed_vectors(self, params: Place) -> dict[str, Row]:
-        parts = [each.committed_vectors(params) for each in self._vectors]
+        parts = self._call("committed_vectors", params)
         return {name: np.concatenate([vectors[name] for vectors in parts]) for name in parts[0]}
 
     def stacked(self, places: Iterable[Place]) -> np.ndarray:
-        slots = [*places]
-        return np.concatenate([each.stacked(slots) for each in self._vectors], axis=1)
+        return np.concatenate(self._call("stacked", [*places]), axis=1)
 
     def use(self, plane: DataPlane) -> None:
         """Let the plane keep its versions, and the new values of its rule vectors, in these slots."""
-        for vectors, part in zip(self._vectors, self._plane.planes, strict=True):
-            vectors.use(part)
+        self._call("use", self._plane.each_plane)
         self._plane.drafts, self._plane.check_files = self._drafts, self.check
 
-    def _drafts(self, op: str) -> list[Draft]:
+    def _drafts(self, op: str) -> Shards:
         """Return memory for a version: the lowest slot that no part uses."""
-        used = set[int]().union(*(each.used_slots() for each in self._vectors))
+        used = set[int]().union(*self._call("used_slots"))
         slot = next(slot for slot in count() if slot not in used)
-        return [each.draft_in(slot, op) for each in self._vectors]
+        return self._plane.objects("draft_in", slot, op, of=self._vectors)
 
     def committed_version(self, version: int, *, newest: bool) -> Shards:
-        return Shards([each.committed_version(version, newest=newest) for each in self._vectors])
+        return self._plane.counted(self._plane.objects("committed_version", version, of=self._vectors, newest=newest))
 
     def owns(self, params: Vector) -> bool:
         """Return True: callers have copies, which `DataPlane.is_version` knows."""
@@ -125,17 +121,17 @@ class ShardedVectors:
         return vector
 
     def prepare_sweep(self, prepared: Prepared) -> None:
-        for each, part in self._each(prepared):
-            each.prepare_sweep(part)
+        self._call("prepare_sweep", Shards(prepared.parts))
 
     def record_sweep(self, prepared: Prepared) -> SweptVectors:
-        swept = [each.record_sweep(part) for each, part in self._each(prepared)]
-        names = swept[0].rule_vectors
-        rule_vectors = {name: Shards([part.rule_vectors[name] for part in swept]) for name in names}
-        return SweptVectors(Shards([part.params for part in swept]), rule_vectors, swept)
+        swept, later = self._plane.objects("record_sweep", Shards(prepared.parts), of=self._vectors), self._plane
+        names = prepared.rule_vectors
+        rule_vectors = {name: later.objects_later("rule_vector", name, of=swept) for name in names}
+        params = self._plane.counted(later.objects_later("params", of=swept), prepared.drafts)
+        return SweptVectors(params, rule_vectors, swept)
 
     def params_place(self, params: Shards) -> Place:
-        return joined([each.params_place(part) for each, part in self._each(params)])
+        return joined(self._call("params_place", params))
 
     def save(
         self,
@@ -147,16 +143,8 @@ class ShardedVectors:
     ) -> SavedPlaces:
         if self._commit is not None:  # an interrupt came before all parts had recorded it
             self.set_committed(*self._commit)
-        saved = [
-            each.save(
-                params.parts[k],
-                {name: vector.parts[k] for name, vector in rule_vectors.items()},
-                None if total is None else total.parts[k],
-                {join: slot.parts[k] for join, slot in waiting.items()},
-                None if swept is None else swept.rest[k],
-            )
-            for k, each in enumerate(self._vectors)
-        ]
+        new = None if swept is None else swept.rest
+        saved = self._call("save", params, {**rule_vectors}, total, {**waiting}, new)
         return SavedPlaces(
             joined([each.params for each in saved]),
             {name: joined([each.vectors[name] for each in saved]) for name in saved[0].vectors},
@@ -164,31 +152,30 @@ class ShardedVectors:
         )
 
     def flush(self, places: SavedPlaces, retained: Iterable[Place], rows: Iterable[Place]) -> None:
-        retained, rows = [*retained], [*rows]
-        for each in self._vectors:
-            each.flush(places, retained, rows)
+        self._call("flush", places, [*retained], [*rows])
 
     def flush_all(self) -> None:
-        for each in self._vectors:
-            each.flush_all()
+        self._call("flush_all")
 
     def set_committed(self, places: SavedPlaces | None, params: list[Shards]) -> None:
         self._commit = places, params
-        for k, (each, part) in enumerate(zip(self._vectors, self._parts, strict=True)):
-            own = None
-            if places is not None:
-                arrivals = {join: part.place(place) for join, place in places.arrivals.items()}
-                own = SavedPlaces(places.params, places.vectors, arrivals)
-            each.set_committed(own, [vector.parts[k] for vector in params])
-        self._commit = None
+        own: list[SavedPlaces | None] = [None] * len(self._parts)
+        if places is not None:
+            arrivals = [{join: part.place(each) for join, each in places.arrivals.items()} for part in self._parts]
+            own = [SavedPlaces(places.params, places.vectors, each) for each in arrivals]
+        self._plane.call_later("set_committed", Shards(own), params, of=self._vectors)
+        self._commit, self._params = None, params
 
     def check(self) -> None:
-        for each in self._vectors:
-            each.check()
+        self._call("check")
 
     def detach(self) -> None:
-        for each in self._vectors:
-            each.detach()
+        self._params = []
+        self._plane.detach(self._vectors)
+
+
+def _on_host(path: Path, facts: Mapping[str, Any], committed: CommittedState | None, threads: int) -> StoredVectors:
+    return StoredVectors(path, facts, committed, HOST, threads)
 
 
 def _facts_of(part: StoredPart, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +193,7 @@ def _committed_of(part: StoredPart, committed: CommittedState | None) -> Committ
         each if each.place is None else each._replace(place=part.place(each.place)) for each in committed.arrivals
     ]
     vectors = {name: part.place(place) for name, place in committed.vectors.items()}
-    return replace(committed, vectors=vectors, arrivals=arrivals)
+    return replace(committed, vectors=vectors, arrivals=arrivals, lists={})
 
 
 def open_vectors(

@@ -39,6 +39,10 @@ class SweptVectors(NamedTuple):
     rule_vectors: NamedVectors
     rest: Any  #: for `save`: the new rows, and the checksums that the sweep has computed
 
+    def rule_vector(self, name: str) -> Vector:
+        """Return a rule vector."""
+        return self.rule_vectors[name]
+
 
 def retained_places(places: Mapping[str, Place]) -> dict[int, Place]:
     """Return the places of the older versions of a commit, by number, from those of all its vectors."""

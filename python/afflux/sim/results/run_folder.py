@@ -86,7 +86,9 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (folder / LOCK).unlink(missing_ok=True)
+            with suppress(StoreError):  # the folder was removed meanwhile, and made anew by another command
+                lock.refuse_removed(folder)
+                (folder / LOCK).unlink(missing_ok=True)
             lock.release()
 
 

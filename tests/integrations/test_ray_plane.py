@@ -1,0 +1,268 @@
+"""A server whose shards are actors of Ray has the bits of a server in one piece. Everything listens on loopback."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import afflux.store
+import pairwise
+from afflux import AffluxError, Server, StoreError, UnavailableError, rules
+from afflux.distributed import RayPlane
+from afflux.distributed.ray_plane import RemoteShard
+from afflux.selftest.digest import vectors
+from conftest import ROOT, bits
+from sharded_runs import CASES, SUPERBLOCK, D, served
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray itself
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SIZE = 2 * SUPERBLOCK + 77
+PRESETS = ["fedbuff", "fadas", "wkafl", "mf_ca2fl, rotated-4"]
+NOW = [(case, 2 + i % 2) for i, case in enumerate(PRESETS)]
+MORE = [*{(case, shards) for case in CASES for shards in (1, 2, 3)}.difference(NOW)]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """The cluster that the first plane starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray itself
+        try:
+            RayPlane.connect()
+        except UnavailableError as error:
+            pytest.skip(f"needs ray: make test-integrations ({error})")
+        import ray
+
+        yield ray
+        ray.shutdown()
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return vectors(3, 6, D)
+
+
+@pytest.fixture
+def planes(cluster):
+    """Makes planes, whose actors end with the test."""
+    made = []
+
+    def plane(*arguments, **options):
+        made.append(RayPlane(*arguments, **options))
+        return made[-1]
+
+    yield plane
+    for each in made:
+        each.close()
+
+
+def listening(pid):
+    """The addresses on which a process and its children listen, of IPv4 and IPv6."""
+    owners = [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    files = [file for owner in owners for file in Path(f"/proc/{owner}/fd").glob("*")]
+    sockets = {os.readlink(file) for file in files if file.is_symlink()}
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                addresses.add(socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw))
+    return addresses
+
+
+def test_a_cluster_that_afflux_starts_is_closed_to_other_machines(cluster):
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert listening(os.getpid()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert {node["NodeManagerAddress"] for node in cluster.nodes()} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(("case", "shards"), [*NOW, *pairwise.soak_all(MORE)])
+def test_shards_on_ray_have_the_bits_of_one_server(case, shards, data, planes):
+    expected, reports, log = served(*CASES[case], data)
+    state, own_reports, own_log = served(*CASES[case], data, planes(shards))
+    assert (own_reports, own_log) == (reports, log)
+    assert state["meta"] == expected["meta"]
+    assert [*state["arrays"]] == [*expected["arrays"]]
+    for name, array in expected["arrays"].items():
+        assert bits(state["arrays"][name]) == bits(array), name
+    rule, options = CASES[case]
+    loaded = Server(rule, data[0], log=True, plane=planes(cuts=(5,)), **options)
+    loaded.load_state_dict(expected)
+    again = loaded.state_dict()
+    assert again["meta"] == expected["meta"]
+    assert all(bits(again["arrays"][name]) == bits(array) for name, array in expected["arrays"].items())
+
+
+def test_a_push_that_one_slice_alone_refuses_changes_nothing(planes, data):
+    """NaN, max_abs and max_norm; the slots come back."""
+    limits = {"max_abs": 1e4, "max_norm": 1e3, "max_slots": 2}
+    server = Server(rules.fedbuff(buffer_size=2), data[0][:SIZE], plane=planes(2), **limits)
+    vector, before = np.zeros(SIZE, np.float32), server.state_dict()
+    for value, message in ((np.nan, f"non-finite value at index {SIZE - 5}"), (1e5, "max_abs"), (2e3, "norm")):
+        vector[-5] = value
+        for _ in range(3):
+            with pytest.raises(AffluxError, match=message):
+                server.push(client=1, version=0, update=vector, timeout=0)
+    after = server.state_dict()
+    for state in (before, after):
+        state["meta"]["counts"].pop("refused")
+    assert after["meta"] == before["meta"]
+    assert bits(after["arrays"]["params"]) == bits(before["arrays"]["params"])
+    for i in range(5):
+        server.push(client=i, version=0, update=data[1][:SIZE] * np.float32(1e-3), timeout=0)
+    assert (server.version, server.versions_held) == (2, 1)
+
+
+def test_a_server_without_a_store_fails_when_a_shard_dies(planes, cluster, data):
+    """The others' replies are awaited, and each later call says what has happened."""
+    plane = planes(3)
+    server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], plane=plane)
+    server.push(client=1, version=0, update=data[1][:SIZE])
+    cluster.kill(plane.remotes[1].actor)
+    for _ in range(2):
+        with pytest.raises(AffluxError, match=r"shard 1 of 3 has ended.*server without a store cannot go on"):
+            server.push(client=1, version=1, update=data[1][:SIZE])
+    assert server.version == 1
+    with pytest.raises(AffluxError, match="shard 1 of 3 has ended"):
+        server.params  # noqa: B018
+
+
+def test_what_a_plane_on_ray_cannot_do(planes):
+    with pytest.warns(RuntimeWarning, match=r"RayPlane. 50 elements a shard: below 4000000"):
+        server = Server(rules.fedbuff(), np.zeros(100), plane=planes(2))
+    with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
+        server.push(client=1, version=0, update=np.zeros(100), copy=False)
+    with pytest.raises(UnavailableError, match="check_versions"):
+        Server(rules.fedbuff(), np.zeros(3), plane=planes(2), check_versions=True)
+    with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
+        RayPlane(2, actor_options=[{}])
+
+
+RULE = rules.ca2fl(buffer_size=2, codec="affine-4")
+PUSHES = 11
+
+
+def push(server):
+    """The next push: the same after the same joins."""
+    vector = np.random.default_rng(server.joins).standard_normal(SIZE, np.float32)
+    return server.push(client=server.joins * 3 % 5, version=server.version, update=vector)
+
+
+def params_of(server):
+    """The params after all pushes."""
+    while server.joins < PUSHES:
+        push(server)
+    return bits(server.params)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return params_of(Server(RULE, np.ones(SIZE, np.float32), num_clients=9))
+
+
+def killing(patch, plane, ray, number, name, when):
+    """Kill a shard before or after the next message with this call was sent; None: any call."""
+    pids = [ray.get(remote.actor.__ray_call__.remote(lambda shard: os.getpid())) for remote in plane.remotes]
+    send, left = RemoteShard.send, [when]
+
+    def sent(remote, epoch, calls):
+        names = {call.name for call in (*remote.later, *calls)}
+        hit = left and remote is plane.remotes[number] and (name in names or name is None)
+        if hit and left.pop() == "before":
+            os.kill(pids[number], signal.SIGKILL)
+            hit = False
+        reply = send(remote, epoch, calls)
+        if hit:
+            os.kill(pids[number], signal.SIGKILL)
+        return reply
+
+    patch.setattr(RemoteShard, "send", sent)
+
+
+KILLS = [("sweep", "after", 0), ("save", "before", 1), ("set_committed", "before", 1)]
+NAMES = ["ingest", "prepare", "record_sweep", "sweep", "save", "publish", "set_committed", "checksums_of", None]
+MORE_KILLS = [(name, when, number) for name in NAMES for when in ("before", "after") for number in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "number"), [*KILLS, *pairwise.soak_all([each for each in MORE_KILLS if each not in KILLS])]
+)
+def test_after_the_end_of_a_shard_a_store_goes_on_with_the_same_bits(
+    name, when, number, planes, cluster, undisturbed, tmp_path, monkeypatch
+):
+    """The receipts tell what is lost: here the arrivals after the last commit."""
+    path, plane, receipts = tmp_path / "store", planes(2), []
+    server = Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=plane, store=path)
+    for _ in range(3):
+        receipts.append(push(server))
+    with monkeypatch.context() as patch:
+        killing(patch, plane, cluster, number, name, when)
+        with pytest.raises(StoreError, match=f"shard {number} of 2 has ended.*Server.open"):
+            while server.joins < PUSHES:
+                receipts.append(push(server))
+    server.close(checkpoint=False)
+    with Server.open(path, plane=planes(2)) as server:
+        kept = [receipt.durable is not None and receipt.durable <= server.version for receipt in receipts]
+        assert kept == [i < server.joins for i in range(len(receipts))]
+        assert params_of(server) == undisturbed
+    assert afflux.store.check(path).sound
+    assert {file.parent for file in path.rglob("*.sqlite*")} == {path}
+
+
+CONTROL = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+import test_ray_plane as own
+from afflux import Server
+from afflux.distributed import RayPlane
+from afflux.distributed.ray_plane import RemoteShard
+from afflux.store.commits import Commits
+def killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+server = Server.open(sys.argv[2], plane=RayPlane(2))
+point = sys.argv[3]
+if point == "transaction":
+    Commits._write_lists = killed
+else:
+    send = RemoteShard.send
+    def sent(remote, epoch, calls):
+        reply = send(remote, epoch, calls)
+        if any(call.name == point for call in calls):
+            killed()
+        return reply
+    RemoteShard.send = sent
+own.params_of(server)
+"""
+
+
+@pytest.mark.parametrize("point", ["sweep", "transaction", *pairwise.soak_all([("save",), ("prepare",)])])
+def test_after_the_end_of_control_a_store_goes_on_with_the_same_bits(point, planes, cluster, undisturbed, tmp_path):
+    """Its shards may still sweep when the next server opens the store: each waits for the lock of its folder."""
+    path = tmp_path / "store"
+    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(2), store=path) as server:
+        for _ in range(3):
+            push(server)
+    address = cluster.get_runtime_context().gcs_address
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *map(str, sys.path)]))}
+    command = [sys.executable, "-c", CONTROL, address, path, point]
+    ended = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with Server.open(path, plane=planes(2)) as server:
+        assert params_of(server) == undisturbed
+    assert afflux.store.check(path).sound

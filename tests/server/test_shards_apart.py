@@ -1,0 +1,192 @@
+"""The plane on Ray, with actors that are objects of this process (fake_ray.py): messages, epochs, interrupts."""
+
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+
+import numpy as np
+import pytest
+
+import afflux.store
+import fake_ray
+import pairwise
+from afflux import AffluxError, Server, StoreError, UnavailableError, rules
+from afflux.aggregation.sharded_plane import ShardedPlane
+from afflux.distributed import RayPlane, ray_plane
+from afflux.distributed.shard import Call, Ref, Shard
+from afflux.selftest.digest import vectors
+from conftest import bits
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
+
+pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
+SIZE = 2 * SUPERBLOCK + 77
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    fake = fake_ray.FakeRay()
+    monkeypatch.setattr(ray_plane, "_ray", lambda: fake)
+    return fake
+
+
+@pytest.fixture(scope="module")
+def data():
+    return vectors(3, 6, SIZE)
+
+
+def test_ray_is_imported_by_a_plane_alone():
+    code = "import sys, afflux.distributed; assert 'ray' not in sys.modules; sys.modules['ray'] = None\n"
+    code += "try: afflux.distributed.RayPlane()\nexcept afflux.UnavailableError as error: print(error)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "needs Ray: pip install 'afflux[ray]'" in result.stdout
+
+
+def test_a_cluster_is_not_started_without_authentication(monkeypatch):
+    ray = fake_ray.FakeRay()
+    ray.is_initialized = lambda: False
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UnavailableError, match="Ray was imported without token authentication"):
+        ray_plane._connect(ray)
+
+
+def run(server, data, call=lambda call: call()):
+    base = call(server.pull)
+    for i in range(5):
+        vector = data[i] * np.float32(2.0**-12)
+        own = {"model": data[0] + vector} if i == 1 else {server.rule.kind: vector}
+        while server.joins == i:
+            with suppress(KeyboardInterrupt):
+                server.push(client=i % 3, version=base, **own)
+    state = call(server.state_dict)
+    call(lambda: server.load_state_dict(state))
+    return {name: bits(array) for name, array in call(server.state_dict)["arrays"].items()}, state["meta"]
+
+
+REPEATED = {
+    "rows": (rules.ca2fl(buffer_size=2, codec="affine-4"), {"num_clients": 9}),
+    "accumulate": (rules.fadas(buffer_size=2), {"accumulate": True}),
+    "inplace": (rules.fadas(buffer_size=2), {"inplace": True}),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("case", ["rows", *pairwise.soak_all([(each,) for each in REPEATED if each != "rows"])])
+def test_a_call_whose_reply_is_lost_may_be_repeated(case, after, data, ray, monkeypatch):
+    """An interrupt comes before or after a message was sent, or its reply was read: no sweep is made twice."""
+    rule, options = REPEATED[case]
+    expected = run(Server(rule, data[0], **options), data)
+    for number in count(0, 1 if pairwise.soaking else 5):
+        with monkeypatch.context() as patch:
+            methods = [(ray_plane.RemoteShard, "send"), (fake_ray.FakeRay, "get"), (fake_ray.Actor, "_made")]
+            interrupts = Interrupts(patch, methods, number, after)
+            server = Server(rule, data[0], plane=RayPlane(cuts=(1,)), **options)
+            interrupts.calls = 0
+            assert run(server, data, repeated) == expected, number
+        if interrupts.calls <= number:
+            break
+    assert number > 40
+
+
+def test_objects_of_dropped_handles_are_freed(data, ray):
+    server = Server(rules.ca2fl(buffer_size=2), data[0], num_clients=9, plane=RayPlane(2))
+    shards = [remote.actor._instance for remote in server._aggregator.plane.remotes]
+    numbers = set()
+    for i in range(12):
+        server.push(client=i % 4, version=server.version, update=data[i % 6])
+        if i > 5 and i % 2:
+            numbers.add(tuple(len(shard._objects) for shard in shards))
+    assert len(numbers) == 1
+    assert sum(*numbers) < 30
+
+
+def test_a_call_of_an_older_epoch_is_refused(data, ray):
+    """A sweep that a dead coordinator has left in an actor's queue writes nothing."""
+    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2))
+    server.push(client=1, version=0, update=data[1])
+    (actor, _, late) = [each for each in ray.messages if b"sweep" in each[2]][-1]
+    shard = actor._instance
+    shard.call(pickle.loads(late)[0] + 1, [], [])  # another control
+    with pytest.raises(AffluxError, match="its server was replaced"):
+        shard.call(*pickle.loads(late))
+    with pytest.raises(AffluxError, match="its server was replaced"):
+        server.push(client=1, version=1, update=data[1])
+    assert server.version == 1
+
+
+MORE = [(case, shards) for case in CASES if case != "inplace" for shards in (1, 3)]
+
+
+@pytest.mark.parametrize(("case", "shards"), [("ca2fl, float16", 2), *pairwise.soak_all(MORE)])
+def test_a_store_has_the_bits_of_one_server(case, shards, ray, tmp_path):
+    """Closed amid a buffer, and once opened after the last commit; its folders hold no index."""
+    data, path = vectors(3, 6, D), tmp_path / "store"
+    rule, options = CASES[case]
+    expected, reports, log = served(rule, options, data)
+
+    def reopened(server, i):
+        if i not in (2, 7):
+            return server
+        server.checkpoint()
+        server.close(checkpoint=i == 2)
+        return Server.open(path, plane=RayPlane(shards))
+
+    state, own_reports, own_log = served(rule, options, data, RayPlane(shards), path, reopened)
+    assert (own_reports, own_log) == (reports, log)
+    assert state["meta"] == expected["meta"]
+    assert {name: bits(array) for name, array in state["arrays"].items()} == {
+        name: bits(array) for name, array in expected["arrays"].items()
+    }
+    assert afflux.store.check(path).sound
+    assert [file.parent for file in path.rglob("*.sqlite")] == [path]
+    Server.open(path, plane=ShardedPlane(shards)).close()
+
+
+def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, tmp_path, monkeypatch):
+    """Its late sweeps would write slots that the new control has given out again."""
+    path = tmp_path / "store"
+    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2), store=path)
+    server.push(client=1, version=0, update=data[1])
+    server._store._lock.release()  # its control has ended, and its shards have not
+    monkeypatch.setattr("afflux.distributed.shard.PATIENCE", 0.0)
+    with pytest.raises(StoreError, match="shard-0 is in use"):
+        Server.open(path, plane=RayPlane(2))
+    for remote in server._aggregator.plane.remotes:
+        remote.actor._instance.unlock()
+    with Server.open(path, plane=RayPlane(2)) as again:
+        assert again.version == 1
+
+
+def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data, tmp_path):
+    path, plane = tmp_path / "store", RayPlane(2)
+    server = Server(rules.ca2fl(buffer_size=2), data[0], num_clients=9, plane=plane, store=path)
+    for i in range(3):
+        receipt = server.push(client=i, version=server.version, update=data[i])
+    ray.kill(plane.remotes[1].actor)
+    with pytest.raises(AffluxError, match=r"Server.open\('.*store', plane=RayPlane\(...\)\) goes on .*`durable`"):
+        server.push(client=4, version=1, update=data[4])
+    server.close(checkpoint=False)
+    with Server.open(path, plane=RayPlane(2)) as again:
+        assert (again.version, again.joins) == (1, 2)
+        assert receipt.durable > again.version
+
+
+def test_all_replies_are_awaited_if_a_shard_has_ended(data, ray):
+    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(3))
+    ray.kill(server._aggregator.plane.remotes[0].actor)
+    read, get = [], ray.get
+    ray.get = lambda reply: read.append(reply) or get(reply)
+    with pytest.raises(AffluxError, match="shard 0 of 3 has ended"):
+        server.push(client=1, version=0, update=data[1])
+    assert len(read) == 3
+
+
+def test_an_error_without_reply_is_raised_by_the_call_that_needs_the_result():
+    shard = Shard()
+    shard.begin(1)
+    missing = Call(Ref(-4), "reserve", (), {}, (7, {"a": 8}))
+    (failure, value) = shard.call(1, [missing], [Call(Ref(-1), "read", (Ref(8),), {}), Call(Ref(0), "free", (7,), {})])
+    assert isinstance(failure.error, KeyError)
+    assert value is None

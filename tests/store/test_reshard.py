@@ -1,0 +1,144 @@
+"""`afflux store reshard` changes the number of shards and no bit."""
+
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+import afflux.store
+import pairwise
+from afflux import AffluxError, Server, StoreError, rules
+from afflux.aggregation.sharded_plane import ShardedPlane
+from afflux.store import resharding as module
+from afflux.store.reader import locked_reader
+from conftest import bits
+from sharded_runs import CASES, SUPERBLOCK
+
+SIZE = 4 * SUPERBLOCK + 77
+NOW = [("mf_ca2fl, rotated-4", (1, 3)), ("accumulate", (3, 1))]
+MORE = [(case, numbers) for case in CASES if case != "inplace" for numbers in ((1, 2, 1), (2, 3), (5, 1))]
+
+
+def plane(shards):
+    return None if shards == 1 else ShardedPlane(shards)
+
+
+def push(server):
+    """The next push: the same after the same joins."""
+    vector = np.random.default_rng(server.joins).standard_normal(SIZE, np.float32) * np.float32(2.0**-12)
+    facts = {"client": server.joins * 3 % 5, "version": max(0, server.version - server.joins % 2)}
+    server.push(**facts, **{server.rule.kind: vector})
+
+
+def contents(server):
+    state, rows = server.state_dict(), server.rows
+    for name in ("rows", "sum"):
+        state["arrays"].pop(name, None)
+    clients = [] if rows is None else rows.client_ids
+    own = {client: bytes(rows.encoded(client)) for client in clients} | {"": None if rows is None else bits(rows.sum)}
+    return state["meta"] | {"row_ids": []}, {name: bits(array) for name, array in state["arrays"].items()}, own
+
+
+@pytest.mark.parametrize(("case", "numbers"), [*NOW, *pairwise.soak_all(MORE)])
+def test_no_bit_changes(case, numbers, tmp_path):
+    """Amid a buffer, with an older version that a checkpoint has kept."""
+    rule, options = CASES[case]
+    vector = np.ones(SIZE, np.float32)
+    path, expected = tmp_path / "store", Server(rule, vector, log=True, **options)
+    server = Server(rule, vector, log=True, plane=plane(numbers[0]), store=path, **options)
+    for name in rule.needs.handed_in:
+        for each in (server, expected):
+            each.set_rule_vector(name, vector)
+    for shards in (*numbers[1:], numbers[-1]):
+        first = server.pull()
+        for _ in range(4):
+            push(server), push(expected)
+        server.checkpoint(keep=[first])
+        before, old = contents(server), bits(first.params)
+        server.close()
+        assert afflux.store.reshard(path, shards) == ((len(server._store.facts.get("cuts", ())) + 1) != shards)
+        assert afflux.store.check(path).sound
+        assert afflux.store.info(path).shards == shards
+        assert [file.name for file in tmp_path.iterdir()] == ["store"]
+        server = Server.open(path, plane=plane(shards))
+        assert contents(server) == before == contents(expected)
+        assert [bits(each.params) for each in server.retained_versions.values()] == [old]
+    server.close()
+
+
+def test_a_store_in_one_piece_again_has_the_index_of_one(tmp_path):
+    indices = []
+    for path, shards in ((tmp_path / "one", 1), (tmp_path / "shards", 3)):
+        rule = rules.ca2fl(buffer_size=2, codec="affine-4")
+        with Server(rule, np.ones(SIZE), num_clients=9, plane=plane(shards), store=path) as server:
+            for _ in range(5):
+                push(server)
+        assert afflux.store.reshard(path, 1) == (shards == 3)
+        with closing(sqlite3.connect(path / "index.sqlite")) as index:
+            facts = {name: json.loads(text) for name, text in index.execute("SELECT * FROM facts WHERE name != 'crc'")}
+            rows = index.execute("SELECT * FROM rows ORDER BY client").fetchall()
+            pragmas = [index.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "journal_mode")]
+        indices.append((facts, rows, pragmas))
+    for each, other in zip(*indices, strict=True):
+        assert each == other
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "store"
+    with Server(rules.ca2fl(buffer_size=2), np.ones(SIZE, np.float32), num_clients=9, store=path) as server:
+        for _ in range(5):
+            push(server)
+    return path
+
+
+def files(path):
+    return {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file() and "-shm" not in file.name}
+
+
+@pytest.mark.parametrize("name", ["params", "rows"])
+def test_a_damaged_store_is_refused_and_stays(name, store):
+    with locked_reader(store) as reader:
+        slot = reader.committed.vectors["params"].slot if name == "params" else next(iter(reader.rows()))[1].slot
+        array = reader.segments[name]
+        vector = array.array(slot)
+        vector.view(np.uint8)[-1] ^= 1
+        array.write(slot, vector)
+    before = files(store)
+    with pytest.raises(StoreError, match="only a backup" if name == "params" else "client .*row is damaged"):
+        afflux.store.reshard(store, 2)
+    assert files(store) == before
+    with pytest.raises(AffluxError, match="shards is 0, must be an int of at least 1"):
+        afflux.store.reshard(store, 0)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_store_is_there_until_the_new_one_takes_its_place(atomic, store, monkeypatch):
+    """Also where the system cannot exchange two folders."""
+    before, seen = files(store), []
+    if not atomic:
+        monkeypatch.setattr(module.ctypes, "CDLL", lambda *arguments, **options: object())
+    exchange = module._exchange
+
+    def looked(path, new):
+        seen.append({file: data for file, data in files(store).items() if new not in file.parents})
+        shutil.copytree(new, store.with_name("copy"))
+        exchange(path, new)
+
+    monkeypatch.setattr(module, "_exchange", looked)
+    assert afflux.store.reshard(store, 2)
+    assert seen == [before]
+    assert {file.name for file in store.parent.iterdir()} == {"store", "copy"}
+    for path in (store, store.with_name("copy")):
+        assert afflux.store.check(path).sound
+    assert os.stat(store).st_mode == os.stat(store.parent / "store").st_mode
+
+
+def test_the_command(store):
+    runner, app = pytest.importorskip("typer.testing").CliRunner(), __import__("afflux.cli.store").cli.store.app
+    assert "has 3 shards" in runner.invoke(app, ["reshard", str(store), "--shards", "3"]).output
+    assert "already" in runner.invoke(app, ["reshard", str(store), "--shards", "3"]).output
