@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 #: Pages of other frameworks run beside them, in tests/integrations.
-OF_FRAMEWORKS = re.compile(r"afflux\.integrations|^(from|import) pfl\b", re.MULTILINE)
+OF_FRAMEWORKS = re.compile(r"afflux\.(integrations|distributed)|^(from|import) pfl\b", re.MULTILINE)
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -139,6 +140,12 @@ def test_a_server_without_a_store_fails_when_a_shard_dies(planes, cluster, data)
     assert server.version == 1
     with pytest.raises(AffluxError, match="shard 1 of 3 has ended"):
         server.params  # noqa: B018
+
+
+def test_the_page_runs(cluster, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL)
+    exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []
 
 
 def test_what_a_plane_on_ray_cannot_do(planes):

@@ -190,3 +190,6 @@ def test_an_error_without_reply_is_raised_by_the_call_that_needs_the_result():
     (failure, value) = shard.call(1, [missing], [Call(Ref(-1), "read", (Ref(8),), {}), Call(Ref(0), "free", (7,), {})])
     assert isinstance(failure.error, KeyError)
     assert value is None
+    for without_reply in ([missing._replace(out=None)], []):
+        (failure,) = shard.call(1, without_reply, [Call(Ref(0), "free", (7,), {})])
+        assert isinstance(failure.error, KeyError)

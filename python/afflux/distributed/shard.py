@@ -77,6 +77,7 @@ class Shard:
         self._epoch = 0
         self._objects: dict[int, Any] = {0: self}
         self._lock: Lock | None = None
+        self._failure: Failure | None = None
 
     def begin(self, parts: int) -> None:
         """Begin anew, with planes for this number of parts."""
@@ -107,15 +108,17 @@ class Shard:
         """Make calls in their order; return a result, or `Failure`, for each of `calls`.
 
         Those `without_reply` come again with the next calls if an interrupt came while they were sent. Their errors are
-        raised by the calls that need their results.
+        raised by the calls that need their results; by all later calls, if they have none.
 
         Raises:
             AffluxError: the calls are of an older epoch than others before: of a control that has been replaced.
         """
         self._admit(epoch)
         for call in without_reply:
-            self._make(call)
-        return [self._make(call) for call in calls]
+            result = self._make(call)
+            if call.out is None and isinstance(result, Failure):
+                self._failure = self._failure or result
+        return [self._failure or self._make(call) for call in calls]
 
     def _admit(self, epoch: int) -> None:
         if epoch < self._epoch:
