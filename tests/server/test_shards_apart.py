@@ -159,9 +159,13 @@ def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, 
         assert again.version == 1
 
 
-def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data, tmp_path):
+def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data, tmp_path, monkeypatch):
     path, plane = tmp_path / "store", RayPlane(2)
-    server = Server(rules.ca2fl(buffer_size=2), data[0], num_clients=9, plane=plane, store=path)
+    monkeypatch.chdir(tmp_path)
+    server = Server(rules.ca2fl(buffer_size=2), data[0], num_clients=9, plane=plane, store="store")
+    paths = [message for _, _, message in ray.messages if b"lock" in message or b"_on_host" in message]
+    assert len(paths) == 4
+    assert all(tmp_path.name.encode() in message for message in paths)  # not relative ones, which an actor may not have
     for i in range(3):
         receipt = server.push(client=i, version=server.version, update=data[i])
     ray.kill(plane.remotes[1].actor)

@@ -106,8 +106,12 @@ class ShardedPlane(DataPlane):
         self.planes = [LocalPlane() for _ in parts]
         self.call("allocate", Shards(options))
 
-    def begin(self, size: int, path: Path | None = None) -> None:
-        """Prepare for calls before `allocate`: for vectors of this size, in the store at `path`."""
+    def begin(self, size: int, path: Path) -> Path:
+        """Prepare for calls before `allocate`: for vectors of this size, in the store at `path`.
+
+        Return the path by which the parts open it.
+        """
+        return path
 
     def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
         """Call a method of each part's plane, or of each part's object in `of`, or read an attribute.

@@ -168,20 +168,22 @@ class RayPlane(ShardedPlane):
         #: Vectors without elements: they count slots and versions, in the place of those in the shards.
         self.planes = [LocalPlane()]
         self.planes[0].allocate(replace(options[0], size=0, check_versions=False))
-        self.begin(self.size)
+        self._start(parts, self.size)
         # A limit here would count a slot or version until the message that frees it.
         self.call("allocate", Shards([replace(each, slots=0, max_versions=None) for each in options]))
 
-    def begin(self, size: int, path: Path | None = None) -> None:
-        if not self.remotes:
-            self._start(parts_of(size, self.cuts(size)), size)
-        if path is not None:
-            folders = [path / (f"shard-{number}" if self._number > 1 else "params") for number in self._of_shards]
-            self._send("lock", {number: [folder] for number, folder in zip(self._of_shards, folders, strict=True)})
-            self._path = path
+    def begin(self, size: int, path: Path) -> Path:
+        self._start(parts_of(size, self.cuts(size)), size)
+        path = path.absolute()  # the actors may have other working directories
+        folders = [path / (f"shard-{number}" if self._number > 1 else "params") for number in self._of_shards]
+        self._send("lock", {number: [folder] for number, folder in zip(self._of_shards, folders, strict=True)})
+        self._path = path
+        return path
 
     def _start(self, parts: Sequence[Part], size: int) -> None:
-        """Start the actors."""
+        """Start the actors, if they were not started before."""
+        if self.remotes:
+            return
         self.shard_of = [part.shard for part in parts]
         self._of_shards = sorted({*self.shard_of})  # without those that have no elements
         self._planes = [Ref(-1 - self.shard_of[:k].count(shard)) for k, shard in enumerate(self.shard_of)]

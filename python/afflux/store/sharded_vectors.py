@@ -70,7 +70,7 @@ class ShardedVectors:
         self._plane = plane
         self._commit: tuple[SavedPlaces | None, list[Shards]] | None = None  # that not all parts have recorded yet
         self._params: list[Shards] = []  # of the last commit: they count as versions in use
-        plane.begin(facts["server"]["d"], path)
+        path = plane.begin(facts["server"]["d"], path)
         own = [(path / part.folder, _facts_of(part, facts), _committed_of(part, committed)) for part in self._parts]
         folders, own_facts, commits = (Shards([*each]) for each in zip(*own, strict=True))
         self._vectors = plane.made(_on_host, folders, own_facts, commits, threads)
