@@ -63,8 +63,8 @@ def test_a_program_in_cpp(programs):
 
 def test_a_program_in_rust(tmp_path):
     cargo = shutil.which("cargo")
-    if cargo is None:
-        pytest.skip("cargo is not installed")
+    if cargo is None or subprocess.run([cargo, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("cargo is not installed, or has no toolchain")
     shutil.copytree(found("Cargo.toml").parent, tmp_path / "rust")
     environment = {"AFFLUX": str(PACKAGE), "CARGO_TARGET_DIR": str(tmp_path / "target")}
     text = run(cargo, "run", "--quiet", "--offline", "--manifest-path", tmp_path / "rust" / "Cargo.toml", **environment)
