@@ -482,6 +482,7 @@ def test_a_grid_of_a_simulation_in_python(made, tmp_path, monkeypatch):
         tune(paired, {"client_lr": [0.1]})
 
 
+@pytest.mark.soak
 def test_workers_give_the_page_of_one_process(tmp_path):
     """They are those of all runs, also after one that has diverged with trainings in flight."""
     command = [
