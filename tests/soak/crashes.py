@@ -9,7 +9,6 @@ python tests/soak/crashes.py 2000 FILE      so many kills in all; goes on where 
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import random
@@ -27,6 +26,7 @@ import afflux
 from afflux import Server, StoreError
 from afflux.ops import codecs
 from afflux.rules import RULES
+from afflux.selftest.pushes import state_digest as digest
 
 CLIENTS, M = 9, 3
 #: The message about the folder of a store that was never finished.
@@ -78,16 +78,6 @@ class Case:
         version = max(0, (server.version if newest is None else newest) - age)
         receipt = server.push(client=client, **{server.rule.kind: vector}, version=version, num_examples=client + 1)
         return receipt, rng.random() < self.checkpoints
-
-
-def digest(server):
-    """Of everything that a server keeps, but for how many calls it has refused."""
-    state = server.state_dict()
-    del state["meta"]["counts"]["refused"]
-    whole = hashlib.sha256(json.dumps(state["meta"], sort_keys=True).encode())
-    for name in sorted(state["arrays"]):
-        whole.update(name.encode() + np.ascontiguousarray(state["arrays"][name]).tobytes())
-    return whole.hexdigest()
 
 
 def undisturbed(case):

@@ -128,11 +128,11 @@ class ShardedPlane(DataPlane):
         return Shards(self.call(name, *arguments, of=of, **options))
 
     def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> Shards:
-        """Return such objects, of a call that cannot fail and may be repeated: nobody need wait for it."""
+        """Return the results of `objects`, for a call that cannot fail and may be repeated: it may be made later."""
         return self.objects(name, *arguments, of=of)
 
     def call_later(self, name: str, *arguments: Any, of: Shards | None = None) -> None:
-        """Make such a call, without its results."""
+        """Make a call that cannot fail, may be repeated and has no results: it may be made later."""
         self.call(name, *arguments, of=of)
 
     def made(self, kind: Callable[..., Any], *arguments: Any) -> Shards:

@@ -258,14 +258,14 @@ class RayPlane(ShardedPlane):
         """
         if self._lost is not None:
             raise type(self._lost)(*self._lost.args)
-        parts = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self._number)]
+        parts_of_shards = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self._number)]
         replies = [
-            shard.send(self._epoch, [calls[k] for k in own]) if own else None
-            for shard, own in zip(self.remotes, parts, strict=True)
+            shard.send(self._epoch, [calls[k] for k in parts]) if parts else None
+            for shard, parts in zip(self.remotes, parts_of_shards, strict=True)
         ]
         results = dict[int, Any]()
-        for own, values in zip(parts, self._wait(replies), strict=True):
-            results.update(zip(own, values or (), strict=True))
+        for parts, values in zip(parts_of_shards, self._wait(replies), strict=True):
+            results.update(zip(parts, values or (), strict=True))
         for k in sorted(results):
             if isinstance(results[k], Failure):
                 raise results[k].error
@@ -374,7 +374,11 @@ class RayPlane(ShardedPlane):
 
 
 def _ray() -> Any:
-    """Import Ray. If nobody has imported it before, a cluster that this process starts is safe on this machine."""
+    """Import Ray.
+
+    If this is the first import of Ray in the process, a cluster that the process starts listens on the loopback address
+    only, and uses token authentication.
+    """
     if "ray" not in sys.modules:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listens on the loopback address only
         if "RAY_ADDRESS" not in os.environ and "RAY_AUTH_MODE" not in os.environ:

@@ -126,10 +126,10 @@ def of_family(family: Family, bits: int) -> Codec:
     >>> of_family("affine-vector", 2)
     codecs.affine(2, scope='vector')
     """
-    known = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == family]
+    widths = [width for name, (width, *_) in _engine.CODECS.items() if name.rpartition("-")[0] == family]
     width = as_int(bits)
-    if width not in known:
-        raise AffluxError(f"[{family}] bits is {brief(bits)}, must be one of {', '.join(map(str, known))}")
+    if width not in widths:
+        raise AffluxError(f"[{family}] bits is {brief(bits)}, must be one of {', '.join(map(str, widths))}")
     return Codec(f"{family}-{width}")
 
 

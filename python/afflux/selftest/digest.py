@@ -147,12 +147,14 @@ def inner_products(num_threads: int, vectors: Typed) -> str:
     """Inner with and without a memory and weights, of vectors of each type and of mixed ones."""
     digest = hashlib.sha256()
     mixed = [vectors[dtype][k] for k in (0, 1) for dtype in vectors]
-    for given in (*vectors.values(), mixed):
-        weights = np.array([0.1, -0.7, 0.0, 1 / 3, 2.5, -1e-3])[: len(given)]
-        for some, shift, own in [(weights, 0.3, 0.0), (weights, 0.0, -1.5), (None, 0.7, 0.0), (None, 0.0, 0.0)]:
+    for operands in (*vectors.values(), mixed):
+        weights = np.array([0.1, -0.7, 0.0, 1 / 3, 2.5, -1e-3])[: len(operands)]
+        for factors, shift, weight in [(weights, 0.3, 0.0), (weights, 0.0, -1.5), (None, 0.7, 0.0), (None, 0.0, 0.0)]:
             memory = vectors["float32"][2]
-            found = ops.inner(given, some, memory=memory, shift=shift, memory_weight=own, num_threads=num_threads)
-            for value in found:
+            products = ops.inner(
+                operands, factors, memory=memory, shift=shift, memory_weight=weight, num_threads=num_threads
+            )
+            for value in products:
                 digest.update(b"" if value is None else np.asarray(value).tobytes())
     return digest.hexdigest()
 

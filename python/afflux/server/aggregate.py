@@ -150,16 +150,13 @@ def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout
     kinds = {kind_of("", array) for arrays in trees for array in arrays}
     dtype = "float64" if "float64" in kinds else "float32"
     updates = [ops.Parts(arrays, layout._borders, dtype=dtype) for arrays in trees]
-    own, done = 0.0, list[bool]()
-    params = target
+    params_weight, done = 0.0, list[bool]()
     if isinstance(target, ops.Parts) and all(
         a is b or _same(a, b) for a, b in zip(trees[0], target.arrays, strict=True)
     ):
-        own, updates, rest = float(weights[0]), updates[1:], weights[1:]
-    else:
-        rest = weights
-    combine = ops.Combine(updates, np.ascontiguousarray(rest), own, float_info.max)
-    ops.apply(ops.Pass(params, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
+        params_weight, updates, weights = float(weights[0]), updates[1:], weights[1:]
+    combine = ops.Combine(updates, np.ascontiguousarray(weights), params_weight, float_info.max)
+    ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
     if done[0]:
         return
     for i, arrays in enumerate(trees):

@@ -359,8 +359,8 @@ class Aggregator:
             draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
             if not plane.inplace:
                 plane.fill(draft, values)
-            own = state.current.buffers if buffers is None else buffers
-            after = admission.with_params(Pulled(plane.finish(draft, number), number, own))
+            new_buffers = state.current.buffers if buffers is None else buffers
+            after = admission.with_params(Pulled(plane.finish(draft, number), number, new_buffers))
             admission.state = after
             if plane.inplace:
                 try:

@@ -43,8 +43,8 @@ def arrival_of(
     arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
     if total is None:
         return arrival, None
-    known = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
-    term = term_of(state.rule, total, state.filled, known, ticket.slot)
+    facts = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
+    term = term_of(state.rule, total, state.filled, facts, ticket.slot)
     return arrival._replace(slot=term), term
 
 

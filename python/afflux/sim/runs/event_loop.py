@@ -155,8 +155,8 @@ class TrainingStream:
     def _schedule(self) -> Iterator[Event]:
         """Return the remaining events.
 
-        The earlier events are drawn again, because they depend on the seed alone, and not on models; a selection that
-        reads results is told of them again.
+        The earlier events are drawn again, because they depend on the seed alone, and not on models. A selection that
+        reads results also gets the results of the earlier arrivals again.
         """
         events = self._setup.schedule(self._leader.record.spec, self._selection)
         training: dict[int, int] = {}

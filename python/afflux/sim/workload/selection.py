@@ -20,7 +20,7 @@ Trained: TypeAlias = tuple[float | None, int, int, bool]
 
 
 class ClientResult(NamedTuple):
-    """What a selection is told of an arrival."""
+    """An arrival, as `observe` of a selection gets it."""
 
     client: int
     time: float  #: virtual time of the arrival
@@ -49,7 +49,7 @@ class Uniform:
     """Each idle client has the same chance."""
 
     purpose: ClassVar[StreamPurpose] = StreamPurpose.SELECTION  #: of the stream from which the law draws
-    observe: ClassVar[Any] = None  #: a method that is told of each arrival, a `ClientResult`; None: there is none
+    observe: ClassVar[Any] = None  #: a method that is called with the `ClientResult` of each arrival, or None
 
     def begin(self, population: Population, stream: np.random.Generator) -> None:
         """Begin a run."""
@@ -162,7 +162,7 @@ class OwnSelection(Uniform):
     """A law of the user, FILE.py:FUNCTION[:OPTION=VALUE...]: the function (number of clients, stream) returns it.
 
     `pick(idle, now, stream)` of the law returns one of the clients in the tuple `idle`; if that client is away, `pick`
-    is called again without it. `observe(result)`, which the law may have, is told of each arrival.
+    is called again without it. `observe(result)` is optional, and is called after each arrival.
     """
 
     purpose = StreamPurpose.SELECTION_LAW
