@@ -170,7 +170,7 @@ def test_rule_vectors_and_buffers_have_the_limit_too():
         (fedadam(server_lr=1e20), {}),
         (fadas(server_lr=1.0, epsilon=1e-30), {}),
         (fadas(server_lr=1.0), dict(max_abs=1e30)),
-        (Rule("sums", "update", 2, lambda arrivals: np.full(2, 1e5), Calibrate(cached=False), Adagrad(0.1)), {}),
+        (Rule("sums", "update", 2, lambda arrivals: np.full(2, 1e2), Calibrate(cached=False), Adagrad(0.1)), {}),
         (fedbuff(server_lr=1e200), dict(dtype="float64")),
     ],
 )
