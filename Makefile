@@ -137,7 +137,7 @@ cuda: setup  ## compiles the CUDA code, where nvcc is installed, and checks its 
 test-gpu: setup  ## the tests on a GPU, then memory and race checkers over some of them
 	$(BIN)/python -m pytest -rs $(GPU_TESTS)
 	AFFLUX_ARRAYS=torch PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers \
-	  $(call files,server rules store store_errors)
+	  $(call files,server step rules store store_errors)
 	AFFLUX_ARRAYS=torch AFFLUX_ROWS_ON=host PYTHONPATH=$(HELPERS) $(BIN)/python -m pytest -p gpu_servers $(call files,log)
 	set -e; for tool in memcheck racecheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
 	  $(BIN)/python -m pytest $(GPU_TESTS) -k '$(GPU_CHECKED)'; done

@@ -42,6 +42,16 @@ bool is_masked(py::handle object) {
   return !type.is_none() && py::isinstance(object, type);
 }
 
+// Returns true for an array on a GPU that says that it may be written.
+bool is_written_on_gpu(py::handle object) {
+  static const Attribute interface("__cuda_array_interface__");
+  const py::object found = interface.of_any(object);
+  if (!found || !py::isinstance<py::dict>(found)) return false;
+  const py::handle data = PyDict_GetItemString(found.ptr(), "data");  // the pointer, and whether it is read-only
+  return data && py::isinstance<py::tuple>(data) && PyTuple_Size(data.ptr()) == 2 &&
+         PyTuple_GetItem(data.ptr(), 1) == Py_False;
+}
+
 // Returns the view as uint16 of a NumPy array of another package's bfloat16, which NumPy does not export as a buffer.
 // Returns null for any other object.
 py::object bfloat16_bits(py::handle object) {
@@ -125,8 +135,9 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
       return;
     }
     PyErr_Clear();
-    // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only.
-    if (access == Access::write || !py::hasattr(object, "__dlpack__"))
+    // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only. CuPy's arrays on a
+    // GPU have a buffer protocol that fails.
+    if ((access == Access::write && !is_written_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
   if (from_exchange(object, access, shape)) return;

@@ -93,7 +93,7 @@ class Inputs:
         mean = self.place.copied(self.updates[-1][0])
         for update in self.updates[-1][1:]:
             mean += update
-        mean /= self.m
+        mean *= 1 / self.m  # to divide, torch multiplies on a GPU by the reciprocal
         return mean
 
 

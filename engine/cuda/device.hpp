@@ -88,6 +88,7 @@ class DeviceExecutor {
 
   void* allocate(std::int64_t bytes) {
     void* memory = nullptr;
+    if (bytes == 0) return memory;  // CUDA refuses it
     allocated_.reserve(allocated_.size() + 1);
     AFFLUX_CUDA(
         cudaMallocFromPoolAsync(&memory, static_cast<std::size_t>(bytes), scratch_pool(where_.device), stream_));

@@ -63,7 +63,8 @@ class OnCuda:
         self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
         self.strides = (ctypes.c_int64 * array.ndim)(*(step // array.itemsize for step in array.strides))
         pointers = (ctypes.addressof(numbers) for numbers in (self.shape, self.strides))
-        tensor = Tensor(array.ctypes.data, 2, 0, array.ndim, code, array.itemsize * 8, 1, *pointers, 0)
+        address = array.ctypes.data if array.size else None  # as torch's
+        tensor = Tensor(address, 2, 0, array.ndim, code, array.itemsize * 8, 1, *pointers, 0)
         self.managed = Managed(1, 0, None, None, 0 if array.flags.writeable else 1, tensor)
 
     def __dlpack_device__(self):

@@ -2,6 +2,7 @@
 neither. `install` makes it their `cupy`.
 """
 
+import mmap
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,13 +13,24 @@ import fake_cuda
 from emulated import OnCuda
 
 
-class ndarray:
+class ndarray(mmap.mmap):
+    """Closed, it has a buffer protocol that fails, as CuPy's arrays have since version 14."""
+
+    def __new__(cls, *_):
+        closed = super().__new__(cls, -1, 1)
+        closed.close()
+        return closed
+
     def __init__(self, host, base=None):
         self.host = host
         self.base = base
         self.data = SimpleNamespace(ptr=host.ctypes.data)
         self.shape, self.dtype, self.size, self.nbytes = host.shape, host.dtype, host.size, host.nbytes
         self._exported = OnCuda(host, host.dtype.name) if host.dtype.kind in "fu" else None
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"data": (self.data.ptr, False), "shape": self.shape}
 
     def __dlpack_device__(self):
         return 2, 0

@@ -1,5 +1,6 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
+import gc
 import logging
 import math
 import pickle
@@ -184,7 +185,9 @@ def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
     """Make the run with `options`, the further arguments of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
-    return simulate((job.spec, *job.followers), job.seed, config, *options)
+    results = simulate((job.spec, *job.followers), job.seed, config, *options)
+    gc.collect()  # a run's objects refer to each other: the next run would begin beside this one's versions
+    return results
 
 
 _shared: Any = None
