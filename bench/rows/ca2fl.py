@@ -82,7 +82,8 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
             for row in rows:
                 ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
                 parts.append(ends(vector, CHECKED))
-            return {"rows": np.array(parts), "h": total / inputs.num_clients}
+            # Multiplied: to divide, torch multiplies on a GPU by the reciprocal.
+            return {"rows": np.array(parts), "h": total * (1 / inputs.num_clients)}
 
         return applied(inputs, passes, reads(inputs, decoded), decoded)
 

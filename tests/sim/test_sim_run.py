@@ -1,5 +1,6 @@
 """Whole runs: staleness by hand, the same bits again and in other processes, paired streams."""
 
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from afflux.rules.staleness import Constant, Hinge
+from afflux.server.aggregator import Aggregator
 from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
@@ -107,6 +109,23 @@ def test_a_result_does_not_depend_on_what_else_is_compared():
     alone = run(parse_rule("ca2fl:buffer_size=3"), 1, SMALL)
     among = compare(make_jobs([parse_rule("fedasync"), parse_rule("ca2fl:buffer_size=3")], [0, 1]), SMALL)
     assert reproducible(alone) == reproducible(among[3])
+
+
+def test_a_run_is_freed_before_the_next_one():
+    """Its versions of the params may be most of a machine's memory."""
+    begun = {id(each) for each in gc.get_objects() if type(each) is Aggregator}
+    left = []
+
+    def enough():
+        left.append(sum(type(each) is Aggregator and id(each) not in begun for each in gc.get_objects()))
+        return False
+
+    gc.disable()
+    try:
+        compare(make_jobs([parse_rule("fedasync")], [0, 1]), SMALL, enough=enough)
+    finally:
+        gc.enable()
+    assert left == [0, 0]
 
 
 def test_one_seed_pairs_the_rules(monkeypatch):

@@ -119,9 +119,8 @@ def compare(
                 with closing(WorkerPool(workers)) as training:
                     for index in waiting:
                         running.add(index)
-                        progress = None if watch is None else partial(watch, index)
-                        options = progress, output, task, training, store, on_evaluation
-                        end(index, partial(_run_job, jobs[index], config, *options))
+                        options = output, task, training, store, on_evaluation
+                        end(index, partial(_run_job, jobs[index], config, watch and partial(watch, index), *options))
                         if enough():
                             break
             else:
@@ -211,5 +210,4 @@ def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOut
     def on_evaluation(run: TrackedRun, metrics: dict[str, float]) -> None:
         _evaluations.put((run, metrics))
 
-    track = None if _evaluations is None else on_evaluation
-    return _run_job(job, config, progress, output, _task, _pool, None, track)
+    return _run_job(job, config, progress, output, _task, _pool, None, None if _evaluations is None else on_evaluation)
