@@ -190,8 +190,9 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_budget_of_hours_ends_after_the_runs_that_have_started(processes, tmp_path):
-    _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=0.0, processes=processes))
+    _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=1e-9, processes=processes))
     assert 20 < left < 40
+    assert reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=0.0, processes=processes))[1] == left
 
 
 def test_a_page_holds_all_that_the_folder_holds(tmp_path):

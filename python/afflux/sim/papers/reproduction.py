@@ -219,7 +219,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
         outcomes = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
         ended: dict[int, Any] = {index: [outcome] for index, outcome in outcomes.items()}
         finished = FinishedRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
-        if len(ended) < len(jobs):
+        if len(ended) < len(jobs) and limits.hours != 0:
             titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
             watch = screen.enter_context(show_progress(titles, max(map(_arrivals, jobs)), open_console(stderr=True)))
             options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
