@@ -1,11 +1,17 @@
 """The memory of a run agrees with the formulas in Server's docstring."""
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from afflux import Server
+from afflux.rules import ca2fl, fadas, gsgm
 
 D, M = 12_000_000, 10
 MANY = 50  #: for servers that do not keep M vectors
@@ -63,3 +69,28 @@ def test_peak_resident_memory(case):
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert abs(after - before - planned) <= 0.05 * planned, f"planned {planned:_}, took {after - before:_}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [(fadas, {}), (ca2fl, {}), (gsgm, {}), (fadas, {"on_step": lambda report: None}), (fadas, {"accumulate": True})],
+    ids=["fadas", "ca2fl", "gsgm", "on_step", "accumulate"],
+)
+def test_a_deleted_server_frees_its_memory_without_the_garbage_collector(rule, options):
+    gc.collect()
+    gc.disable()
+    try:
+        server = Server(rule(buffer_size=2), np.zeros(8), num_clients=4, **options)
+        for client in range(4):
+            server.push(client=client, version=server.version, **{server.rule.kind: np.ones(8)})
+        plane = weakref.ref(server._aggregator.plane)
+        del server
+        assert plane() is None
+    finally:
+        gc.enable()
+
+
+def test_a_task_outlives_its_server():
+    task = Server(fadas(buffer_size=1), np.zeros(8)).checkout(client=1)
+    assert task.params.tolist() == [0.0] * 8
+    assert (task.cancel(), task.cancel()) == (True, False)

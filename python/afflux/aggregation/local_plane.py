@@ -1,7 +1,7 @@
 """The vectors of a server in this process, on the host or on one GPU."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from sys import float_info
 from typing import Any
 
@@ -50,14 +50,14 @@ class LocalPlane(DataPlane):
         self.reads_trees = self.reads_parts = device is HOST
         #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
         self.spares: Callable[[NamedVectors], NamedVectors] | None = None
-        #: The memory into which a sweep writes them, by name, if it reads vectors that no push has checked.
-        self._apart = _Vectors(self.vector)
 
     def allocate(self, options: PlaneOptions) -> None:
         """Prepare for the vectors of a server."""
         self.options, self.size, self.num_threads = options, options.size, options.num_threads
         self.inplace, self.checks_versions = options.inplace, options.check_versions
         self.use_versions(None)
+        #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
+        self._apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
         self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
         self.fast_slots = self.slots if self.device is HOST else None
 
@@ -186,8 +186,8 @@ class LocalPlane(DataPlane):
         states = [vectors[name] for name in plan.states]
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs[1])
         checked = ops.check(sweep)
-        lent = any(is_lent(plan.slots[i]) for i in plan.lent)
-        reads_again = lent or not isinstance(draft.buffer, Buffer)  # the addresses of the arrays
+        # Whether the sweep reads the addresses of the arrays again.
+        reads_again = any(is_lent(plan.slots[i]) for i in plan.lent) or not isinstance(draft.buffer, Buffer)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
         return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if reads_again else checked, checksums)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary, proxy, ref
 
 import numpy as np
 from msgspec import Struct
@@ -76,8 +76,9 @@ class ShardedPlane(DataPlane):
         self._shards = integer(1)("ShardedPlane", "shards", shards)
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
+        own = proxy(self)
         #: Returns memory of each part for a version; the argument is the name of the call. A store sets it.
-        self.drafts: Callable[[str], Shards] = lambda op: Shards([plane.versions.take(op) for plane in self.planes])
+        self.drafts: Callable[[str], Shards] = lambda op: Shards([plane.versions.take(op) for plane in own.planes])
         #: Raises StoreError if a file of the vectors is missing or truncated. A store sets it.
         self.check_files: Callable[[], None] = lambda: None
         self._copies = WeakValueDictionary[int, Any]()  # the arrays of `shown` that callers have, by id

@@ -69,8 +69,7 @@ class Aggregator:
         self.plane = plane
         self.slots = plane.fast_slots  # for `fast`
         self.admission = admission
-        self.max_slots = max_slots
-        self.max_versions = options.max_versions
+        self.max_slots, self.max_versions = max_slots, options.max_versions
         self.accumulate = options.accumulate
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
@@ -90,8 +89,10 @@ class Aggregator:
         self.check_process = self._monitor.check_process
         #: Wakes threads that wait for a slot.
         self.notify_waiters = self._monitor.notify_waiters
+        #: Called when the server is deleted: the vectors are then freed with the last reference to this object.
+        self.hold_weakly = self._monitor.hold_weakly
         self._waiting_for_idle: set[int] = set()  # threads
-        self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self.locked)
+        self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self._monitor.locked)
 
     @property
     def rule(self) -> Rule:

@@ -16,9 +16,11 @@ call.
 
 from _thread import LockType
 from collections.abc import Callable
+from inspect import ismethod
 from threading import Lock, get_ident
 from time import monotonic, sleep
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakMethod
 
 from afflux._engine import forks
 from afflux.ops.errors import UnavailableError
@@ -39,6 +41,18 @@ class Job(Protocol):
 
 
 _Job = TypeVar("_Job", bound=Job)
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the method of an object that is alive, without a reference to the object."""
+    reference = WeakMethod(method) if ismethod(method) else lambda: method
+
+    def call(*arguments: Any) -> Any:
+        found = reference()
+        assert found is not None
+        return found(*arguments)
+
+    return call
 
 
 class Monitor(Generic[_Job]):
@@ -62,6 +76,13 @@ class Monitor(Generic[_Job]):
         self.owner: int | None = None  #: the thread that holds the mutex
         self.forks = forks[0]  #: the fork counter of the process that may use the monitor
         self.alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
+
+    def hold_weakly(self) -> None:
+        """Hold the owner's functions, its methods, weakly: the owner refers to the monitor, and would wait for the
+        collector of reference cycles. Calls then take longer.
+        """
+        self._publish, self._next_job = _weakly(self._publish), _weakly(self._next_job)
+        self._run, self._at_rest = _weakly(self._run), _weakly(self._at_rest)
 
     def wait_for(
         self, attempt: Callable[[], _Found | None], timeout: float | None = None, *, work: bool = True

@@ -612,8 +612,12 @@ class Server(StepReceiver):
         self._aggregator.notify_waiters()
 
     def __del__(self) -> None:
-        """Release the store of a server that was deleted without close(), as the end of the process would."""
-        store = self.__dict__.get("_store")
+        """Release the vectors, and the store of a server that was deleted without close(), as the end of the process
+        would.
+        """
+        store, aggregator = map(self.__dict__.get, ("_store", "_aggregator"))
+        if aggregator is not None:
+            aggregator.hold_weakly()
         if store is not None and not self._aggregator.closed:
             persistence.forget(store, self._aggregator)
 

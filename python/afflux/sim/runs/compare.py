@@ -1,6 +1,5 @@
 """Runs of several rules and seeds, in this process or in several; the results are the same."""
 
-import gc
 import logging
 import math
 import pickle
@@ -184,9 +183,7 @@ def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
     """Make the run with `options`, the further arguments of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
-    results = simulate((job.spec, *job.followers), job.seed, config, *options)
-    gc.collect()  # a run's objects refer to each other: the next run would begin beside this one's versions
-    return results
+    return simulate((job.spec, *job.followers), job.seed, config, *options)
 
 
 _shared: Any = None
