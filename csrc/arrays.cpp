@@ -43,7 +43,7 @@ bool is_masked(py::handle object) {
 }
 
 // Returns true for an array on a GPU that says that it may be written.
-bool is_written_on_gpu(py::handle object) {
+bool is_writable_on_gpu(py::handle object) {
   static const Attribute interface("__cuda_array_interface__");
   const py::object found = interface.of_any(object);
   if (!found || !py::isinstance<py::dict>(found)) return false;
@@ -137,7 +137,7 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
     PyErr_Clear();
     // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only. CuPy's arrays on a
     // GPU have a buffer protocol that fails.
-    if ((access == Access::write && !is_written_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
+    if ((access == Access::write && !is_writable_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
   if (from_exchange(object, access, shape)) return;

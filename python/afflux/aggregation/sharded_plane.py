@@ -76,9 +76,9 @@ class ShardedPlane(DataPlane):
         self._shards = integer(1)("ShardedPlane", "shards", shards)
         self._cuts = None if cuts is None else [integer(0)("ShardedPlane", "cuts", cut) for cut in cuts]
 
-        own = proxy(self)
+        plane = proxy(self)
         #: Returns memory of each part for a version; the argument is the name of the call. A store sets it.
-        self.drafts: Callable[[str], Shards] = lambda op: Shards([plane.versions.take(op) for plane in own.planes])
+        self.drafts: Callable[[str], Shards] = lambda op: Shards([part.versions.take(op) for part in plane.planes])
         #: Raises StoreError if a file of the vectors is missing or truncated. A store sets it.
         self.check_files: Callable[[], None] = lambda: None
         self._copies = WeakValueDictionary[int, Any]()  # the arrays of `shown` that callers have, by id

@@ -48,9 +48,9 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     reference = WeakMethod(method) if ismethod(method) else lambda: method
 
     def call(*arguments: Any) -> Any:
-        found = reference()
-        assert found is not None
-        return found(*arguments)
+        bound = reference()
+        assert bound is not None
+        return bound(*arguments)
 
     return call
 
