@@ -108,14 +108,12 @@ class Admission:
         return self.log
 
     def counted(self, pushed: Pushed) -> Pushed:
-        """Return the facts of a push with the version of its client, if they have the staleness s as version -1 - s.
+        """Return the facts of a push with the version of its client; they have the staleness s as version -1 - s.
 
         Raises:
             ClientError: the server has made fewer versions.
         """
         client_id, version, *others = pushed
-        if version >= 0:
-            return pushed
         state = self.state
         newest = state.current.version + (state.round is not None)
         if newest + 1 + version < 0:

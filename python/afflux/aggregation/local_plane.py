@@ -174,20 +174,21 @@ class LocalPlane(DataPlane):
         spares = self._apart if plan.lent else vectors
         if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
-        both, apart = (plan.rule_vectors, plan.states), after is not vectors
-        outs = [[after[name] for name in names] if apart else [] for names in both]
-        cache, held, new_rows = None, None, NewRows({})
+        cache, held, new_rows = None, None, _NO_ROWS
         if plan.rows is not None:
             cache, new_rows = rows.prepare(plan.rows)
+        states = [vectors[name] for name in plan.states]
+        outs = [] if after is vectors else [after[name] for name in plan.states]
         if names := plan.rule_vectors:
             coefficients = np.array(plan.coefficients or [0.0] * len(names))
-            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, outs[0])
+            own_outs = [] if after is vectors else [after[name] for name in names]
+            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, own_outs)
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
-        states = [vectors[name] for name in plan.states]
-        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs[1])
+        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs)
         checked = ops.check(sweep)
         # Whether the sweep reads the addresses of the arrays again.
-        reads_again = any(is_lent(plan.slots[i]) for i in plan.lent) or not isinstance(draft.buffer, Buffer)
+        lent = plan.lent and any([is_lent(plan.slots[i]) for i in plan.lent])
+        reads_again = lent or not isinstance(draft.buffer, Buffer)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
         return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if reads_again else checked, checksums)
 
@@ -216,8 +217,8 @@ class LocalPlane(DataPlane):
         return problems
 
     def publish(self, prepared: LocalRound, version: int) -> tuple[Vector, NamedVectors, NewRows]:
-        for name, vector in prepared.rule_vectors.items():
-            if vector is self._apart.get(name):
+        for name, spare in [*self._apart.items()]:
+            if spare is prepared.rule_vectors.get(name):
                 self._apart[name] = prepared.before[name]
         return self.versions.finished(prepared.draft, version), prepared.rule_vectors, prepared.rows
 
@@ -277,6 +278,9 @@ class LocalPlane(DataPlane):
 
     def wait(self) -> None:
         self.device.wait()
+
+
+_NO_ROWS = NewRows({})  #: never changed
 
 
 class _Vectors(dict[str, Vector]):

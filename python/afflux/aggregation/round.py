@@ -146,11 +146,16 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], p
     Both use the engine's floating-point mode: in the caller's mode a subnormal weight could be zero.
     """
     start = perf_counter()
-    decided = strict_float_mode(lambda call: decide_round(*call), (rule, before, waiting, plane))
-    rows = None if before.rows is None else before.rows.memory
-    inputs = (plane, decided.plan, before.current.params, before.rule_vectors, rows, op)
-    decided.prepared = strict_float_mode(lambda call: call[0].prepare(*call[1:]), inputs)
+    decided: Round = strict_float_mode(_prepared, (rule, before, waiting, plane, op))
     force_setattr(decided.report, "seconds", perf_counter() - start)
+    return decided
+
+
+def _prepared(call: tuple[Rule, RoundStart, Sequence[PendingArrival], DataPlane, str]) -> Round:
+    rule, before, waiting, plane, op = call
+    decided = decide_round(rule, before, waiting, plane)
+    rows = None if before.rows is None else before.rows.memory
+    decided.prepared = plane.prepare(decided.plan, before.current.params, before.rule_vectors, rows, op)
     return decided
 
 
@@ -162,7 +167,8 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     ordered = canonical(waiting)
     slots: list[Any] = [arrival.slot for arrival in ordered]
     terms: list[Term] = slots if isinstance(slots[0], Term) else []
-    needs, held, version = rule.needs, rule.needs.rule_vectors, before.current.version + 1
+    needs, version = rule.needs, before.current.version + 1
+    held = needs.rule_vectors
     memory = before.rule_vectors
     gram = frozen(plane.gram([*(memory[name] for name in held), *slots]), np.float64) if needs.gram else None
     products = RoundVectors(slots, {name: memory[name] for name in held}, plane.inner) if needs.inner else None
@@ -179,7 +185,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    lent = tuple([i for i, w in enumerate(ordered) if w.norm != w.norm])
+    lent = tuple([i for i, norm in enumerate(arrivals.norms.tolist()) if norm != norm])
     factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
         slots = terms[0].total.vectors

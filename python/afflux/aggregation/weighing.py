@@ -206,7 +206,8 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     weights = result if isinstance(result, Weights) else Weights(result)
     count, held = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
-    if not all(map(isfinite, values := vectors.tolist())):
+    values: list[float] = vectors.tolist()
+    if not all(map(isfinite, values)):
         reasons = {i: f"weight {value}, must be finite" for i, value in enumerate(values) if not isfinite(value)}
         i = min(reasons)
         message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
@@ -214,7 +215,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     coefficients = weights.rule_vectors
     rule_vectors = numbers(name, "rule_vectors", coefficients, (held,)) if len(coefficients) else _NO_NUMBERS
     if rule.calibrate.cached:
-        total = ordered_sum(vectors)
+        total = ordered_sum(values)
         if not -inf < total < inf or (total == 0 and vectors.any()):
             raise AffluxError(f"[{name}] the weights that weigh gave sum to {total}, which is no divisor")
         # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
@@ -226,8 +227,8 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     if scalars is not None:
         if set(scalars) != set(needs.scalars):
             raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
-        values = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
-        scalars = MappingProxyType(dict(zip(scalars, values.tolist(), strict=True)))
+        latest = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
+        scalars = MappingProxyType(dict(zip(scalars, latest.tolist(), strict=True)))
     return Weights(
         vectors,
         tuple(rule_vectors.tolist()),

@@ -126,7 +126,8 @@ class Staleness:
     def __call__(self, arrivals: Arrivals, /) -> Float64:
         """See the class."""
         values, divisor = self._shares(arrivals, raw=False)
-        return np.array([self.scale * value / divisor for value in values])
+        scale = self.scale
+        return np.array([scale * value / divisor for value in values])
 
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
         """See afflux.rules.rule.OnArrival."""
@@ -139,14 +140,15 @@ class Staleness:
 
     def _shares(self, arrivals: Arrivals, *, raw: bool) -> tuple[list[float], float]:
         staleness = arrivals.staleness.tolist()
-        counts = [float(n) for n in arrivals.num_examples.tolist()] if self.by_examples else [1.0] * len(staleness)
+        total = float(len(staleness))
         if self.normalise == "weights":
+            counts = [float(n) for n in arrivals.num_examples.tolist()] if self.by_examples else [1.0] * len(staleness)
             return with_sum("Staleness", self.law, staleness, counts, raw=raw)
-        law = {tau: self.law(tau) for tau in set(staleness)}
+        law = {tau: self.law(tau) for tau in {*staleness}}
+        values = [law[tau] for tau in staleness]
         if self.by_examples:
-            values, total = [law[tau] * n for tau, n in zip(staleness, counts, strict=True)], ordered_sum(counts)
-        else:
-            values, total = [law[tau] for tau in staleness], float(len(staleness))
+            counts = [float(n) for n in arrivals.num_examples.tolist()]
+            values, total = [value * n for value, n in zip(values, counts, strict=True)], ordered_sum(counts)
         return values, total if self.normalise == "count" else 1.0
 
 

@@ -265,7 +265,8 @@ class Aggregator:
                 self._check_open("push")
             if admission.state.passes is not None and not self._begin_overdue("push", ticket.overdue):
                 return None
-            pushed = admission.counted(pushed)
+            if pushed[1] < 0:
+                pushed = admission.counted(pushed)
             client_id, version, *_ = pushed
             task, closed = ticket.task, None
             if task is not None:
@@ -527,7 +528,8 @@ class Aggregator:
 
     def _prepared(self, op: str, waiting: list[PendingArrival], draft: Admission | None = None) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
-        self.plane.refuse_damaged_newest(op, self.admission.state.current.version)
+        if self.plane.checks_versions:
+            self.plane.refuse_damaged_newest(op, self.admission.state.current.version)
         self.check_storage()
         before = (draft or self.admission).before(len(waiting), self.slot_bytes)
         decided = prepare(self.rule, before, waiting, self.plane, op)

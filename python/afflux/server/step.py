@@ -231,7 +231,8 @@ class StepBatch:
                 gone = NoArrival("expired", f"[push] task {task.opened.task} is closed", pushed[0], pushed[1])
                 return False, count_without_arrival(draft, aggregator.tasks, gone)[0]
             closed = Closed(task.opened.task, "pushed")
-        pushed = draft.counted(pushed)
+        if pushed[1] < 0:
+            pushed = draft.counted(pushed)
         status, staleness = draft.status(pushed[0], pushed[1])
         fills, state = draft.fills(status), draft.state
         total = None

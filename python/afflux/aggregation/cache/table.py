@@ -5,6 +5,7 @@ A table holds no vector. It gives the slots out, so that they are the same where
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from afflux.ops import RowFacts
@@ -31,6 +32,9 @@ class RowMoves(NamedTuple):
     numbers: Mapping[ClientId, int]  #: of new clients, in the order of first pushes
     counts: SlotCounts  #: after the round
     committed: bool = False  #: whether a commit of a store has recorded the changes
+
+
+_NOTHING: Mapping[ClientId, int] = MappingProxyType({})
 
 
 class RowPlan(NamedTuple):
@@ -90,33 +94,40 @@ class RowTable:
         row. If a later arrival still reads the old row, the new row gets another slot. `extremes`, (min, max) of each
         arrival, are for ranged codecs.
         """
-        last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
         readers = {client_id: i for i, client_id in enumerate(client_ids)}  # the last arrival that reads the row
+        last = readers
+        if not all(accepted):
+            last = {client_id: i for i, client_id in enumerate(client_ids) if accepted[i]}
         slot_of, changed = self.slot, self.slots
         places = {client_id: slot_of(client_id) for client_id in readers}
         reads = [places[client_id] for client_id in client_ids]
-        (clients, high, *_), free, retired = self.counts, [*self.counts.free], [*self.counts.retired]
-        slots, numbers, left = dict[ClientId, int](), dict[ClientId, int](), list[int]()
-        for client_id in [each for each, i in last.items() if each not in changed or readers[each] > i]:
-            slot = places[client_id]
-            if slot is None:
-                numbers[client_id] = clients
-                clients += 1
-            else:
-                (left if client_id in changed else retired).append(slot)
-            places[client_id] = slots[client_id] = slot = free.pop() if free else high
-            high = max(high, slot + 1)
+        moving = [each for each, i in last.items() if each not in changed or readers[each] > i]
+        moves = self._moved(moving, places) if moving else RowMoves(_NOTHING, _NOTHING, self.counts)
         writes: list[int | None] = [None] * len(client_ids)
         for client_id, i in last.items():
             writes[i] = places[client_id]
-        # A slot to which no commit refers becomes free only at the end of this round, because the round reads it.
-        moves = RowMoves(slots, numbers, SlotCounts(clients, high, (*free, *left), tuple(retired)))
-        divisor = self.num_clients if how.divide_by == "all" else max(clients, 1)
+        divisor = self.num_clients if how.divide_by == "all" else max(moves.counts.clients, 1)
         facts: list[RowFacts] = []
         if self.codec.keyed:
             ranges = zip(client_ids, extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids), strict=True)
             facts = [RowFacts(row_key(self.seed, version, client_id), *both) for client_id, both in ranges]
-        return RowPlan(how, divisor, reads, writes, facts, high), moves
+        return RowPlan(how, divisor, reads, writes, facts, moves.counts.high), moves
+
+    def _moved(self, clients: Sequence[ClientId], places: dict[ClientId, int | None]) -> RowMoves:
+        """Give these clients another slot, or their first one; write it into `places`, which has the slots of today."""
+        (count, high, *_), free, retired = self.counts, [*self.counts.free], [*self.counts.retired]
+        slots, numbers, left = dict[ClientId, int](), dict[ClientId, int](), list[int]()
+        for client_id in clients:
+            slot = places[client_id]
+            if slot is None:
+                numbers[client_id] = count
+                count += 1
+            else:
+                (left if client_id in self.slots else retired).append(slot)
+            places[client_id] = slots[client_id] = slot = free.pop() if free else high
+            high = max(high, slot + 1)
+        # A slot to which no commit refers becomes free only at the end of this round, because the round reads it.
+        return RowMoves(slots, numbers, SlotCounts(count, high, (*free, *left), tuple(retired)))
 
     def publish(self, moves: RowMoves) -> None:
         """Make the changes of a round. May be repeated."""
