@@ -36,8 +36,11 @@ py::tuple columns(const py::list& arrivals, std::int64_t version) {
   for (const py::handle each : arrivals)
     if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) < 11)
       throw py::type_error("columns takes a list of PendingArrival");
+  py::tuple clients(arrivals.size());
+  for (std::size_t i = 0; i < arrivals.size(); ++i)
+    clients[i] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(PyList_GET_ITEM(arrivals.ptr(), i), 0));
   return py::make_tuple(
-      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 1); }),
+      clients, column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 1); }),
       column<std::int64_t>(arrivals, [version](PyObject* each) { return version - integer(each, 1); }),
       column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 2); }),
       column<double>(arrivals, [](PyObject* each) { return real(each, 3); }),

@@ -91,8 +91,8 @@ class FastPush:
 def columns(
     arrivals: list[Any],  # PendingArrival
     version: int,  # of the server
-) -> tuple[Int64, Int64, Int64, Float64, Float64, Int64, Int64]:  # read-only (M,): versions, staleness, num_examples,
-    ...  # losses, norms, local_steps, joins
+    # The clients' ids; and read-only (M,): versions, staleness, num_examples, losses, norms, local_steps, joins.
+) -> tuple[tuple[Any, ...], Int64, Int64, Int64, Float64, Float64, Int64, Int64]: ...
 def ingest(
     update: object,
     slot: object,

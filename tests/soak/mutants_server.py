@@ -87,7 +87,7 @@ SERVER = {
         "test_store_crashes.py",
     ),
     "store: a freed slot is used before the commit": (
-        "(left if client_id in changed else retired).append(slot)",
+        "(left if client_id in self.slots else retired).append(slot)",
         "left.append(slot)",
         "test_store_crashes.py",
     ),
@@ -107,7 +107,7 @@ SERVER = {
         "test_sharded_stores.py",
     ),
     "shards: a row slot that the commit names is given out again": (
-        "(left if client_id in changed else retired).append(slot)",
+        "(left if client_id in self.slots else retired).append(slot)",
         "left.append(slot)",
         "test_sharded_stores.py",
     ),
@@ -232,13 +232,13 @@ SERVER = {
         "test_composed.py",
     ),
     "store: those seen do not count the new ones": (
-        "max(clients, 1)",
+        "max(moves.counts.clients, 1)",
         "max(self.counts.clients, 1)",
         "test_identities.py",
     ),
     "store: of a client's arrivals the first stays": (
-        "for i, client_id in enumerate(client_ids) if accepted[i]}",
-        "for i, client_id in reversed([*enumerate(client_ids)]) if accepted[i]}",
+        "readers = {client_id: i for i, client_id in enumerate(client_ids)}",
+        "readers = {client_id: i for i, client_id in reversed([*enumerate(client_ids)])}",
         "test_rules.py",
     ),
     "store: a failed opening leaves a lock": (

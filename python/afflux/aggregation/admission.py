@@ -208,8 +208,7 @@ class Admission:
         """Record a decision; `prepared` is the round that the arrival completes, `closed` the push's task."""
         state = self.state
         passes, scalars, counts = state.passes, state.scalars, state.counts
-        waiting, filled = state.waiting, state.filled
-        since = state.since
+        waiting, filled, since = state.waiting, state.filled, state.since
         rule, next_rule, unreported, norms = state.rule, state.next_rule, state.unreported, state.norms
         if passes is not None and status == "joined":
             passes = passes.enter(arrival.client_id)
@@ -231,9 +230,10 @@ class Admission:
         elif status == "replaced":
             waiting = state.arrivals()
             waiting[self._places[arrival.client_id]] = arrival
-        logged, task_events, closed_task = self._written(status, arrival, closed)
+        logged, task_events, closed_task = state.logged, state.task_events, state.closed_task
+        if self._log is not None or closed is not None:
+            logged, task_events, closed_task = self._written(status, arrival, closed)
         counts = {**counts, status: counts[status] + 1}
-        round_counts = state.round_counts if prepared is None else counts
         # A round without a step ends as soon as it is decided.
         decided = prepared if prepared is not None and prepared.report.stepped else state.round
         # Positional arguments take half the time of keywords, and every push runs this.
@@ -258,7 +258,7 @@ class Admission:
             since,
             unreported,
             norms,
-            round_counts,
+            state.round_counts if prepared is None else counts,
         )
         self.state = new if decided is state.round else replace(new, decided_state=new)
         if prepared is not None:

@@ -34,7 +34,9 @@ class PendingArrival(NamedTuple):
 def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
     """Return the arrivals in canonical order: by client (see `client_order`), version pulled, and join."""
     texts = [w for w in waiting if type(w.client_id) is str]
-    ints = [w for w in waiting if type(w.client_id) is not str] if texts else waiting
+    if not texts:
+        return sorted(waiting, key=_ORDER)
+    ints = [w for w in waiting if type(w.client_id) is not str]
     return sorted(ints, key=_ORDER) + sorted(texts, key=_ORDER)
 
 

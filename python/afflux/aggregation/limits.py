@@ -18,7 +18,7 @@ MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
 #: The number of steps in a row that must not overflow. One step adds to params, or to a sum of squares, at most the
 #: largest finite number divided by this number.
 _STEPS = 1e6
-_ROUNDS = {"none": 0.0, "mean": 1.0, "sum": _STEPS}  #: the rounds whose squares add up, by `Reach.squares`
+_ROUNDS = {"mean": 1.0, "sum": _STEPS}  #: the rounds whose squares add up, by `Reach.squares`
 
 
 class ArrivalError(AffluxError):
@@ -103,7 +103,8 @@ class Limits:
         """Return whether these weights cause no overflow within a million steps."""
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
-        reach = REACH[step.kind]
-        rounds = _ROUNDS[reach.squares]  # 0 times an infinite square is NaN
-        squares = direction * direction * rounds if rounds else 0.0
-        return abs(lr) * direction * reach.params(step) * _STEPS <= self.largest and squares <= self.largest
+        params, squares = REACH[step.kind]
+        if not abs(lr) * direction * params(step) * _STEPS <= self.largest:  # or it is NaN
+            return False
+        # Without second moments nothing is squared: 0 times an infinite square is NaN.
+        return squares == "none" or direction * direction * _ROUNDS[squares] <= self.largest

@@ -217,7 +217,7 @@ class LocalPlane(DataPlane):
         return problems
 
     def publish(self, prepared: LocalRound, version: int) -> tuple[Vector, NamedVectors, NewRows]:
-        for name, spare in [*self._apart.items()]:
+        for name, spare in self._apart.items():
             if spare is prepared.rule_vectors.get(name):
                 self._apart[name] = prepared.before[name]
         return self.versions.finished(prepared.draft, version), prepared.rule_vectors, prepared.rows

@@ -250,7 +250,8 @@ def freeze(
 ) -> tuple[Arrivals, Int64]:
     """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
     # The staleness is that of the join, except for arrivals that waited for the next pass.
-    versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, before.current.version)
+    version = before.current.version
+    client_ids, versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, version)
     facts: dict[str, Float64] = {}
     if before.fact_names:
         by_arrival = [dict(arrival.facts) for arrival in ordered]
@@ -259,8 +260,8 @@ def freeze(
             counts = [by_arrival[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
             num_examples = frozen(counts, np.float64)
     arrivals = Arrivals(
-        before.current.version,
-        tuple([arrival.client_id for arrival in ordered]),
+        version,
+        client_ids,
         versions,
         staleness,
         num_examples,

@@ -66,8 +66,10 @@ class ServerState(Struct, frozen=True, eq=False):
     @property
     def unfinished(self) -> bool:
         """Whether a round, or a term of the sum, is decided and not yet computed."""
+        if self.round is not None or not self.filled:
+            return self.round is not None
         total = self.total
-        return self.round is not None or (total is not None and total.added < self.filled)
+        return total is not None and total.added < self.filled
 
     @property
     def slots_held(self) -> int:

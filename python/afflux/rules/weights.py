@@ -144,8 +144,8 @@ class Staleness:
         if self.normalise == "weights":
             counts = [float(n) for n in arrivals.num_examples.tolist()] if self.by_examples else [1.0] * len(staleness)
             return with_sum("Staleness", self.law, staleness, counts, raw=raw)
-        law = {tau: self.law(tau) for tau in {*staleness}}
-        values = [law[tau] for tau in staleness]
+        taus = {*staleness}
+        values = [*map(dict(zip(taus, map(self.law, taus), strict=True)).__getitem__, staleness)]
         if self.by_examples:
             counts = [float(n) for n in arrivals.num_examples.tolist()]
             values, total = [value * n for value, n in zip(values, counts, strict=True)], ordered_sum(counts)

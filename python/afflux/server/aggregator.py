@@ -235,13 +235,12 @@ class Aggregator:
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
-        begun = ticket.overdue
         decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
         if ticket.warning:
             getLogger("afflux").warning(ticket.warning)
-        report = None
+        begun, report = ticket.overdue, None
         if completed is not None:
             report = completed.report
             if self.norm_watch is not None:
@@ -362,8 +361,7 @@ class Aggregator:
             if not plane.inplace:
                 plane.fill(draft, values)
             new_buffers = state.current.buffers if buffers is None else buffers
-            after = admission.with_params(Pulled(plane.finish(draft, number), number, new_buffers))
-            admission.state = after
+            admission.state = admission.with_params(Pulled(plane.finish(draft, number), number, new_buffers))
             if plane.inplace:
                 try:
                     plane.fill(draft, values)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
+from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Decision, Report, Status
@@ -35,6 +36,8 @@ class NoArrival(NamedTuple):
 class Ticket(Struct, eq=False):
     """The resources that a push holds until it returns or raises, and what is known about it."""
 
+    call: Any = None  #: the push's arguments (`afflux.server.pushing.PushCall`)
+    pushed: Pushed | None = None  #: the facts of the push, if its vector was taken in first
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
     decision: Decided | None = None

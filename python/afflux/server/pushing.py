@@ -136,9 +136,8 @@ class PushReceiver:
         >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
         ('joined', [1.0, 2.0])
         """
-        aggregator, adapter, options = self._aggregator, self._adapter, self.options
-        pushed: Pushed | None = None
-        number = result = own = taken = None
+        aggregator, adapter = self._aggregator, self._adapter
+        number = own = call = result = None
         try:
             if (
                 aggregator.fast is not None
@@ -150,63 +149,26 @@ class PushReceiver:
                 result = aggregator.fast.push(aggregator, client, number, update, gradient, model, num_examples, loss)
                 if type(result) is Receipt:
                     return result
-                pushed = result  # the vector is in its slot; None: nothing was done
-            if pushed is None:
+            if result is None:  # else the vector is in its slot, and the result has the facts of the push
                 aggregator.enter("push")
             if aggregator.plane.checks_versions:
                 aggregator.plane.refuse_damage("push")
-            if options.flush_after is not None:
+            if self.options.flush_after is not None:
                 aggregator.flush_late()
             if aggregator.tasks.next_deadline != inf:
                 close_overdue(aggregator)
+            own = client_lr, local_steps, buffers, timeout, copy, staleness
+            call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
+            ticket = Ticket(call=call, pushed=result)
         except BaseException as error:
-            task = version = pushed = result = update = gradient = model = buffers = None
+            task = version = update = gradient = model = buffers = own = call = result = None
             clear_tracebacks(error)
             if isinstance(error, Exception):
                 aggregator.count_refused()
             raise
-        ticket = Ticket()
-        call: PushCall | None = None
-        result = None
-        try:
-            if pushed is not None:
-                ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
-                return aggregator.join(pushed, ticket)
-            own = client_lr, local_steps, buffers, timeout, copy, staleness
-            call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
-            taken = take_in(self, ticket, call)
-            if isinstance(taken, NoArrival):
-                return _no_arrival(aggregator, ticket, taken)
-            pushed = taken
-            if aggregator.fast is not None and ticket.staged_row is None and staleness is None:
-                receipt: Receipt | None = aggregator.fast.join(aggregator, pushed, ticket)
-                if receipt is not None:
-                    return receipt
-            return aggregator.join(pushed, ticket)
-        except TaskClosedError as error:
-            return _no_arrival(aggregator, ticket, NoArrival("expired", str(error), ticket.client_id, ticket.pulled))
-        except Exception as error:
-            clear_tracebacks(error)
-            if isinstance(error, StoreError):
-                add_joined(error, joined=ticket.decision is not None)
-            if ticket.decision is None and not ticket.counted:
-                if options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
-                    return _no_arrival(aggregator, ticket, fault)
-                aggregator.count_refused()
-            raise
-        except BaseException as error:
-            clear_tracebacks(error)
-            raise
-        finally:
-            # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-            pushed = ticket.slot = ticket.staged_row = ticket.decision = call = own = taken = None
-            task = version = update = gradient = model = buffers = None
-            clear_stored_frames()
-            if ticket.reading:
-                aggregator.reading.discard(ticket)
-            aggregator.notify_waiters()
-            if ticket.made_step or ticket.overdue:
-                aggregator.report_steps()
+        # This frame, which a stored traceback keeps, may not hold the slot, versions or the vector.
+        task = version = update = gradient = model = buffers = own = call = result = None
+        return _receive(self, ticket)
 
 
 class PushCall(Struct):
@@ -229,6 +191,61 @@ class PushCall(Struct):
     staleness: int | None = None
 
 
+def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
+    """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""
+    aggregator, pushed, receipt, taken = receiver._aggregator, ticket.pushed, None, None
+    try:
+        if pushed is not None:
+            ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
+            return aggregator.join(pushed, ticket)
+        taken = take_in(receiver, ticket, ticket.call)
+        if isinstance(taken, NoArrival):
+            return _no_arrival(aggregator, ticket, taken)
+        pushed = taken
+        if aggregator.fast is not None and ticket.staged_row is None and ticket.call.staleness is None:
+            receipt = aggregator.fast.join(aggregator, pushed, ticket)
+        return aggregator.join(pushed, ticket) if receipt is None else receipt
+    except TaskClosedError as error:
+        return _no_arrival(aggregator, ticket, NoArrival("expired", str(error), ticket.client_id, ticket.pulled))
+    except Exception as error:
+        clear_tracebacks(error)
+        if isinstance(error, StoreError):
+            add_joined(error, joined=ticket.decision is not None)
+        if ticket.decision is None and not ticket.counted:
+            if receiver.options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
+                return _no_arrival(aggregator, ticket, fault)
+            aggregator.count_refused()
+        raise
+    except BaseException as error:
+        clear_tracebacks(error)
+        raise
+    finally:
+        # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
+        pushed = taken = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = ticket.decision = None
+        clear_stored_frames()
+        if ticket.reading:
+            aggregator.reading.discard(ticket)
+        aggregator.notify_waiters()
+        if ticket.made_step or ticket.overdue:
+            aggregator.report_steps()
+
+
+class Request(Struct):
+    """The facts of a push that were read from its arguments."""
+
+    given: Kind
+    vector: Any
+    what: str  #: describes the vector in messages
+    client_id: ClientId
+    pulled: int  #: the number of the version that the client pulled; -1 - s: it has the staleness s
+    entry: OpenTask | None
+    examples: int
+    loss: float
+    steps: int
+    scale: float | None  #: client_lr * local_steps
+    facts: Facts
+
+
 #: Makes a slot of arrays that are read in place: from what describes them, the arrays, and the conversion.
 Lend = Callable[[str, Any, Conversion | None], Slot]
 
@@ -246,15 +263,59 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         The facts of the arrival, which has not joined; or the reason why there is none.
     """
     aggregator, adapter = receiver._aggregator, receiver._adapter
+    request = _read(aggregator, adapter.kind, ticket, call)
+    if isinstance(request, NoArrival):
+        return request
+    given, vector, what, client_id = request.given, request.vector, request.what, request.client_id
+    if not call.copy:
+        lend = adapter.lent
+    parts, own = vector, None
+    if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
+        parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
+    if adapter.layout is not None and adapter.layout.apart:
+        most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {given}")
+        own = adapter.buffers(whose, vector if given == "model" else None, call.buffers, most)
+    row = conversion = None
+    if lend is None:
+        if ticket.slot is None:
+            ticket.slot = aggregator.take_slot(call.timeout)
+        rows = aggregator.admission.state.rows
+        row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
+    if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
+        ticket.reading = True
+        aggregator.reading.add(ticket)
+        conversion = _conversion(receiver, call, request)
+        if conversion is None:
+            return NoArrival("expired", _GONE, client_id, request.pulled, request.entry)
+    norm, extremes = nan, (nan, nan)
+    if lend is not None:
+        ticket.slot = lend(what, parts, conversion)
+    else:
+        beside = None if row is None else row.check
+        sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+        _, squares, low, high = sweep
+        extremes = (low, high)
+        if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
+            raise overflow(what, sweep, "sums" if receiver.options.accumulate else "inner products")
+    if conversion is not None:
+        conversion = None  # the round that this push completes may need the memory
+        aggregator.reading.discard(ticket)
+    if row is not None:  # the row was read while the vector was copied
+        ticket.staged_row = row.finish()
+    ticket.checking = False
+    facts = request.steps, request.facts
+    return client_id, request.pulled, request.examples, request.loss, norm, ticket.slot, own, extremes, *facts
+
+
+def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) -> Request | NoArrival:
+    """Return what the arguments of a push say; or the reason why it makes no arrival."""
     task, version, num_examples, loss = call.task, call.version, call.num_examples, call.loss
     given: Kind = "update"
     vector = call.update
     if vector is None or call.gradient is not None or call.model is not None:
-        given, vector = _only_one(vector, call.gradient, call.model, num_examples, adapter.kind)
+        given, vector = _only_one(vector, call.gradient, call.model, num_examples, kind)
     if call.timeout is not None or call.copy is not True:
         _check_call(aggregator, given, call.timeout, call.copy)
-    if not call.copy:
-        lend = adapter.lent
     entry = None
     if task is not None:
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
@@ -274,16 +335,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         )
     if entry is None:
         ticket.client_id = client_id = plain_id(call.client)
-        if call.staleness is None:
-            ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
-        else:
-            version = _counted_staleness(client_id, call.staleness)
-            pulled = ~version  # negative: `Admission.counted` replaces it at the join
-        newest = aggregator.admission.state.current.version
-        if pulled > newest and aggregator.admission.state.passes is not None:
-            newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
-        if pulled > newest or (pulled < 0 and call.staleness is None):
-            raise _no_such_version(client_id, pulled, newest)
+        pulled = _pulled(aggregator, ticket, call)
     examples = num_examples
     if type(num_examples) is not int or not 0 < num_examples < 2**63:
         examples = _examples(client_id, num_examples)
@@ -296,50 +348,9 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     facts: Facts = ()
     if call.facts is not None or aggregator.rule.needs.facts:
         facts = facts_of(client_id, call.facts, aggregator.admission.fact_names, aggregator.rule)
-    name = client_id if type(client_id) is int else brief(client_id)
-    what = f"[push] client {name}'s {given}"
+    what = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s {given}"
     scale = None if call.client_lr is None else _scale(client_id, call.client_lr, steps)
-    parts, own = vector, None
-    if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
-    if adapter.layout is not None and adapter.layout.apart:
-        most = aggregator.admission.limits.max_abs
-        own = adapter.buffers(f"[push] client {name}'s", vector if given == "model" else None, call.buffers, most)
-    row = conversion = None
-    if lend is None:
-        if ticket.slot is None:
-            ticket.slot = aggregator.take_slot(call.timeout)
-        rows = aggregator.admission.state.rows
-        row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
-    if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
-        if call.staleness is not None and "model" in (given, adapter.kind):
-            raise CallError(f"{what} cannot become {A_KIND[adapter.kind]} with staleness=: give version= or task=")
-        ticket.reading = True
-        aggregator.reading.add(ticket)
-        base = _base(aggregator, task, version, pulled)
-        if base is None and "model" in (given, adapter.kind):
-            if entry is None and receiver.options.faults == "raise":
-                raise AffluxError(f"{what} needs version {pulled}: {_GONE}")
-            return NoArrival("expired", _GONE, client_id, pulled, entry)
-        conversion = _conversion(what, given, adapter.kind, base, scale)
-        base = None
-    norm, extremes = nan, (nan, nan)
-    if lend is not None:
-        ticket.slot = lend(what, parts, conversion)
-    else:
-        beside = None if row is None else row.check
-        sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
-        _, squares, low, high = sweep
-        extremes = (low, high)
-        if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
-            raise overflow(what, sweep, "sums" if receiver.options.accumulate else "inner products")
-    if conversion is not None:
-        conversion = None  # the round that this push completes may need the memory
-        aggregator.reading.discard(ticket)
-    if row is not None:  # the row was read while the vector was copied
-        ticket.staged_row = row.finish()
-    ticket.checking = False
-    return client_id, pulled, examples, known_loss, norm, ticket.slot, own, extremes, steps, facts
+    return Request(given, vector, what, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
 
 
 #: A push whose task is not open.
@@ -408,6 +419,21 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
             why = f"{rule.name} takes {A_KIND[rule.kind]}"
         if why is not None:
             raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
+
+
+def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:
+    """Return the number of the version that a client without a task has pulled: -1 - s if it has the staleness s."""
+    client_id, version = ticket.client_id, call.version
+    if call.staleness is None:
+        ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
+    else:
+        pulled = ~_counted_staleness(client_id, call.staleness)  # `Admission.counted` replaces it at the join
+    newest = aggregator.admission.state.current.version
+    if pulled > newest and aggregator.admission.state.passes is not None:
+        newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
+    if pulled > newest or (pulled < 0 and call.staleness is None):
+        raise _no_such_version(client_id, pulled, newest)
+    return pulled
 
 
 def _number(client_id: ClientId, version: object) -> int:
@@ -495,9 +521,18 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> f
     return rate * local_steps or None
 
 
-def _conversion(what: str, given: Kind, wanted: Kind, base: Pulled | None, scale: float | None) -> Conversion:
-    """Return the conversion from the given kind to the rule's kind."""
-    if "gradient" in (given, wanted) and scale is None:
+def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Conversion | None:
+    """Return the conversion to the rule's kind; None if its base is not held, so that the push makes no arrival."""
+    what, given, wanted = request.what, request.given, receiver._adapter.kind
+    with_base = "model" in (given, wanted)
+    if call.staleness is not None and with_base:
+        raise CallError(f"{what} cannot become {A_KIND[wanted]} with staleness=: give version= or task=")
+    base = _base(receiver._aggregator, call.task, call.version, request.pulled)
+    if base is None and with_base:
+        if request.entry is None and receiver.options.faults == "raise":
+            raise AffluxError(f"{what} needs version {request.pulled}: {_GONE}")
+        return None
+    if "gradient" in (given, wanted) and request.scale is None:
         raise CallError(f"{what} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
-    params = base.params if base is not None and "model" in (given, wanted) else None
-    return Conversion(given, wanted, params, scale or 1.0)
+    params = base.params if base is not None and with_base else None
+    return Conversion(given, wanted, params, request.scale or 1.0)
