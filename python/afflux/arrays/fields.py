@@ -1,17 +1,20 @@
 """The places of a model's arrays: in the flat vector of parameters, in that of buffers, or among the constants."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from afflux._engine import unflatten
 from afflux.arrays.interop import (
     FLOATS,
     REAL,
     Array,
+    all_own,
+    count_writes,
     fill,
     kind_of,
     label,
@@ -20,10 +23,12 @@ from afflux.arrays.interop import (
     put,
     raw_bytes,
     ready,
+    require_apart,
+    require_float,
     require_writable,
     type_of,
 )
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS
 
 #: The use of one array of a model:
@@ -60,6 +65,40 @@ class Field:
         if self.role == "copied":
             return self.start + -(-self.nbytes // WORD)
         return self.start + (prod(self.shape) if self.role in ("trained", "statistic") else self.nbytes)
+
+
+class Places:
+    """Fields that follow each other in one vector, with what the engine checks of their arrays."""
+
+    __slots__ = ("fields", "integers", "shapes")
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self.fields = tuple(fields)
+        self.shapes = tuple(field.shape for field in self.fields)
+        #: 1 for each array that is one of integers or bools in the layout; others are never rounded to integers
+        self.integers = bytes(field.dtype not in (None, *FLOATS) for field in self.fields)
+
+    def pieces(self, vector: Any) -> Iterator[tuple[Field, Any]]:
+        """Yield each field, with a view of its values in a vector that begins with the first field."""
+        start = self.fields[0].start if self.fields else 0
+        for field in self.fields:
+            yield field, vector[field.start - start : field.stop - start].reshape(field.shape)
+
+
+class Write(NamedTuple):
+    """Arrays, and the vector whose elements they get, one array after the other."""
+
+    places: Places
+    vector: Any
+    arrays: list[Array]
+
+
+class Overwrite(NamedTuple):
+    """An array of any dtype that `require_writable` has checked, and its values."""
+
+    name: str
+    array: Array
+    values: Array
 
 
 #: Name, shape, dtype, role and bytes of an array.
@@ -149,42 +188,63 @@ def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.flo
             raise AffluxError(f"{what} has a NaN in {field.name}")
 
 
+def overwrite_of(field: Field, array: Array, buffers: Any) -> Overwrite:
+    """Return a copied array's value in a vector of buffers, and the array to which it is written.
+
+    Raises:
+        AffluxError: the array has another shape, cannot be written, or would round floats to integers.
+    """
+    require_writable(field.name, array, field.shape)
+    if field.dtype in FLOATS:
+        require_float(field.name, kind_of(field.name, array))
+    return Overwrite(field.name, array, from_words(field, buffers))
+
+
 def write_all(
-    arrays: Sequence[Array],
-    pieces: Sequence[tuple[Field, Array]],
-    copies: Sequence[tuple[str, Array, Array]],
-    whole: list[tuple[Array, Array]],
-    *,
-    check: bool = False,
+    writes: Sequence[Write], whole: Sequence[Overwrite] = (), *, num_threads: int = 1, check: bool = False
 ) -> None:
     """Write into all arrays, or into none if one cannot be written, or with `check`.
 
-    Args:
-        arrays: the arrays of `pieces`, in their order.
-        pieces: the values of parameters and buffers, with their fields.
-        copies: the names, the arrays and the values of further copies.
-        whole: checked arrays of any dtype, and their values.
-        check: write nothing.
+    Arrays on the host that lie in one piece are checked and written by one call of the engine.
 
     Raises:
-        AffluxError: see `interop.prepare`.
+        AffluxError: see `interop.prepare`; or two arrays overlap.
     """
-    writes = []
-    for array, (field, value) in zip(arrays, pieces, strict=True):
-        if field.role == "copied":
-            require_writable(field.name, array, field.shape)
-            whole.append((array, value))
-        else:
-            writes.append((array, prepare(field.name, array, value)))
-    for name, array, value in copies:
-        require_writable(name, array, tuple(value.shape))
-        writes.append((array, prepare(name, array, value)))
-    if check:
-        return
-    for array, value in writes:
-        put(array, value)
-    for array, value in whole:
-        overwrite(array, value)
+    writes = [write for write in writes if write.arrays]
+    arrays = [array for write in writes for array in write.arrays]
+    named = [(each.name, each.array) for each in whole]
+    if whole:
+        require_apart([*_named(writes), *named])
+    if not _written_by_engine(writes, arrays, num_threads, check=check):
+        prepared = []
+        for write in writes:
+            for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
+                integers = field.dtype not in (None, *FLOATS)
+                prepared.append((array, prepare(field.name, array, values, integers=integers)))
+        require_apart([*_named(writes), *named])
+        for array, values in () if check else prepared:
+            put(array, values)
+    for each in () if check else whole:
+        overwrite(each.array, each.values)
+
+
+def _named(writes: Iterable[Write]) -> Iterator[tuple[str, Array]]:
+    for write in writes:
+        yield from zip((field.name for field in write.places.fields), write.arrays, strict=True)
+
+
+def _written_by_engine(writes: Sequence[Write], arrays: list[Array], num_threads: int, *, check: bool) -> bool:
+    """Write by one call of the engine. Return False if it does not take one of the arrays; nothing is written then."""
+    if not all_own(arrays) or not all(type(write.vector) is np.ndarray for write in writes):
+        return False
+    try:
+        entries = [(vector, arrays, places.shapes, places.integers) for places, vector, arrays in writes]
+        unflatten(entries, num_threads, check)
+    except (AffluxError, UnavailableError):  # the caller finds the reason
+        return False
+    if not check:
+        count_writes(arrays)
+    return True
 
 
 def to_json(
