@@ -66,7 +66,7 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
 // Each entry of `vectors` is a tuple: a flat vector, the list of its arrays, the tuple of their shapes, and bytes that
 // are 1 for each array that may hold integers.
 void unflatten_(const py::list& vectors, int num_threads, bool dry) {
-  std::deque<Array> borrowed;
+  std::deque<Array> memory;
   std::vector<std::vector<Target>> targets;
   std::vector<Unflattened> entries;
   targets.reserve(vectors.size());
@@ -77,14 +77,14 @@ void unflatten_(const py::list& vectors, int num_threads, bool dry) {
     const std::string_view may_be_integers = integers;
     if (arrays.size() != shapes.size() || arrays.size() != may_be_integers.size())
       throw Error("[unflatten] arrays, shapes and integers have different lengths");
-    const View<void> view = borrowed.emplace_back(Argument{"unflatten", "vectors", place}, vector, Access::read).view();
+    const View<void> view = memory.emplace_back(Argument{"unflatten", "vectors", place}, vector, Access::read).view();
     std::vector<Target>& list = targets.emplace_back();
     list.reserve(arrays.size());
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       const py::object array = arrays[i], shape = shapes[i];
       Argument title("unflatten", "arrays", place, shape);
       title.part = static_cast<std::int32_t>(i);
-      list.push_back(borrowed.emplace_back(title, array, Access::assign, Shape::any).target(may_be_integers[i] != 0));
+      list.push_back(memory.emplace_back(title, array, Access::assign, Shape::any).target(may_be_integers[i] != 0));
     }
     entries.push_back({view, {list.data(), static_cast<std::int64_t>(list.size())}});
   }

@@ -182,6 +182,7 @@ def bad_arrays():
         "bad is bool, to which the model's floats": np.zeros(3, bool),
         "bad is complex64, expected floats": np.zeros(3, np.complex64),
         "bad is expanded": torch.zeros(1).expand(3),
+        "bad is expanded: several": np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (3,), (0,)),
         "bad is a masked array": np.ma.masked_array(np.zeros(3, np.float32), [0, 1, 0]),
         "bad is torch.strided on meta, expected a dense tensor": torch.zeros(3, device="meta"),
         "bad is torch.sparse_coo on cpu": torch.zeros(3).to_sparse(),

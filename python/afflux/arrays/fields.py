@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -70,19 +71,20 @@ class Field:
 class Places:
     """Fields that follow each other in one vector, with what the engine checks of their arrays."""
 
-    __slots__ = ("fields", "integers", "shapes")
+    __slots__ = ("_slices", "fields", "integers", "shapes")
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.fields = tuple(fields)
         self.shapes = tuple(field.shape for field in self.fields)
         #: 1 for each array that is one of integers or bools in the layout; others are never rounded to integers
         self.integers = bytes(field.dtype not in (None, *FLOATS) for field in self.fields)
+        start = self.fields[0].start if self.fields else 0
+        self._slices = [slice(field.start - start, field.stop - start) for field in self.fields]
 
     def pieces(self, vector: Any) -> Iterator[tuple[Field, Any]]:
         """Yield each field, with a view of its values in a vector that begins with the first field."""
-        start = self.fields[0].start if self.fields else 0
-        for field in self.fields:
-            yield field, vector[field.start - start : field.stop - start].reshape(field.shape)
+        for field, place, shape in zip(self.fields, self._slices, self.shapes, strict=True):
+            yield field, vector[place].reshape(shape)
 
 
 class Write(NamedTuple):
@@ -212,25 +214,25 @@ def write_all(
     """
     writes = [write for write in writes if write.arrays]
     arrays = [array for write in writes for array in write.arrays]
-    named = [(each.name, each.array) for each in whole]
     if whole:
-        require_apart([*_named(writes), *named])
+        _require_apart(writes, whole)
     if not _written_by_engine(writes, arrays, num_threads, check=check):
-        prepared = []
+        assignments = []
         for write in writes:
             for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
                 integers = field.dtype not in (None, *FLOATS)
-                prepared.append((array, prepare(field.name, array, values, integers=integers)))
-        require_apart([*_named(writes), *named])
-        for array, values in () if check else prepared:
+                assignments.append((array, prepare(field.name, array, values, integers=integers)))
+        _require_apart(writes, whole)
+        for array, values in () if check else assignments:
             put(array, values)
     for each in () if check else whole:
         overwrite(each.array, each.values)
 
 
-def _named(writes: Iterable[Write]) -> Iterator[tuple[str, Array]]:
-    for write in writes:
-        yield from zip((field.name for field in write.places.fields), write.arrays, strict=True)
+def _require_apart(writes: Iterable[Write], whole: Iterable[Overwrite]) -> None:
+    pairs = [zip(write.places.fields, write.arrays, strict=True) for write in writes]
+    targets = [(field.name, array) for field, array in chain(*pairs)]
+    require_apart([*targets, *((each.name, each.array) for each in whole)])
 
 
 def _written_by_engine(writes: Sequence[Write], arrays: list[Array], num_threads: int, *, check: bool) -> bool:

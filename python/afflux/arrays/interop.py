@@ -290,17 +290,16 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
     """
     if shape is not None and tuple(array.shape) != shape:
         raise AffluxError(f"[layout] {label(name)} has shape {tuple(array.shape)}, the layout has {shape}")
-    if is_torch(array):
-        expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
-        if expanded and array.numel():
-            raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
-    elif not isinstance(array, np.ndarray) and not is_cupy(array):
+    if not is_torch(array) and not isinstance(array, np.ndarray) and not is_cupy(array):
         raise AffluxError(
             f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "
             "where arrays cannot be written, as JAX's, Layout.views gives new ones"
         )
-    elif isinstance(array, np.ndarray) and not array.flags.writeable:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise AffluxError(f"[layout] {label(name)} is read-only")
+    strides = array.stride() if is_torch(array) else array.strides
+    if 0 not in array.shape and any(step == 0 and size > 1 for step, size in zip(strides, array.shape, strict=True)):
+        raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
 
 
 def overwrite(array: Array, values: Array) -> None:

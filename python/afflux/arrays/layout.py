@@ -376,14 +376,14 @@ class Layout:
         if flat is None:
             matcher = self._matcher_of((*self.buffers, *self.copied) if buffers is not None else ())
         arrays, leaves = matcher.located(target)
-        writes, whole, first = [], [], 0
+        writes, whole, begin = [], [], 0
         if flat is not None:
-            first = len(self.fields)
-            writes.append(Write(self._parameter_matcher.places, flat, arrays[:first]))
+            begin = len(self.fields)
+            writes.append(Write(self._parameter_matcher.places, flat, arrays[:begin]))
         if buffers is not None:
-            last = first + len(self.buffers)
-            writes.append(Write(self._buffer_matcher.places, buffers[: self.averaged_size], arrays[first:last]))
-            copied = zip(self.copied, arrays[last:], strict=True)
+            end = begin + len(self.buffers)
+            writes.append(Write(self._buffer_matcher.places, buffers[: self.averaged_size], arrays[begin:end]))
+            copied = zip(self.copied, arrays[end:], strict=True)
             whole = [overwrite_of(field, array, buffers) for field, array in copied]
         if self.aliases or constants is not None:
             leaves = self._leaves(target) if leaves is None else leaves

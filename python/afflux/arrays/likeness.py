@@ -59,7 +59,11 @@ class Like:
             return self.wrapped(values)
         out = self.empty(values.shape)
         put(out, prepare(name, out, values))
-        return self.wrapped(out) if self.library == "jax" else out
+        return self.finished(out)
+
+    def finished(self, array: Array) -> Array:
+        """Return the result of `empty`, after it was written, as an array of the library."""
+        return self.wrapped(array) if self.library == "jax" else array
 
 
 _like = cache(Like)  # equal ones are one object

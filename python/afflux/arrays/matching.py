@@ -100,11 +100,13 @@ class Matcher:
 
     def found(self, tree: Any) -> Found | list[Array]:
         """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
-        plain = _plain(tree)
-        found = self._quick(plain)
-        if found is None:
+        members_or_tree = _module_as_dict(tree)
+        arrays = self._quick(members_or_tree)
+        if arrays is None:
             return self.ready(tree, floats=True)
-        return Found(self._equal(tree, found, _by_name(plain)) if self._copies else found, self._shapes, tree)
+        if self._copies:
+            self._equal(tree, arrays, _dict_or_none(members_or_tree))
+        return Found(arrays, self._shapes, tree)
 
     @reads("[layout] tree")
     def ready(self, tree: Any, *, floats: bool = False) -> list[Array]:
@@ -133,9 +135,9 @@ class Matcher:
         Raises:
             AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array.
         """
-        plain = _plain(tree)
-        found = self._quick(plain)
-        return self._walked(tree) if found is None else (found, _by_name(plain))
+        members_or_tree = _module_as_dict(tree)
+        arrays = self._quick(members_or_tree)
+        return self._walked(tree) if arrays is None else (arrays, _dict_or_none(members_or_tree))
 
     def _quick(self, tree: Any) -> list[Array] | None:
         """Return the wanted arrays of a flat dict or list of NumPy's or torch's own arrays. Return None for any other
@@ -242,7 +244,7 @@ def _short(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _plain(tree: Any) -> Any:
+def _module_as_dict(tree: Any) -> Any:
     """Return the arrays of a torch module by name; any other tree as it is."""
     if type(tree) in (dict, list) or not is_module(tree) or is_keras(tree):
         return tree
@@ -250,8 +252,8 @@ def _plain(tree: Any) -> Any:
     return parameters | buffers
 
 
-def _by_name(plain: Any) -> dict[str, Any] | None:
-    return plain if isinstance(plain, dict) else None
+def _dict_or_none(tree: Any) -> dict[str, Any] | None:
+    return tree if isinstance(tree, dict) else None
 
 
 class _Wanted:

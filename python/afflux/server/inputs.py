@@ -372,8 +372,8 @@ class InputAdapter:
             return {field.name: like.wrapped(values) for like, (field, values) in zip(likes, pieces, strict=True)}
         arrays = [like.empty(shape) for like, shape in zip(likes, places.shapes, strict=True)]
         write_all([Write(places, on_host(vector), arrays)], num_threads=self.num_threads)
-        made = zip(places.fields, likes, arrays, strict=True)
-        return {each.name: like.wrapped(own) if like.library == "jax" else own for each, like, own in made}
+        triples = zip(places.fields, likes, arrays, strict=True)
+        return {each.name: like.finished(array) for each, like, array in triples}
 
     def _like(self, name: str, dtype: str | None, vector: Any) -> Like:
         return self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or vector.dtype)
