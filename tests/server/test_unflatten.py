@@ -270,6 +270,20 @@ def test_tied_arrays_are_written_once():
     assert not memory.any()
 
 
+@pytest.mark.parametrize("kind", FLOATS)
+def test_vectors_of_spectral_norm_are_written_by_the_same_call(kind, monkeypatch):
+    torch = pytest.importorskip("torch")
+    net = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(5, 4))
+    server = Server(fedbuff(), net)
+    assert "copied" in server.layout.roles.values()
+    target = {name: torch.zeros(array.shape, dtype=getattr(torch, kind)) for name, array in net.state_dict().items()}
+    for name in ("prepare", "put", "overwrite"):
+        monkeypatch.setattr(fields, name, None)
+    server.pull(out=target)
+    for name, array in net.state_dict().items():
+        assert bits(read(target[name])) == bits(read(array.to(target[name].dtype)))
+
+
 def test_copied_arrays_and_constants_are_refused_before_the_others_are_written():
     roles = {"u": "copied", "table": "constant"}
     model = {"w": np.ones(3, np.float32), "u": np.ones(2, np.float32), "table": np.array([1, 2])}

@@ -1,7 +1,7 @@
 """The places of a model's arrays: in the flat vector of parameters, in that of buffers, or among the constants."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,7 +25,6 @@ from afflux.arrays.interop import (
     raw_bytes,
     ready,
     require_apart,
-    require_float,
     require_writable,
     type_of,
 )
@@ -71,13 +70,13 @@ class Field:
 class Places:
     """Fields that follow each other in one vector, with what the engine checks of their arrays."""
 
-    __slots__ = ("_slices", "fields", "integers", "shapes")
+    __slots__ = ("_slices", "checks", "fields", "shapes")
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.fields = tuple(fields)
         self.shapes = tuple(field.shape for field in self.fields)
-        #: 1 for each array that is one of integers or bools in the layout; others are never rounded to integers
-        self.integers = bytes(field.dtype not in (None, *FLOATS) for field in self.fields)
+        # 1 for each array that is one of integers or bools in the layout; others are never rounded to integers
+        self.checks = self.shapes, bytes(field.dtype not in (None, *FLOATS) for field in self.fields)
         start = self.fields[0].start if self.fields else 0
         self._slices = [slice(field.start - start, field.stop - start) for field in self.fields]
 
@@ -190,58 +189,64 @@ def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.flo
             raise AffluxError(f"{what} has a NaN in {field.name}")
 
 
-def overwrite_of(field: Field, array: Array, buffers: Any) -> Overwrite:
-    """Return a copied array's value in a vector of buffers, and the array to which it is written.
+def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
+    """Return the write of one array's values in its vector, which for a copied array is that of the buffers.
 
     Raises:
-        AffluxError: the array has another shape, cannot be written, or would round floats to integers.
+        AffluxError: a copied array of integers or bools has another shape, or cannot be written.
     """
-    require_writable(field.name, array, field.shape)
-    if field.dtype in FLOATS:
-        require_float(field.name, kind_of(field.name, array))
-    return Overwrite(field.name, array, from_words(field, buffers))
+    if field.role != "copied":
+        return Write(Places([field]), vector[field.start : field.stop], [array])
+    values = from_words(field, vector)
+    if field.dtype not in FLOATS:
+        require_writable(field.name, array, field.shape)
+        return Overwrite(field.name, array, values)
+    wide = values.astype(np.float64 if field.dtype == "float64" else np.float32).reshape(-1)
+    return Write(Places([replace(field, role="statistic", start=0)]), wide, [array])
 
 
-def write_all(
-    writes: Sequence[Write], whole: Sequence[Overwrite] = (), *, num_threads: int = 1, check: bool = False
-) -> None:
+def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False) -> None:
     """Write into all arrays, or into none if one cannot be written, or with `check`.
 
-    Arrays on the host that lie in one piece are checked and written by one call of the engine.
+    Arrays of numbers on the host that lie in one piece are checked and written by one call of the engine.
 
     Raises:
         AffluxError: see `interop.prepare`; or two arrays overlap.
     """
-    writes = [write for write in writes if write.arrays]
-    arrays = [array for write in writes for array in write.arrays]
+    whole, parts = list[Overwrite](), list[Write]()
+    for each in writes:
+        if isinstance(each, Overwrite):
+            whole.append(each)
+        elif each.arrays:
+            parts.append(each)
     if whole:
-        _require_apart(writes, whole)
-    if not _written_by_engine(writes, arrays, num_threads, check=check):
+        _require_apart(parts, whole)
+    if not _written_by_engine(parts, num_threads, check=check):
         assignments = []
-        for write in writes:
-            for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
+        for part in parts:
+            for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
                 integers = field.dtype not in (None, *FLOATS)
                 assignments.append((array, prepare(field.name, array, values, integers=integers)))
-        _require_apart(writes, whole)
+        _require_apart(parts, whole)
         for array, values in () if check else assignments:
             put(array, values)
     for each in () if check else whole:
         overwrite(each.array, each.values)
 
 
-def _require_apart(writes: Iterable[Write], whole: Iterable[Overwrite]) -> None:
-    pairs = [zip(write.places.fields, write.arrays, strict=True) for write in writes]
+def _require_apart(parts: Iterable[Write], whole: Iterable[Overwrite]) -> None:
+    pairs = [zip(part.places.fields, part.arrays, strict=True) for part in parts]
     targets = [(field.name, array) for field, array in chain(*pairs)]
     require_apart([*targets, *((each.name, each.array) for each in whole)])
 
 
-def _written_by_engine(writes: Sequence[Write], arrays: list[Array], num_threads: int, *, check: bool) -> bool:
+def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool) -> bool:
     """Write by one call of the engine. Return False if it does not take one of the arrays; nothing is written then."""
+    arrays = [array for write in writes for array in write.arrays]
     if not all_own(arrays) or not all(type(write.vector) is np.ndarray for write in writes):
         return False
     try:
-        entries = [(vector, arrays, places.shapes, places.integers) for places, vector, arrays in writes]
-        unflatten(entries, num_threads, check)
+        unflatten([(each.vector, each.arrays, *each.places.checks) for each in writes], num_threads, check)
     except (AffluxError, UnavailableError):  # the caller finds the reason
         return False
     if not check:

@@ -16,13 +16,12 @@ from afflux.arrays.fields import (
     Alias,
     Field,
     Overwrite,
-    Places,
     Role,
     Write,
     from_words,
-    overwrite_of,
     to_words,
     write_all,
+    write_of,
 )
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
@@ -366,17 +365,18 @@ class Layout:
             if not check:
                 target.load_state_dict(state)
             return
-        write_all(*self._writes(target, flat, buffers, constants), num_threads=num_threads, check=check)
+        write_all(self._writes(target, flat, buffers, constants), num_threads=num_threads, check=check)
 
     def _writes(
         self, target: Tree, flat: Flat | None, buffers: Float64 | None, constants: Constants | None
-    ) -> tuple[list[Write], list[Overwrite]]:
+    ) -> list[Write | Overwrite]:
         """Return the arrays of a target, with their values, as `write_all` takes them; without `flat` no parameters."""
         matcher = self._parameter_matcher if buffers is None else self._whole_matcher
         if flat is None:
             matcher = self._matcher_of((*self.buffers, *self.copied) if buffers is not None else ())
         arrays, leaves = matcher.located(target)
-        writes, whole, begin = [], [], 0
+        writes: list[Write | Overwrite] = []
+        begin = 0
         if flat is not None:
             begin = len(self.fields)
             writes.append(Write(self._parameter_matcher.places, flat, arrays[:begin]))
@@ -384,7 +384,7 @@ class Layout:
             end = begin + len(self.buffers)
             writes.append(Write(self._buffer_matcher.places, buffers[: self.averaged_size], arrays[begin:end]))
             copied = zip(self.copied, arrays[end:], strict=True)
-            whole = [overwrite_of(field, array, buffers) for field, array in copied]
+            writes += [write_of(field, array, buffers) for field, array in copied]
         if self.aliases or constants is not None:
             leaves = self._leaves(target) if leaves is None else leaves
             places = {name: i for i, name in enumerate(matcher.names)}
@@ -393,13 +393,9 @@ class Layout:
                 if i is None or copy is None or interop.is_same(copy, arrays[i]):
                     continue
                 field = dataclasses.replace(matcher.places.fields[i], name=alias.name)
-                vector: Any = flat if field.role == "trained" else buffers
-                if field.role == "copied":
-                    whole.append(overwrite_of(field, copy, vector))
-                else:
-                    writes.append(Write(Places([field]), vector[field.start : field.stop], [copy]))
-            whole += [] if constants is None else constants.writes(leaves)
-        return writes, whole
+                writes.append(write_of(field, copy, flat if field.role == "trained" else buffers))
+            writes += [] if constants is None else constants.writes(leaves)
+        return writes
 
     def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""

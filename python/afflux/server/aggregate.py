@@ -92,7 +92,7 @@ def aggregate(
     if not isinstance(target, ops.Parts):
         layout._load(out, target, buffers, constants, num_threads=threads)
     elif buffers is not None or constants is not None:
-        write_all(*layout._writes(out, None, buffers, constants))
+        write_all(layout._writes(out, None, buffers, constants))
     return out
 
 
