@@ -11,6 +11,11 @@ from afflux.arrays import fields, likeness
 from afflux.rules import fedbuff
 from conftest import bits
 
+torch = pytest.importorskip("torch")
+reads_torch_at_once = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="torch is older than 2.10"
+)
+
 ISAS = [backend.name for backend in ops.backends() if backend.runs and backend.device == "cpu"]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 #: Ties of every type, subnormals of float16 and float32, and values beyond the range of float16 or float32.
@@ -38,8 +43,6 @@ def read(array):
     """A copy on the host; of bfloat16, the bits."""
     if isinstance(array, np.ndarray):
         return (array.view(np.uint16) if array.dtype.name == "bfloat16" else array).copy()
-    import torch
-
     array = array.detach()
     array = array.view(torch.uint16) if array.dtype == torch.bfloat16 else array
     return array.numpy().copy()
@@ -48,7 +51,6 @@ def read(array):
 def target_of(library, kind, shape, way):
     """An array of NumPy or torch, which lies in one piece or not."""
     if library == "torch":
-        torch = pytest.importorskip("torch")
         dtype = getattr(torch, kind)
         if way == "strided" and shape:
             return torch.zeros((*shape[:-1], 2 * shape[-1]), dtype=dtype)[..., ::2]
@@ -84,7 +86,6 @@ def test_every_array_has_the_bits_of_a_plain_copy(library, kind, way, rng):
 
 
 def batch_norm(kind="float32"):
-    torch = pytest.importorskip("torch")
     torch.manual_seed(3)
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3, bias=False))
     net[1].running_mean += 0.3
@@ -93,6 +94,7 @@ def batch_norm(kind="float32"):
     return net.to(getattr(torch, kind))
 
 
+@reads_torch_at_once
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("form", ["module", "state_dict", "dict"])
@@ -117,7 +119,8 @@ def test_buffers_are_written_by_the_same_call(form, kind, dtype, monkeypatch):
     assert len(results[0]) == 9
 
 
-@pytest.mark.parametrize("made", [np.asarray, lambda values: pytest.importorskip("torch").tensor(values)])
+@reads_torch_at_once
+@pytest.mark.parametrize("made", [np.asarray, torch.tensor])
 def test_lists_are_written_by_one_call(made, monkeypatch, rng):
     first = [made(rng.standard_normal((3, 4)).astype(np.float32)), made(np.float32(7)), made(np.arange(3))]
     server = Server(fedbuff(), first)
@@ -127,6 +130,7 @@ def test_lists_are_written_by_one_call(made, monkeypatch, rng):
     assert [read(array).tolist() for array in out] == [read(array).tolist() for array in first]
 
 
+@reads_torch_at_once
 @pytest.mark.parametrize("kind", FLOATS)
 def test_a_new_tree_is_written_by_one_call(kind, monkeypatch):
     module = batch_norm(kind)
@@ -144,7 +148,6 @@ def test_a_new_tree_is_written_by_one_call(kind, monkeypatch):
 
 
 def test_autograd_sees_what_the_engine_writes():
-    torch = pytest.importorskip("torch")
     net, server = batch_norm(), Server(fedbuff(), batch_norm())
     versions = {name: array._version for name, array in net.state_dict(keep_vars=True).items()}
     server.pull(out=net)
@@ -157,9 +160,14 @@ def test_autograd_sees_what_the_engine_writes():
     assert all(array._version == versions[name] for name, array in norm.items())
 
 
+def test_tensors_with_the_negative_bit_get_the_values():
+    memory = torch.zeros(3)
+    Layout.of([np.zeros(3)]).load([torch._neg_view(memory)], np.array([1.0, 2, -3]))
+    assert memory.tolist() == [-1, -2, 3]
+
+
 @pytest.mark.parametrize("strided", [False, True])
 def test_inference_tensors_are_written(strided):
-    torch = pytest.importorskip("torch")
     with torch.inference_mode():
         out = [torch.zeros(3, 2), torch.zeros(2, 3).T if strided else torch.zeros(3, 2)]
     server = Server(fedbuff(), [np.ones((3, 2), np.float32), np.full((3, 2), 2, np.float32)])
@@ -170,7 +178,6 @@ def test_inference_tensors_are_written(strided):
 
 
 def bad_arrays():
-    torch = pytest.importorskip("torch")
     read_only = np.zeros(3, np.float32)
     read_only.flags.writeable = False
     return {
@@ -206,7 +213,6 @@ def test_nothing_is_written_if_one_array_is_refused(last):
 
 def overlapping():
     """Trees of a (2, 3) and b (3,), a scalar c and a counter n, in which two share memory."""
-    torch = pytest.importorskip("torch")
     memory, tensor = np.zeros(12, np.float32), torch.zeros(12)
     whole = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(3), "c": torch.zeros(()), "n": np.zeros(1, np.int64)}
     return {
@@ -245,8 +251,6 @@ def test_arrays_side_by_side_do_not_share_memory():
 
 
 def test_tied_arrays_are_written_once():
-    torch = pytest.importorskip("torch")
-
     class Tied(torch.nn.Module):
         def __init__(self, tied):
             super().__init__()
@@ -270,9 +274,9 @@ def test_tied_arrays_are_written_once():
     assert not memory.any()
 
 
+@reads_torch_at_once
 @pytest.mark.parametrize("kind", FLOATS)
 def test_vectors_of_spectral_norm_are_written_by_the_same_call(kind, monkeypatch):
-    torch = pytest.importorskip("torch")
     net = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(5, 4))
     server = Server(fedbuff(), net)
     assert "copied" in server.layout.roles.values()

@@ -330,8 +330,8 @@ class Layout:
                 integers in the place of floats, a value that an integer cannot hold, two arrays that share memory and
                 are not tied in the layout; nothing is written.
 
-        Cost: one copy. Contiguous arrays of NumPy and torch on the host are checked and written by one call of the
-        engine.
+        Cost: one copy. Contiguous arrays of NumPy, and of torch from 2.10 on, are checked and written by one call of
+        the engine, if all are on the host.
 
         >>> target = [np.zeros(2), np.array(0)]
         >>> Layout.of(target).load(target, np.ones(2, np.float32), np.array([2.5]))
