@@ -1,6 +1,7 @@
 #include "arrays.hpp"
 
 #include <string>
+#include <utility>
 
 #include "api/check.hpp"
 #include "attributes.hpp"
@@ -109,7 +110,7 @@ Array::Array(Argument argument, py::handle object, Access access, Shape shape) :
 
 void Array::acquire(py::handle object, Access access, Shape shape) {
   if (const Buffer* const buffer = Buffer::in(object)) {
-    if (access == Access::write && buffer->frozen()) fail("is read-only, but is written");
+    if (access != Access::read && buffer->frozen()) fail("is read-only, but is written");
     owner_ = {object.inc_ref().ptr(), release_reference};
     const View<void> view = buffer->view();
     check_shape(1, &view.size);
@@ -137,10 +138,11 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
     PyErr_Clear();
     // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only. CuPy's arrays on a
     // GPU have a buffer protocol that fails.
-    if ((access == Access::write && !is_writable_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
+    if ((access != Access::read && !is_writable_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
   if (from_exchange(object, access, shape)) return;
+  if (access == Access::assign) fail("is no array on the host, or does not give its memory at once");
   if (!py::hasattr(object, "__dlpack__"))
     fail("is a " + std::string(Py_TYPE(object.ptr())->tp_name) + ", expected an array (buffer protocol or DLPack)");
   from_dlpack(object, access, shape);
@@ -149,6 +151,18 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
 View<void> Array::view() const {
   if (kind_ != Kind::type) wrong_type("float32, float64, float16 or bfloat16");
   return {data_, size_, device_, type_};
+}
+
+Target Array::target(bool integers) const {
+  if (kind_ == Kind::type || !integers) return {view().data, size_, static_cast<Number>(type_)};
+  static const std::pair<const char*, Number> kIntegers[] = {
+      {"bool", Number::boolean},  {"bool8", Number::boolean}, {"int8", Number::int8},
+      {"int16", Number::int16},   {"uint16", Number::uint16}, {"int32", Number::int32},
+      {"uint32", Number::uint32}, {"int64", Number::int64},   {"uint64", Number::uint64}};
+  if (kind_ == Kind::bytes) return {data_, size_, Number::uint8};
+  for (const auto& [known, number] : kIntegers)
+    if (other_name_ == known) return {data_, size_, number};
+  wrong_type("a float, an integer or a bool");
 }
 
 View<double> Array::doubles() const {
@@ -216,7 +230,7 @@ void Array::set_type(const std::string& name) {
 
 void Array::from_buffer(Access access, Shape shape) {
   owner_ = {&buffer_, [](void* p) { PyBuffer_Release(static_cast<Py_buffer*>(p)); }};
-  if (access == Access::write && buffer_.readonly) fail("is read-only, but is written");
+  if (access != Access::read && buffer_.readonly) fail("is read-only, but is written");
   set_type(name_of_format(native_format(buffer_.format)));
   item_size_ = buffer_.itemsize;
   // ctypes arrays have no strides even if PyBUF_STRIDES is requested: they are C-contiguous.
@@ -226,7 +240,7 @@ void Array::from_buffer(Access access, Shape shape) {
 
 // Returns false for arrays that must be rejected, too: from_buffer reports their errors.
 bool Array::from_numpy(py::handle object, Access access, Shape shape) {
-  const auto array = numpy_array(object, access == Access::write);
+  const auto array = numpy_array(object, access != Access::read);
   if (!array || (shape == Shape::vector && array->dimensions != 1) ||
       (argument_.shape && !has_shape(argument_.shape, array->dimensions, array->shape)))
     return false;

@@ -19,7 +19,8 @@
 
 namespace afflux::python {
 
-enum class Access { read, write };
+// assign: as write, but the array is on the host, and may be a tensor that requires grad.
+enum class Access { read, write, assign };
 enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, treated as flat
 
 // The name of an argument or, with an index, of one item of a sequence, or of one of its parts. The text is built only
@@ -67,6 +68,9 @@ class Array {
   View<void> view() const;
   // Returns a vector of float64. Throws Error for another type.
   View<double> doubles() const;
+  // Returns the array as one that is assigned. Throws Error for a type that is no number, and without `integers` also
+  // for one of integers or booleans.
+  Target target(bool integers) const;
   // Throws Unavailable for an array on another device.
   void check_on(Device device) const;
   // Returns an encoded row as bytes. Throws Error unless the array is uint8 or of the codec's row type.

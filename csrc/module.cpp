@@ -4,7 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <deque>
 #include <optional>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "afflux.h"
 #include "afflux/afflux.hpp"
@@ -57,6 +61,35 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
     beside == nullptr ? sweep() : beside->beside(sweep);
   }
   return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
+}
+
+// Each entry of `vectors` is a tuple: a flat vector, the list of its arrays, the tuple of their shapes, and bytes that
+// are 1 for each array that may hold integers.
+void unflatten_(const py::list& vectors, int num_threads, bool dry) {
+  std::deque<Array> memory;
+  std::vector<std::vector<Target>> targets;
+  std::vector<Unflattened> entries;
+  targets.reserve(vectors.size());
+  for (const py::handle entry : vectors) {
+    const auto [vector, arrays, shapes, integers] =
+        entry.cast<std::tuple<py::object, py::list, py::tuple, py::bytes>>();
+    const auto place = static_cast<std::ptrdiff_t>(entries.size());
+    const std::string_view may_be_integers = integers;
+    if (arrays.size() != shapes.size() || arrays.size() != may_be_integers.size())
+      throw Error("[unflatten] arrays, shapes and integers have different lengths");
+    const View<void> view = memory.emplace_back(Argument{"unflatten", "vectors", place}, vector, Access::read).view();
+    std::vector<Target>& list = targets.emplace_back();
+    list.reserve(arrays.size());
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      const py::object array = arrays[i], shape = shapes[i];
+      Argument title("unflatten", "arrays", place, shape);
+      title.part = static_cast<std::int32_t>(i);
+      list.push_back(memory.emplace_back(title, array, Access::assign, Shape::any).target(may_be_integers[i] != 0));
+    }
+    entries.push_back({view, {list.data(), static_cast<std::int64_t>(list.size())}});
+  }
+  const GilRelease release;
+  unflatten({entries.data(), static_cast<std::int64_t>(entries.size())}, num_threads, dry);
 }
 
 void gram_(const py::object& vectors, const py::object& out, int num_threads) {
@@ -182,6 +215,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
              py::arg("conversion") = py::none(), py::arg("shapes") = py::none(), py::arg("beside") = py::none());
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
+  module.def("unflatten", unflatten_, py::arg("vectors"), py::arg("num_threads"), py::arg("dry"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));
   module.def("inner", inner_, py::arg("vectors"), py::arg("weights"), py::arg("memory"), py::arg("shift"),
              py::arg("memory_weight"), py::arg("out"), py::arg("num_threads"));

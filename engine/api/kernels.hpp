@@ -1,6 +1,7 @@
 // The kernels of an instruction set, and those of CUDA, which the entry points call after all checks. A new kernel
 // needs a line in both tables here (Kernels and cuda::Backend), a file of its name in cpu/ and in cuda/, its name in
-// cpu/kernels.hpp, cpu/kernels.cpp and cuda/operations.hpp, and an entry point in api/ that calls it.
+// cpu/kernels.hpp, cpu/kernels.cpp and cuda/operations.hpp, and an entry point in api/ that calls it. `unflatten` is
+// for the CPU alone.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -104,6 +105,8 @@ struct Kernels {
                  std::int64_t end);
   void (*decode)(Codec codec, const RowHead& head, const unsigned char* row, void* vector, std::int64_t begin,
                  std::int64_t end);
+  // Sets to[0, n) to from[0, n), rounded if the type is narrower.
+  void (*unflatten)(Type from_type, const void* from, Type to_type, void* to, std::int64_t n);
 };
 
 #if defined(__aarch64__)

@@ -91,6 +91,10 @@ Statistics ingest(View<const void> update, View<void> slot, int num_threads, con
   return from_c(result);
 }
 
+void unflatten(List<Unflattened> vectors, int num_threads, bool dry) {
+  check(afflux_unflatten(vectors.data, vectors.size, num_threads, dry));
+}
+
 void gram(List<View<const void>> vectors, View<double> out, int num_threads) {
   check(afflux_gram(to_c<afflux_views>(vectors), to_c<afflux_memory>(out), num_threads));
 }

@@ -291,6 +291,10 @@ int afflux_crc32c(const afflux_memory* data, int64_t block, int64_t head, int nu
   });
 }
 
+int afflux_unflatten(const void* vectors, int64_t count, int num_threads, int dry) {
+  return guarded([&] { unflatten({static_cast<const Unflattened*>(vectors), count}, num_threads, dry != 0); });
+}
+
 int afflux_list_codecs(afflux_put_codec put, void* user) {
   return guarded([&] {
     for (const Codec codec : codecs()) put(user, to_c(codec), name(codec).c_str());

@@ -29,6 +29,8 @@ typedef void (*afflux_body)(void* user, int64_t index);
 
 AFFLUX_API int afflux_apply_summed(const afflux_pass* pass, int num_threads, int dry, int* valid, afflux_put_crcs put,
                                    void* user);
+/* `vectors` are `count` objects of afflux::Unflattened. */
+AFFLUX_API int afflux_unflatten(const void* vectors, int64_t count, int num_threads, int dry);
 AFFLUX_API int afflux_crc32c(const afflux_memory* data, int64_t block, int64_t head, int num_threads, int table,
                              afflux_put_crcs put, void* user);
 AFFLUX_API int afflux_list_codecs(afflux_put_codec put, void* user);

@@ -3,6 +3,6 @@
 
 namespace afflux::AFFLUX_ISA {
 
-const Kernels kernels{ingest, gram, inner, apply, encode, decode};
+const Kernels kernels{ingest, gram, inner, apply, encode, decode, unflatten};
 
 }  // namespace afflux::AFFLUX_ISA

@@ -16,5 +16,6 @@ std::remove_pointer_t<decltype(Kernels::inner)> inner;
 std::remove_pointer_t<decltype(Kernels::apply)> apply;
 std::remove_pointer_t<decltype(Kernels::encode)> encode;
 std::remove_pointer_t<decltype(Kernels::decode)> decode;
+std::remove_pointer_t<decltype(Kernels::unflatten)> unflatten;
 
 }  // namespace afflux::AFFLUX_ISA

@@ -70,6 +70,7 @@ UNITS = {
     "ingest": ["ingest"],
     "inner": ["inner"],
     "kernels": ["kernels"],
+    "unflatten": ["unflatten"],
 }
 
 

@@ -26,6 +26,7 @@ class ndarray(mmap.mmap):
         self.base = base
         self.data = SimpleNamespace(ptr=host.ctypes.data)
         self.shape, self.dtype, self.size, self.nbytes = host.shape, host.dtype, host.size, host.nbytes
+        self.strides, self.itemsize = host.strides, host.itemsize
         self._exported = OnCuda(host, host.dtype.name) if host.dtype.kind in "fu" else None
 
     @property

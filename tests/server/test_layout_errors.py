@@ -144,11 +144,8 @@ def test_refused_vectors(vector, message):
         (read_only(np.zeros(1)), 1.0, "bad is read-only"),
         (np.float64(0), 1.0, "bad is a float64, expected a NumPy array or torch tensor"),
         (np.zeros((1, 1)), 1.0, r"bad has shape \(1, 1\)"),
-        (np.zeros(1, np.uint8), 255.5, "bad is uint8, which cannot hold 256.0"),
-        (np.zeros(1, np.uint8), -0.51, "bad is uint8, which cannot hold -1.0"),
-        (np.zeros(1, np.int64), 2.0**63, "bad is int64, which cannot hold 9.22"),
-        (np.zeros(1, bool), 1.6, "bad is bool, which cannot hold 2.0"),
-        (np.zeros(1, np.int32), np.nan, "bad is int32, which cannot hold nan"),
+        (np.zeros(1, np.int64), 1.0, "bad is int64, to which the model's floats would be rounded"),
+        (np.zeros(1, bool), 1.0, "bad is bool, to which the model's floats would be rounded"),
     ],
 )
 def test_load_writes_nothing_when_it_refuses(bad, value, message):
@@ -159,6 +156,26 @@ def test_load_writes_nothing_when_it_refuses(bad, value, message):
         layout.load(tree, np.array([1, 1, value]))
     assert not tree["good"].any()
     assert not np.any(tree["bad"])
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("uint8", 255.5, "cannot hold 256.0"),
+        ("uint8", -0.51, "cannot hold -1.0"),
+        ("int64", 2.0**63, "cannot hold 9.22"),
+        ("bool", 1.6, "cannot hold 2.0"),
+        ("int32", np.nan, "cannot hold nan"),
+    ],
+)
+def test_counters_beyond_their_range_are_refused(dtype, value, message, strided):
+    layout = Layout.of({"good": np.zeros(2), "bad": np.zeros(2, dtype)})
+    tree = {"good": np.zeros(2), "bad": np.zeros(4, dtype)[::2] if strided else np.zeros(2, dtype)}
+    with pytest.raises(AffluxError, match=rf"^\[layout\] bad is {dtype}, which {message}"):
+        layout.load(tree, np.ones(2), np.array([1, value]))
+    assert not tree["good"].any()
+    assert not tree["bad"].any()
 
 
 def test_load_into_expanded_tensors_is_refused():

@@ -234,6 +234,8 @@ ops.ingest(tensors, slot)
 assert slot.tolist() == [0, 1, 2, 1, 1]
 tree = {"a": tensors[0], "b": tensors[1]}
 assert Layout.of(tree).flatten(tree).tolist() == [0, 1, 2, 1, 1]
+Layout.of(tree).load(tree, slot + 1)
+assert [tensor.tolist() for tensor in tensors] == [[1, 2, 3], [2, 2]]
 for wrong in (torch._neg_view(torch.ones(5)), torch.ones(5, device="meta"), torch.ones(10)[::2]):
     try:
         ops.ingest(wrong, slot)

@@ -1,6 +1,16 @@
 """What `mutants.py` breaks in the engine and its bindings: formulas, orders of sums, edges."""
 
 ENGINE = {
+    "unflatten: arrays may share memory": (
+        '  overlaps.refuse("unflatten");\n',
+        "",
+        "test_unflatten.py",
+    ),
+    "unflatten: an integer may be one too large": (
+        "if (!(value >= low && value < past))",
+        "if (!(value >= low && value <= past))",
+        "test_layout_errors.py",
+    ),
     "step: a state is not looked at": (
         "      sound.check(values[k]);\n",
         "",

@@ -2,6 +2,7 @@
 //
 //   ingest    copies one client's update, in one or many parts, into a slot; returns its sum of squares, min, max and
 //             first non-finite value
+//   unflatten copies flat vectors into the arrays of a model (unflatten.hpp)
 //   gram      computes all inner products of K vectors in one sweep
 //   inner     computes the squares of K vectors, and their inner products with a weighted sum of them, in one sweep
 //   apply     combine -> calibrate -> step, in one sweep
@@ -36,6 +37,7 @@
 #include "afflux/parts.hpp"
 #include "afflux/pass.hpp"
 #include "afflux/policy.hpp"
+#include "afflux/unflatten.hpp"
 #include "afflux/view.hpp"
 
 namespace afflux {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux.arrays.fields import OBJECT, Field
+from afflux.arrays.fields import OBJECT, Field, Overwrite
 from afflux.arrays.interop import Array, as_torch, label, raw_bytes, require_writable
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
@@ -81,7 +81,7 @@ class Constants:
             elif field.name in self._bytes:
                 yield field.name, self._value(field, writable=writable)
 
-    def writes(self, leaves: Mapping[str, Any]) -> list[tuple[Array, Any]]:
+    def writes(self, leaves: Mapping[str, Any]) -> list[Overwrite]:
         """Return the constants of a target whose bytes differ from the server's, each with its value.
 
         Raises:
@@ -96,7 +96,7 @@ class Constants:
                 self._compare(field, array)
             except AffluxError:
                 require_writable(field.name, array, field.shape)
-                found.append((array, self._value(field, writable=True)))
+                found.append(Overwrite(field.name, array, self._value(field, writable=True)))
         return found
 
     def _value(self, field: Field, *, writable: bool) -> Any:

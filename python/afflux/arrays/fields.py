@@ -1,17 +1,21 @@
 """The places of a model's arrays: in the flat vector of parameters, in that of buffers, or among the constants."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from afflux._engine import unflatten
 from afflux.arrays.interop import (
     FLOATS,
     REAL,
     Array,
+    all_own,
+    count_writes,
     fill,
     kind_of,
     label,
@@ -20,10 +24,11 @@ from afflux.arrays.interop import (
     put,
     raw_bytes,
     ready,
+    require_apart,
     require_writable,
     type_of,
 )
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS
 
 #: The use of one array of a model:
@@ -60,6 +65,41 @@ class Field:
         if self.role == "copied":
             return self.start + -(-self.nbytes // WORD)
         return self.start + (prod(self.shape) if self.role in ("trained", "statistic") else self.nbytes)
+
+
+class Places:
+    """Fields that follow each other in one vector, with what the engine checks of their arrays."""
+
+    __slots__ = ("_slices", "checks", "fields", "shapes")
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self.fields = tuple(fields)
+        self.shapes = tuple(field.shape for field in self.fields)
+        # 1 for each array that is one of integers or bools in the layout; others are never rounded to integers
+        self.checks = self.shapes, bytes(field.dtype not in (None, *FLOATS) for field in self.fields)
+        start = self.fields[0].start if self.fields else 0
+        self._slices = [slice(field.start - start, field.stop - start) for field in self.fields]
+
+    def pieces(self, vector: Any) -> Iterator[tuple[Field, Any]]:
+        """Yield each field, with a view of its values in a vector that begins with the first field."""
+        for field, place, shape in zip(self.fields, self._slices, self.shapes, strict=True):
+            yield field, vector[place].reshape(shape)
+
+
+class Write(NamedTuple):
+    """Arrays, and the vector whose elements they get, one array after the other."""
+
+    places: Places
+    vector: Any
+    arrays: list[Array]
+
+
+class Overwrite(NamedTuple):
+    """An array of any dtype that `require_writable` has checked, and its values."""
+
+    name: str
+    array: Array
+    values: Array
 
 
 #: Name, shape, dtype, role and bytes of an array.
@@ -149,42 +189,69 @@ def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.flo
             raise AffluxError(f"{what} has a NaN in {field.name}")
 
 
-def write_all(
-    arrays: Sequence[Array],
-    pieces: Sequence[tuple[Field, Array]],
-    copies: Sequence[tuple[str, Array, Array]],
-    whole: list[tuple[Array, Array]],
-    *,
-    check: bool = False,
-) -> None:
-    """Write into all arrays, or into none if one cannot be written, or with `check`.
-
-    Args:
-        arrays: the arrays of `pieces`, in their order.
-        pieces: the values of parameters and buffers, with their fields.
-        copies: the names, the arrays and the values of further copies.
-        whole: checked arrays of any dtype, and their values.
-        check: write nothing.
+def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
+    """Return the write of one array's values in its vector, which for a copied array is that of the buffers.
 
     Raises:
-        AffluxError: see `interop.prepare`.
+        AffluxError: a copied array of integers or bools has another shape, or cannot be written.
     """
-    writes = []
-    for array, (field, value) in zip(arrays, pieces, strict=True):
-        if field.role == "copied":
-            require_writable(field.name, array, field.shape)
-            whole.append((array, value))
-        else:
-            writes.append((array, prepare(field.name, array, value)))
-    for name, array, value in copies:
-        require_writable(name, array, tuple(value.shape))
-        writes.append((array, prepare(name, array, value)))
-    if check:
-        return
-    for array, value in writes:
-        put(array, value)
-    for array, value in whole:
-        overwrite(array, value)
+    if field.role != "copied":
+        return Write(Places([field]), vector[field.start : field.stop], [array])
+    values = from_words(field, vector)
+    if field.dtype not in FLOATS:
+        require_writable(field.name, array, field.shape)
+        return Overwrite(field.name, array, values)
+    wide = values.astype(np.float64 if field.dtype == "float64" else np.float32).reshape(-1)
+    return Write(Places([replace(field, role="statistic", start=0)]), wide, [array])
+
+
+def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False) -> None:
+    """Write into all arrays, or into none if one cannot be written, or with `check`.
+
+    Arrays of numbers on the host that lie in one piece are checked and written by one call of the engine.
+
+    Raises:
+        AffluxError: see `interop.prepare`; or two arrays overlap.
+    """
+    whole, parts = list[Overwrite](), list[Write]()
+    for each in writes:
+        if isinstance(each, Overwrite):
+            whole.append(each)
+        elif each.arrays:
+            parts.append(each)
+    if whole:
+        _require_apart(parts, whole)
+    if not _written_by_engine(parts, num_threads, check=check):
+        assignments = []
+        for part in parts:
+            for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
+                integers = field.dtype not in (None, *FLOATS)
+                assignments.append((array, prepare(field.name, array, values, integers=integers)))
+        _require_apart(parts, whole)
+        for array, values in () if check else assignments:
+            put(array, values)
+    for each in () if check else whole:
+        overwrite(each.array, each.values)
+
+
+def _require_apart(parts: Iterable[Write], whole: Iterable[Overwrite]) -> None:
+    pairs = [zip(part.places.fields, part.arrays, strict=True) for part in parts]
+    targets = [(field.name, array) for field, array in chain(*pairs)]
+    require_apart([*targets, *((each.name, each.array) for each in whole)])
+
+
+def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool) -> bool:
+    """Write by one call of the engine. Return False if it does not take one of the arrays; nothing is written then."""
+    arrays = [array for write in writes for array in write.arrays]
+    if not all_own(arrays) or not all(type(write.vector) is np.ndarray for write in writes):
+        return False
+    try:
+        unflatten([(each.vector, each.arrays, *each.places.checks) for each in writes], num_threads, check)
+    except (AffluxError, UnavailableError):  # the caller finds the reason
+        return False
+    if not check:
+        count_writes(arrays)
+    return True
 
 
 def to_json(

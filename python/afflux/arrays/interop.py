@@ -4,6 +4,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import islice
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -111,6 +114,17 @@ def memory_of(array: Array) -> object:
         raise_if_from_signal(error)
         return None
     return (place, array.dtype, array.device, array.shape, array.stride()) if place else None
+
+
+def is_same(one: Array, other: Array) -> bool:
+    """Return whether two arrays of NumPy or torch are the same elements of the same memory; no, for other objects."""
+    if one is other or 0 in one.shape:
+        return tuple(one.shape) == tuple(other.shape)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        places = [(each.ctypes.data, each.dtype, each.shape, each.strides) for each in (one, other)]
+        return places[0] == places[1]
+    memory = memory_of(one)
+    return memory is not None and memory == memory_of(other)
 
 
 def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
@@ -276,17 +290,16 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
     """
     if shape is not None and tuple(array.shape) != shape:
         raise AffluxError(f"[layout] {label(name)} has shape {tuple(array.shape)}, the layout has {shape}")
-    if is_torch(array):
-        expanded = any(stride == 0 and size > 1 for stride, size in zip(array.stride(), array.shape, strict=True))
-        if expanded and array.numel():
-            raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
-    elif not isinstance(array, np.ndarray) and not is_cupy(array):
+    if not is_torch(array) and not isinstance(array, np.ndarray) and not is_cupy(array):
         raise AffluxError(
             f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "
             "where arrays cannot be written, as JAX's, Layout.views gives new ones"
         )
-    elif isinstance(array, np.ndarray) and not array.flags.writeable:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise AffluxError(f"[layout] {label(name)} is read-only")
+    strides = array.stride() if is_torch(array) else array.strides
+    if 0 not in array.shape and any(step == 0 and size > 1 for step, size in zip(strides, array.shape, strict=True)):
+        raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
 
 
 def overwrite(array: Array, values: Array) -> None:
@@ -299,16 +312,66 @@ def overwrite(array: Array, values: Array) -> None:
         np.copyto(array, np.asarray(on_host(values)), casting="unsafe")
 
 
-def prepare(name: str, array: Array, values: Array) -> Array:
+def require_apart(named: Iterable[tuple[str, Array]]) -> None:
+    """Raise AffluxError if two arrays, given with their names, share an element of their memory."""
+    spans = []
+    for name, array in named:
+        if 0 not in array.shape:
+            memory = _memory(array)
+            spans.append((*np.lib.array_utils.byte_bounds(memory), name, memory))
+    spans.sort(key=itemgetter(0))
+    for i, (_, end, name, memory) in enumerate(spans):
+        for begin, _, other, other_memory in islice(spans, i + 1, None):
+            if begin >= end:
+                break
+            if np.shares_memory(memory, other_memory):
+                raise AffluxError(f"[layout] {label(name)} and {label(other)} share memory, and both are written")
+
+
+def _memory(array: Array) -> npt.NDArray[Any]:
+    """Return an array of NumPy in the place of this one, on any device. Its elements must not be read."""
+    if isinstance(array, np.ndarray):
+        return array
+    size = array.element_size() if is_torch(array) else array.itemsize
+    place = array.data_ptr() if is_torch(array) else array.data.ptr
+    strides = tuple(stride * size for stride in array.stride()) if is_torch(array) else array.strides
+    interface = {"version": 3, "data": (place, True), "strides": strides, "typestr": f"|V{size}"}
+    return np.asarray(SimpleNamespace(__array_interface__={**interface, "shape": tuple(array.shape)}))
+
+
+def count_writes(arrays: Iterable[Array]) -> None:
+    """Tell autograd that the torch tensors among these arrays, which are `all_own`, were written by other code."""
+    tensors = [array for array in arrays if type(array) is not np.ndarray]
+    if not tensors:
+        return
+    from torch.autograd.graph import increment_version
+
+    try:
+        increment_version(tensors)
+    except (RuntimeError, TypeError):  # an older torch, which takes one tensor
+        for tensor in tensors:
+            increment_version(tensor)
+
+
+def require_float(name: str, kind: str) -> None:
+    """Raise AffluxError if an array to which floats are written is of integers or bools."""
+    if kind not in FLOATS:
+        raise AffluxError(f"[layout] {label(name)} is {kind}, to which the model's floats would be rounded")
+
+
+def prepare(name: str, array: Array, values: Array, *, integers: bool = True) -> Array:
     """Return the values that `put` may write into `array`: `values`, rounded half to even for integers.
 
     Raises:
-        AffluxError: the array cannot be written, or its integers cannot hold the values.
+        AffluxError: the array cannot be written, or its integers cannot hold the values; or it is one of integers, and
+            not `integers`.
     """
     kind = kind_of(name, array)
-    require_writable(name, array)
+    require_writable(name, array, tuple(values.shape))
     if kind in FLOATS:
         return values
+    if not integers:
+        require_float(name, kind)
     low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
     values = np.asarray(np.rint(on_host(values)))
     # high + 1 is a power of two, hence exact; a NaN fails both comparisons.
@@ -324,7 +387,8 @@ def put(array: Array, values: Array) -> None:
         # Not through NumPy: autograd must detect that the tensor has changed.
         import torch
 
-        array.detach().copy_(as_torch(values))
+        with torch.inference_mode(array.is_inference()):
+            array.detach().copy_(as_torch(values))
         if is_cupy(values):  # CuPy may reuse this memory, on a stream that does not wait for torch's
             torch.cuda.current_stream(gpu_of(values)).synchronize()
         return

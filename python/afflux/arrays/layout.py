@@ -12,7 +12,17 @@ import numpy.typing as npt
 from afflux.arrays import fields as places
 from afflux.arrays import interop, trees
 from afflux.arrays.constants import Constants
-from afflux.arrays.fields import Alias, Field, Role, from_words, to_words, write_all
+from afflux.arrays.fields import (
+    Alias,
+    Field,
+    Overwrite,
+    Role,
+    Write,
+    from_words,
+    to_words,
+    write_all,
+    write_of,
+)
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
 from afflux.arrays.matching import Found, Matcher
@@ -88,6 +98,7 @@ class Layout:
     _parameter_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _buffer_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
     _copied_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
+    _whole_matcher: Matcher = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.fields[-1].stop if self.fields else 0)
@@ -100,6 +111,7 @@ class Layout:
         object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
         object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
         object.__setattr__(self, "_copied_matcher", self._matcher_of(self.copied))
+        object.__setattr__(self, "_whole_matcher", self._matcher_of((*self.fields, *self.buffers, *self.copied)))
 
     @classmethod
     def of(
@@ -285,12 +297,17 @@ class Layout:
 
     def _pieces_of(self, flat: Flat, buffers: Float64 | None = None) -> list[tuple[Field, Array]]:
         """Return views of the parameters and statistics in two flat vectors, and copied arrays, with their fields."""
+        self._check_vectors(flat, buffers)
+        pieces = [*self._parameter_matcher.places.pieces(flat)]
+        if buffers is not None:
+            pieces += self._buffer_matcher.places.pieces(buffers)
+            pieces += [(field, from_words(field, buffers)) for field in self.copied]
+        return pieces
+
+    def _check_vectors(self, flat: Flat, buffers: Float64 | None) -> None:
         interop.check_flat("flat", flat, self.size)
-        pieces = [*_pieces(self.fields, flat)]
         if buffers is not None:
             interop.check_flat("buffers", buffers, self.buffers_size, np.float64)
-            pieces += [*_pieces(self.buffers, buffers), *((field, from_words(field, buffers)) for field in self.copied)]
-        return pieces
 
     @reads("[layout] target, flat or buffers")
     def load(
@@ -298,8 +315,9 @@ class Layout:
     ) -> None:
         """Copy `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
-        Values are converted to each array's dtype and device; for integers they are rounded half to even. Further
-        copies of an array in the target are written, too. Local arrays do not change.
+        Values are converted to each array's dtype and device. Buffers that are integers or bools in the layout are
+        rounded half to even for arrays of integers. Further copies of an array in the target are written, too. Local
+        arrays do not change.
 
         Args:
             target: overwritten; may lack buffers if none are given.
@@ -308,10 +326,12 @@ class Layout:
             constants: the values of constants; those of the target that differ are overwritten.
 
         Raises:
-            AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's), a
-                value that an integer cannot hold; nothing is written.
+            AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's),
+                integers in the place of floats, a value that an integer cannot hold, two arrays that share memory and
+                are not tied in the layout; nothing is written.
 
-        Cost: one copy.
+        Cost: one copy. Contiguous arrays of NumPy, and of torch from 2.10 on, are checked and written by one call of
+        the engine, if all are on the host.
 
         >>> target = [np.zeros(2), np.array(0)]
         >>> Layout.of(target).load(target, np.ones(2, np.float32), np.array([2.5]))
@@ -321,33 +341,61 @@ class Layout:
         self._load(target, flat, buffers, constants)
 
     def _load(
-        self, target: Tree, flat: Flat, buffers: Float64 | None, constants: Constants | None, *, check: bool = False
+        self,
+        target: Tree,
+        flat: Flat,
+        buffers: Float64 | None,
+        constants: Constants | None,
+        *,
+        num_threads: int = 1,
+        check: bool = False,
     ) -> None:
-        """Load as `load`; with `check` only raise the error that this would raise."""
+        """Load as `load`, by this number of threads; with `check` only raise the error that this would raise."""
+        self._check_vectors(flat, buffers)
         if is_keras(target):
             variables = keras_variables(target)
             values = {name: np.array(variable) for name, variable in variables.items()}
-            self._load(values, flat, buffers, constants, check=check)
+            self._load(values, flat, buffers, constants, num_threads=num_threads, check=check)
             for name in () if check else values.keys() - {field.name for field in self.locals}:
                 variables[name].assign(values[name])
             return
         if is_module(target) and is_read_by_state_dict(target):
             state = dict(target.state_dict())
-            self._load(state, flat, buffers, constants, check=check)
+            self._load(state, flat, buffers, constants, num_threads=num_threads, check=check)
             if not check:
                 target.load_state_dict(state)
             return
-        pieces = self._pieces_of(flat, buffers)
-        matcher = self._parameter_matcher if buffers is None else self._matcher_of(field for field, _ in pieces)
-        arrays = matcher.find(target)
-        leaves = self._leaves(target) if self.aliases or constants is not None else {}
-        values = {field.name: values for field, values in pieces}
-        copies = [
-            (alias.name, leaves[alias.name], values[str(alias.of)])
-            for alias in self.aliases
-            if alias.of in values and alias.name in leaves
-        ]
-        write_all(arrays, pieces, copies, [] if constants is None else constants.writes(leaves), check=check)
+        write_all(self._writes(target, flat, buffers, constants), num_threads=num_threads, check=check)
+
+    def _writes(
+        self, target: Tree, flat: Flat | None, buffers: Float64 | None, constants: Constants | None
+    ) -> list[Write | Overwrite]:
+        """Return the arrays of a target, with their values, as `write_all` takes them; without `flat` no parameters."""
+        matcher = self._parameter_matcher if buffers is None else self._whole_matcher
+        if flat is None:
+            matcher = self._matcher_of((*self.buffers, *self.copied) if buffers is not None else ())
+        arrays, leaves = matcher.located(target)
+        writes: list[Write | Overwrite] = []
+        begin = 0
+        if flat is not None:
+            begin = len(self.fields)
+            writes.append(Write(self._parameter_matcher.places, flat, arrays[:begin]))
+        if buffers is not None:
+            end = begin + len(self.buffers)
+            writes.append(Write(self._buffer_matcher.places, buffers[: self.averaged_size], arrays[begin:end]))
+            copied = zip(self.copied, arrays[end:], strict=True)
+            writes += [write_of(field, array, buffers) for field, array in copied]
+        if self.aliases or constants is not None:
+            leaves = self._leaves(target) if leaves is None else leaves
+            places = {name: i for i, name in enumerate(matcher.names)}
+            for alias in self.aliases:
+                i, copy = places.get(str(alias.of)), leaves.get(alias.name)
+                if i is None or copy is None or interop.is_same(copy, arrays[i]):
+                    continue
+                field = dataclasses.replace(matcher.places.fields[i], name=alias.name)
+                writes.append(write_of(field, copy, flat if field.role == "trained" else buffers))
+            writes += [] if constants is None else constants.writes(leaves)
+        return writes
 
     def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
         """Return the buffers whose differences from `base` are in a tree."""
@@ -404,11 +452,6 @@ class Layout:
         return cls(fields, buffers, nesting, partial, copied, constants, own, aliases)
 
     def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
-        fields, others = tuple(fields), (*self.copied, *self.constants, *self.locals)
+        others = (*self.copied, *self.constants, *self.locals)
         known = [field.name for field in chain(self.fields, self.buffers, others)]
-        names, shapes = [field.name for field in fields], [field.shape for field in fields]
-        return Matcher(names, shapes, known, self.aliases, partial=self.partial)
-
-
-def _pieces(fields: Iterable[Field], vector: Flat) -> Iterable[tuple[Field, Flat]]:
-    return ((field, vector[field.start : field.stop].reshape(field.shape)) for field in fields)
+        return Matcher(fields, known, self.aliases, partial=self.partial)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,37 +19,51 @@ class Like:
     dtype: Any  #: the library's own
     device: Any = None  #: torch's; the index of CuPy's
 
-    @classmethod
-    def of(cls, name: str, array: Array) -> "Like":
+    @staticmethod
+    def of(name: str, array: Array) -> "Like":
         """Return the likeness of an array; for an array of an unknown library, that of a NumPy array."""
         if is_torch(array):
-            return cls("torch", array.dtype, array.device)
+            return _like("torch", array.dtype, array.device)
         if is_cupy(array):
-            return cls("cupy", array.dtype, gpu_of(array))
+            return _like("cupy", array.dtype, gpu_of(array))
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.Array):
-            return cls("jax", array.dtype)
-        return cls("numpy", array.dtype if isinstance(array, np.ndarray) else np.dtype(type_of(name, array)))
+            return _like("jax", array.dtype)
+        return _like("numpy", array.dtype if isinstance(array, np.ndarray) else np.dtype(type_of(name, array)))
+
+    def shares(self, values: npt.NDArray[Any]) -> bool:
+        """Return whether an array of this likeness can have the memory of these values."""
+        if self.library == "torch":
+            return bool(self.device.type == "cpu") and type_of("", self) == type_of("", values)
+        return self.library in ("numpy", "jax") and bool(self.dtype == values.dtype)
+
+    def wrapped(self, values: npt.NDArray[Any]) -> Array:
+        """Return values of this dtype as an array of the library, which may share their memory."""
+        if self.library == "torch":
+            return sys.modules["torch"].from_numpy(values)
+        return sys.modules["jax"].numpy.array(values) if self.library == "jax" else values
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """Return a new array to write to; in the place of JAX's, which cannot be written, NumPy's."""
+        if self.library == "torch":
+            return sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
+        if self.library == "cupy":
+            cupy = sys.modules["cupy"]
+            with cupy.cuda.Device(self.device):
+                return cupy.empty(shape, self.dtype)
+        return np.empty(shape, self.dtype)
 
     def made_of(self, name: str, values: npt.NDArray[Any]) -> Array:
         """Return an array of these values, rounded half to even for integers. The array may share their memory."""
-        if self.library == "jax":
-            own = Like("numpy", np.dtype(self.dtype)).made_of(name, values)
-            return sys.modules["jax"].numpy.array(own)
-        if self.library == "torch":
-            import torch
-
-            shared = torch.from_numpy(values)
-            if (shared.dtype, shared.device) == (self.dtype, self.device):
-                return shared
-            out: Array = torch.empty(values.shape, dtype=self.dtype, device=self.device)
-        elif self.library == "cupy":
-            cupy = sys.modules["cupy"]
-            with cupy.cuda.Device(self.device):
-                out = cupy.empty(values.shape, self.dtype)
-        elif values.dtype == self.dtype:
-            return values
-        else:
-            out = np.empty(values.shape, self.dtype)
+        if self.shares(values):
+            return self.wrapped(values)
+        out = self.empty(values.shape)
         put(out, prepare(name, out, values))
-        return out
+        return self.finished(out)
+
+    def finished(self, array: Array) -> Array:
+        """Return the result of `empty`, after it was written, as an array of the library."""
+        return self.wrapped(array) if self.library == "jax" else array
+
+
+_like = cache(Like)  # equal ones are one object

@@ -2,12 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from afflux._engine import unready
 from afflux.arrays import interop, trees
-from afflux.arrays.fields import Alias
+from afflux.arrays.fields import Alias, Field, Places
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras
 from afflux.arrays.modules import adapter_names, is_extra_state, is_module, members
@@ -34,25 +33,25 @@ class Matcher:
 
     def __init__(
         self,
-        names: Sequence[str],
-        shapes: Sequence[tuple[int, ...]],
+        fields: Iterable[Field],
         known: Sequence[str],
         aliases: Sequence[Alias],
         *,
         partial: bool,
     ) -> None:
-        """Prepare to find the arrays `names`, which are among the `known` ones of the layout. A tree may also hold the
-        names of `aliases`, extra states of torch modules and, if `partial`, any other names.
+        """Prepare to find the arrays of `fields`, whose names are among the `known` ones of the layout. A tree may also
+        hold the names of `aliases`, extra states of torch modules and, if `partial`, any other names.
         """
-        self.names = tuple(names)
-        self._shapes = tuple(shapes)
+        self.places = Places(fields)
+        self.names = names = tuple(field.name for field in self.places.fields)
+        self._shapes = self.places.shapes
         self._known = frozenset((*known, *(alias.name for alias in aliases)))
         index = {name: place for place, name in enumerate(names)}
         self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
         self._partial = partial
         self._wanted = _Wanted(self._known) if partial else None
         places = [int(name) for name in names if name.isdecimal()]
-        in_list = [str(place) for place in places] == list(names)
+        in_list = [str(place) for place in places] == [*names]
         self._places = places if in_list else []  # indices in a flat list
         whole = set(known) == {str(place) for place in range(len(known))}
         self._longest = len(known) if whole else 0  # length of a flat list without unknown arrays
@@ -94,17 +93,20 @@ class Matcher:
             AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array, or a
                 wanted array has another shape; or `equal`, and a further copy of one in the tree has other bytes.
         """
-        arrays, leaves = self._found(tree)
+        arrays, leaves = self.located(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
             _check_shape(name, array, shape)
         return self._equal(tree, arrays, leaves) if equal and self._copies else arrays
 
     def found(self, tree: Any) -> Found | list[Array]:
         """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
-        found = self._quick(tree)
-        if found is None:
+        members_or_tree = _module_as_dict(tree)
+        arrays = self._quick(members_or_tree)
+        if arrays is None:
             return self.ready(tree, floats=True)
-        return Found(self._equal(tree, found, None) if self._copies else found, self._shapes, tree)
+        if self._copies:
+            self._equal(tree, arrays, _dict_or_none(members_or_tree))
+        return Found(arrays, self._shapes, tree)
 
     @reads("[layout] tree")
     def ready(self, tree: Any, *, floats: bool = False) -> list[Array]:
@@ -114,7 +116,7 @@ class Matcher:
             AffluxError: as `find` with `equal`; an array has a wrong dtype (with `floats` also that of integers or
                 bools), or no memory.
         """
-        arrays, leaves = self._found(tree)
+        arrays, leaves = self.located(tree)
         others = unready(arrays, self._shapes)
         for index in others:
             _check_shape(self.names[index], arrays[index], self._shapes[index])
@@ -126,14 +128,20 @@ class Matcher:
             arrays[index] = interop.ready(name, arrays[index])
         return self._equal(tree, arrays, leaves) if self._copies else arrays
 
-    def _found(self, tree: Any) -> tuple[list[Array], Mapping[str, Any] | None]:
-        """Return the wanted arrays; and all arrays by name, if the tree was walked."""
-        found = self._quick(tree)
-        return self._walked(tree) if found is None else (found, None)
+    @reads("[layout] tree")
+    def located(self, tree: Any) -> tuple[list[Array], Mapping[str, Any] | None]:
+        """Return the wanted arrays, of any shape; and all arrays by name, None for a flat list.
+
+        Raises:
+            AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array.
+        """
+        members_or_tree = _module_as_dict(tree)
+        arrays = self._quick(members_or_tree)
+        return self._walked(tree) if arrays is None else (arrays, _dict_or_none(members_or_tree))
 
     def _quick(self, tree: Any) -> list[Array] | None:
-        """Return the wanted arrays of a module, or of a flat dict or list of NumPy's or torch's own arrays. Return None
-        for any other tree, and if the tree lacks a wanted array or holds an unknown one.
+        """Return the wanted arrays of a flat dict or list of NumPy's or torch's own arrays. Return None for any other
+        tree, and if the tree lacks a wanted array or holds an unknown one.
         """
         kind = type(tree)
         # No other types: a defaultdict, for example, creates missing entries.
@@ -141,9 +149,6 @@ class Matcher:
             return self._looked_up(tree)
         if kind is list or kind is tuple:
             return self._listed(tree)
-        if is_module(tree) and not is_keras(tree):
-            parameters, buffers = members(tree)
-            return self._looked_up(parameters | buffers)
         return None
 
     def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
@@ -211,23 +216,15 @@ class Matcher:
 
     @reads("[layout] tree")
     def _equal(self, tree: Any, arrays: list[Array], leaves: Mapping[str, Any] | None) -> list[Array]:
-        """Return `arrays`, the wanted arrays of a tree. `leaves` has all of its arrays by name, if it was walked.
+        """Return `arrays`, the wanted arrays of a tree. `leaves` has all of its arrays by name, if it is no flat list.
 
         Raises:
             AffluxError: a further copy of an array in the tree has other bytes.
         """
-        if leaves is None:
-            named = [(alias.name, self.names[place]) for alias, place in self._copies]
-            if is_module(tree) and not is_keras(tree) and all(_is_one(tree, *names) for names in named):
-                return arrays
-            if type(tree) in (dict, OrderedDict):
-                places = [[interop.memory_of(tree.get(name)) for name in names] for names in named]
-                if all(first is not None and first == other for first, other in places):
-                    return arrays
-            leaves = self.leaves(tree)
+        leaves = self.leaves(tree) if leaves is None else leaves
         for alias, place in self._copies:
             copy, array = leaves.get(alias.name), leaves.get(self.names[place], arrays[place])
-            if copy is None or copy is array or _are_equal(alias.name, copy, array):
+            if copy is None or _are_equal(alias.name, copy, array):
                 continue
             name, first = interop.label(alias.name), interop.label(self.names[place])
             raise AffluxError(
@@ -245,6 +242,18 @@ _FLAT = frozenset({"_flat_param", "flat_param"})
 
 def _short(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _module_as_dict(tree: Any) -> Any:
+    """Return the arrays of a torch module by name; any other tree as it is."""
+    if type(tree) in (dict, list) or not is_module(tree) or is_keras(tree):
+        return tree
+    parameters, buffers = members(tree)
+    return parameters | buffers
+
+
+def _dict_or_none(tree: Any) -> dict[str, Any] | None:
+    return tree if isinstance(tree, dict) else None
 
 
 class _Wanted:
@@ -265,18 +274,9 @@ def _unwrapped(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _is_one(module: Any, name: str, other: str) -> bool:
-    """Return whether a module has one tensor under both names."""
-    try:
-        return attrgetter(name)(module) is attrgetter(other)(module)
-    except AttributeError:
-        return False
-
-
 def _are_equal(name: str, copy: Array, array: Array) -> bool:
     """Return whether two arrays of one type and shape have the same bytes; arrays of one memory are not read."""
-    memory = interop.memory_of(copy)
-    if memory is not None and memory == interop.memory_of(array):
+    if interop.is_same(copy, array):
         return True
     if tuple(copy.shape) != tuple(array.shape):
         return False

@@ -11,7 +11,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.arrays.constants import Constants
 from afflux.arrays.fields import write_all
-from afflux.arrays.interop import FLOATS, first_beyond, is_torch, kind_of, readable_copy
+from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, kind_of, readable_copy
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.roles import Roles
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -82,16 +82,17 @@ def aggregate(
     )
     wide = any(kind_of("", array) == "float64" for arrays, _ in read for array in arrays)
     target: Any = np.empty(layout.size, "float64" if wide else "float32")
+    constants = adapter.constants if layout.constants else None
     if out is not None:
-        layout._load(out, target, buffers, adapter.constants if layout.constants else None, check=True)
+        layout._load(out, target, buffers, constants, check=True)
         target = _parts_of(out, layout) or target
     _sweep([arrays for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
         return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
-    if isinstance(target, ops.Parts):
-        _write_others(out, layout, buffers, adapter.constants)
-    else:
-        layout._load(out, target, buffers, adapter.constants if layout.constants else None)
+    if not isinstance(target, ops.Parts):
+        layout._load(out, target, buffers, constants, num_threads=threads)
+    elif buffers is not None or constants is not None:
+        write_all(layout._writes(out, None, buffers, constants))
     return out
 
 
@@ -151,9 +152,7 @@ def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout
     dtype = "float64" if "float64" in kinds else "float32"
     updates = [ops.Parts(arrays, layout._borders, dtype=dtype) for arrays in trees]
     params_weight, done = 0.0, list[bool]()
-    if isinstance(target, ops.Parts) and all(
-        a is b or _same(a, b) for a, b in zip(trees[0], target.arrays, strict=True)
-    ):
+    if isinstance(target, ops.Parts) and all(is_same(a, b) for a, b in zip(trees[0], target.arrays, strict=True)):
         params_weight, updates, weights = float(weights[0]), updates[1:], weights[1:]
     combine = ops.Combine(updates, np.ascontiguousarray(weights), params_weight, float_info.max)
     ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
@@ -164,21 +163,3 @@ def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout
             if first_beyond(array, float_info.max) is not None:
                 raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value (in {field.name})")
     raise AffluxError("[aggregate] the mean has a non-finite value")
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two arrays of one type are the same memory."""
-    if is_torch(one) and is_torch(other):
-        return bool(one.data_ptr() == other.data_ptr() and one.dtype == other.dtype)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.ctypes.data == other.ctypes.data and one.dtype == other.dtype
-    return False
-
-
-def _write_others(out: Tree, layout: Layout, buffers: Float64 | None, constants: Constants) -> None:
-    """Write the buffers and the constants of a target."""
-    if buffers is None and not layout.constants:
-        return
-    pieces = [] if buffers is None else layout._pieces_of(np.empty(layout.size), buffers)[len(layout.fields) :]
-    arrays = layout._matcher_of(field for field, _ in pieces).find(out)
-    write_all(arrays, pieces, [], constants.writes(layout._leaves(out)) if layout.constants else [])

@@ -8,7 +8,6 @@ from sys import float_info
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import RowCheck
@@ -18,7 +17,7 @@ from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
-from afflux.arrays.fields import Field, check_copied
+from afflux.arrays.fields import Field, Places, Write, check_copied, from_words, write_all
 from afflux.arrays.interop import (
     first_beyond,
     forbid_resizing,
@@ -343,7 +342,8 @@ class InputAdapter:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 constants = self.constants if self.layout.constants else None
-                self.layout._load(out, now.params, now.buffers, constants, check=check)
+                threads = self.num_threads
+                self.layout._load(out, now.params, now.buffers, constants, num_threads=threads, check=check)
                 self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
@@ -352,21 +352,31 @@ class InputAdapter:
 
     def copied_tree(self, version: Pulled, *, copy: bool = True) -> Tree:
         """Return a copy of a version, in the form of the server's first params; without `copy` in its own memory."""
-        flat = on_host(version.params, copy=copy)
-        if self.layout is None:
-            return self._copied("", None, flat)
-        arrays = {
-            field.name: self._copied(field.name, field.dtype, values)
-            for field, values in self.layout._pieces_of(
-                flat, None if version.buffers is None else np.array(version.buffers)
-            )
-        }
+        layout, params, buffers = self.layout, version.params, version.buffers
+        if layout is None:
+            return self._like("", None, params).made_of("", on_host(params, copy=copy))
+        arrays = self._copied(layout._parameter_matcher.places, params, copy=copy)
+        if buffers is not None:
+            arrays |= self._copied(layout._buffer_matcher.places, buffers[: layout.averaged_size])
+            for field in layout.copied:
+                values = from_words(field, buffers)
+                arrays[field.name] = self._like(field.name, field.dtype, values).made_of(field.name, values)
         arrays |= self.constants.items(writable=True)
-        return self.layout._tree(arrays) if self.rebuild is None else self.rebuild(self.layout._with_aliases(arrays))
+        return layout._tree(arrays) if self.rebuild is None else self.rebuild(layout._with_aliases(arrays))
 
-    def _copied(self, name: str, dtype: str | None, values: npt.NDArray[Any]) -> ops.Array:
-        like = self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or values.dtype)
-        return like.made_of(name, values)
+    def _copied(self, places: Places, vector: Any, *, copy: bool = True) -> dict[str, ops.Array]:
+        """Return arrays with the values of a vector: views of a copy of it if they have its dtype, else new ones."""
+        likes = [self._like(field.name, field.dtype, vector) for field in places.fields]
+        if all(like.shares(vector) for like in {id(like): like for like in likes}.values()):
+            pieces = places.pieces(on_host(vector, copy=copy))
+            return {field.name: like.wrapped(values) for like, (field, values) in zip(likes, pieces, strict=True)}
+        arrays = [like.empty(shape) for like, shape in zip(likes, places.shapes, strict=True)]
+        write_all([Write(places, on_host(vector), arrays)], num_threads=self.num_threads)
+        triples = zip(places.fields, likes, arrays, strict=True)
+        return {each.name: like.finished(array) for each, like, array in triples}
+
+    def _like(self, name: str, dtype: str | None, vector: Any) -> Like:
+        return self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or vector.dtype)
 
 
 def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:

@@ -203,6 +203,9 @@ class Server(StepReceiver):
         Without `out` nothing is copied, unless inplace or in shards. With `out`, a flat vector or a tree like the
         server's, params (and buffers) are copied into `out`, and only the version is returned.
 
+        Raises:
+            AffluxError: as `Layout.load`; nothing is written.
+
         >>> import numpy as np
         >>> from afflux import Server, rules
         >>> server = Server(rules.fedbuff(), {"weight": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
