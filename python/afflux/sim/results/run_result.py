@@ -39,10 +39,9 @@ class Evaluation(tuple[Any, ...]):
     arrivals: int = property(itemgetter(0))  # type: ignore[assignment]
     version: int = property(itemgetter(1))  # type: ignore[assignment]
     virtual_time: float = property(itemgetter(2))  # type: ignore[assignment]
+    #: The value of the first metric.
     score: float = property(itemgetter(3))  # type: ignore[assignment]
-    """The value of the first metric."""
-    names: tuple[str, ...] = tuple(metric.name for metric in CLASSIFICATION)
-    """Of the metrics."""
+    names: tuple[str, ...] = tuple(metric.name for metric in CLASSIFICATION)  #: Of the metrics.
 
     def __new__(
         cls, arrivals: int, version: int, virtual_time: float, *values: float, names: tuple[str, ...] = ()

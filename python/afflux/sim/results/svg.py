@@ -42,11 +42,11 @@ class Chart(NamedTuple):
     shapes: Markup  #: lines, bands and markers
 
 
-def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
+def linear_axis(title: str, low: float, high: float) -> Axis:
     """Return an axis with about five round ticks that cover low to high."""
     found = [float(tick) for tick in MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)]
     first, last = found[0], found[-1]
-    return Axis(title, [(tick, number(tick)) for tick in found], lambda value: (value - first) / (last - first))
+    return Axis(title, [(tick, f"{tick:g}") for tick in found], lambda value: (value - first) / (last - first))
 
 
 def percent_axis(title: str) -> Axis:

@@ -291,8 +291,8 @@ class SimulatedServer:
             self._validation = ValidationGradient(
                 self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
+        #: Processes that train, and that evaluate later models; None: this process.
         self.workers: WorkerPool | None = None
-        """Processes that train, and that evaluate later models; None: this process."""
         self._setup = setup
         self._names = tuple(metric.name for metric in setup.metrics)
         self._started: deque[_StartedEvaluation] = deque()
@@ -300,13 +300,11 @@ class SimulatedServer:
             values = self._evaluated().result()
             first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
             history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
+        #: Models that may still be pulled, by the number of arrivals before them; the oldest ones come first.
         self.models: dict[int, Pulled] = {}
-        """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
-        self.pulled: dict[int, Pulled] = {}
-        """The models from which clients train, by dispatch."""
+        self.pulled: dict[int, Pulled] = {}  #: The models from which clients train, by dispatch.
         self.history = history
-        self.record = RunRecord(spec, setup, leader, self.server, history)
-        """The audit log and the result of the run."""
+        self.record = RunRecord(spec, setup, leader, self.server, history)  #: The audit log and the result of the run.
 
     def progress(self) -> RunProgress:
         """Return the progress of the run; the score is that of the last evaluation that has ended."""
@@ -369,10 +367,9 @@ class SimulatedServer:
         if not setup.sample or (rows and rows[-1].arrivals == arrivals):
             return
         model = self.server.pull()
-        buffers = None if setup.model.initial_buffers is None else model.buffers
         for client in setup.sample:
             rng = random_stream(setup.seed, StreamPurpose.CLIENT_EVALUATION, arrivals, client)
-            values = setup.trainer.evaluate_client(client, model.params, buffers, rng)
+            values = setup.trainer.evaluate_client(client, model.params, model.buffers, rng)
             rows += (ClientEvaluation(arrivals, client, *row) for row in values)
         history.client_evaluations = rows
 
@@ -394,8 +391,7 @@ class SimulatedServer:
         model = self.server.pull()
         if self.workers is not None:
             return self.workers.evaluate(model)
-        buffers = None if self._setup.model.initial_buffers is None else model.buffers
-        return _known(self._setup.trainer.evaluate(model.params, buffers))
+        return _known(self._setup.trainer.evaluate(model.params, model.buffers))
 
     def add_evaluations(self, wait: bool = True) -> None:
         """Add the evaluations that have ended to the history, in their order.

@@ -106,20 +106,17 @@ class RunRecord:
         self.sum_of_staleness += receipt.staleness
         history.time = event.time
         if log is not None:
+            of_event = ("number", "client", "dispatched_after", "time", "dispatched")
             line = audit_log.ArrivalLine(
-                number=event.number,
-                client=event.client,
-                dispatched_after=event.dispatched_after,
+                **{name: getattr(event, name) for name in of_event},
                 version=version,
                 staleness=receipt.staleness,
                 examples=event.trained.num_examples,
                 loss=event.trained.loss,
                 steps=event.trained.steps,
                 status=receipt.status,
-                time=event.time,
                 update=event.number if log.header.updates is not None else None,
                 reason=fault or msgspec.UNSET,
-                dispatched=event.dispatched,
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
@@ -143,7 +140,7 @@ class RunRecord:
     def _save_model(self, suffix: str = "") -> Path:
         """Write the server's model into the run folder, and return the file."""
         model, pulled, path = self._setup.model, self._server.pull(), self._models
-        model.load(pulled.params, None if model.initial_buffers is None else pulled.buffers)
+        model.load(pulled.params, pulled.buffers)
         path = path.with_name(f"{path.name}{suffix}.safetensors")
         write_model(path, model.module, model.layout.roles)
         return path

@@ -40,8 +40,8 @@ class WorkerError(AffluxError):
     """The code of the task has failed in a worker process."""
 
 
+#: Of arrays in shared memory: dtype, number of places, and elements of a place.
 Shapes = dict[str, tuple[str, int, int]]
-"""Of arrays in shared memory: dtype, number of places, and elements of a place."""
 
 
 def shapes_of(setup: SimulationSetup, count: int) -> Shapes:

@@ -12,11 +12,10 @@ import numpy as np
 
 from afflux.sim.errors import ConfigError
 
+#: (labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
+#:
+#: The heterogeneity is Dirichlet's alpha, or for `BY_CLASSES` the number of classes of a client.
 Partition: TypeAlias = Callable[[np.ndarray, int, float, np.random.Generator], list[np.ndarray]]
-"""(labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
-
-The heterogeneity is Dirichlet's alpha, or for `BY_CLASSES` the number of classes of a client.
-"""
 
 WKAFL_SIZES = (10, 49)
 

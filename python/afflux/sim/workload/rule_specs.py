@@ -24,8 +24,7 @@ class RuleSpec:
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
-    label: str = ""
-    """Name of the rule in tables and figures."""
+    label: str = ""  #: Name of the rule in tables and figures.
 
     def build(self) -> Rule:
         """Make the rule; raise ConfigError for an unknown name, option or impossible value."""
@@ -66,8 +65,8 @@ class RuleSpec:
         return _plain((defaults | dict(self.options)).items())
 
 
+#: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
 Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
-"""One rule or several: texts that `parse_rule` reads, or rules that presets have made."""
 #: Arrivals per server step of rules with a buffer that do not set it: the same for all, so that rules are comparable.
 BUFFER_SIZE = 10
 

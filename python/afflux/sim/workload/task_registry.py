@@ -99,12 +99,12 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
+#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`.
 TASKS: dict[str, Callable[..., Task] | str] = {
     IMAGES: image_task,
     PAPERS: "afflux.sim.papers.paper_task:paper_task",
     LORA: "afflux.sim.papers.lora_task:lora_task",
 }
-"""Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`."""
 
 
 def register_task(name: str, function: Callable[..., Task]) -> None:
