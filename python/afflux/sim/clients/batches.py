@@ -59,9 +59,8 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[Any, torch.Tensor]:
         except (TypeError, RuntimeError) as error:
             raise ConfigError(f"column {name} of a client's data set cannot be a batch: {error}") from None
         if not isinstance(columns[name], torch.Tensor):
-            raise ConfigError(
-                f"column {name} of a client's data set holds {type(values[0]).__name__}, must hold numbers"
-            )
+            kind = type(values[0]).__name__
+            raise ConfigError(f"column {name} of a client's data set holds {kind}, must hold numbers")
     y = columns.pop(label)
     return (columns if len(columns) > 1 else columns.popitem()[1]), y
 

@@ -121,9 +121,8 @@ def data_folder(name: str, data_dir: Path | str | None) -> Path:
     """Return `data_dir`, or the folder of the environment variable AFFLUX_DATA; raise ConfigError without both."""
     folder = data_dir or os.environ.get("AFFLUX_DATA")
     if not folder:
-        raise ConfigError(
-            f"data {name!r} is read from files: give their folder with --data-dir or AFFLUX_DATA ({PAGE})"
-        )
+        advice = f"give their folder with --data-dir or AFFLUX_DATA ({PAGE})"
+        raise ConfigError(f"data {name!r} is read from files: {advice}")
     return Path(folder)
 
 

@@ -485,10 +485,8 @@ class Summary(dict[str, dict[str, Statistics]]):
         require("pandas")
         import pandas
 
-        cells = {
-            label: {name: value.text(self._runs.get(label)) for name, value in row.items()}
-            for label, row in self.items()
-        }
+        rows = ((label, row, self._runs.get(label)) for label, row in self.items())
+        cells = {label: {name: value.text(runs) for name, value in row.items()} for label, row, runs in rows}
         return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
 
 

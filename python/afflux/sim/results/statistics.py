@@ -144,9 +144,8 @@ def paired_differences(
             error = std / math.sqrt(seeds) if seeds > 1 else math.nan
             half = t_quantile(seeds - 1, (1 + level) / 2) * error
             p = 2 * float(stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else math.nan
-            rows.append(
-                PairedDifference(first, second, seeds, mean, mean - half, mean + half, p, math.nan, _wilcoxon(both))
-            )
+            tests = p, math.nan, _wilcoxon(both)
+            rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, *tests))
     adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
     return [row._replace(p_holm=adjusted.get(row, math.nan)) for row in rows]
 
@@ -200,9 +199,8 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
         shown.append((f"{decision} arrivals", cells))
-    seconds = (seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values())
+    seconds, sizes = ([row[name][0] for row in summary.values()] for name in ("server_ms", "state_bytes"))
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
-    sizes = (seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values())
     shown.append(("server state", [in_bytes(mean) for mean in sizes]))
     return shown
 
@@ -222,8 +220,8 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
             costs[number.title.format(metric.text(goal))] = [
                 math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
             ]
-    costs["server ms per round"] = [seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values()]
-    costs["server state"] = [seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values()]
+    costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
+    costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
     columns = {title: list(map(_latex, rows[title])) for title in costs}
     for title, values in costs.items():
         finite = [value for value in values if math.isfinite(value)]
@@ -232,10 +230,8 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
                 f"\\textbf{{{cell}}}" if value == min(finite) else cell
                 for cell, value in zip(columns[title], values, strict=True)
             ]
-    notes = (
-        "Mean ± standard deviation over seeds; for times to a target the median, in which a run that never reaches it "
-    )
-    notes += "counts as later than its end."
+    notes = "Mean ± standard deviation over seeds; for times to a target the median, "
+    notes += "in which a run that never reaches it counts as later than its end."
     place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
     pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
     against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}

@@ -69,15 +69,14 @@ class TrainingStream:
         self._setup, self._leader, self._workers = setup, leader, leader.workers
         self._finish: dict[int, float] = {}
         self._training: dict[int, SentModel] = {}
+        most = config.stale_models if config.protocol == "rounds" else 1
         #: The models that clients may still start from, with SCAFFOLD's c and the number of arrivals when each was the
         #: newest; older ones than the newest only for the protocol of rounds.
-        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(
-            maxlen=config.stale_models if config.protocol == "rounds" else 1
-        )
+        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(maxlen=most)
         self._controls = None
         if config.client_optimizer == "scaffold":
-            size, codec = len(setup.initial_params), Codec(config.control_codec)
-            self._controls = ControlVariates(size, len(setup.clients), codec, seed)
+            size, codec = len(setup.model.initial_params), Codec(config.control_codec)
+            self._controls = ControlVariates(size, len(setup.population.clients), codec, seed)
         self._version = leader.server.version
         self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
         self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
@@ -177,9 +176,8 @@ class TrainingStream:
 
     def state(self) -> StreamState:
         """Return the state, except `state_arrays`."""
-        training = [
-            (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
-        ]
+        dispatches = self._training.items()
+        training = [(sequence, sent.client, sent.model.version, sent.after) for sequence, sent in dispatches]
         models = [(model.version, after) for model, _, after in self._models]
         return StreamState(self._events, self._arrivals, training, models, self._results)
 
@@ -433,10 +431,8 @@ class SimulatedServer:
         self._evaluate_clients()
         for name in self._names:
             if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
-                _LOGGER.warning(
-                    "%s: the %s of every evaluation is nan; look at the evaluation and its data",
-                    *(self.record.title, name),
-                )
+                text = "%s: the %s of every evaluation is nan; look at the evaluation and its data"
+                _LOGGER.warning(text, self.record.title, name)
         return self.record.result()
 
 

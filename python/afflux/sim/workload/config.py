@@ -329,18 +329,13 @@ class SimConfig:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
-        content = asdict(self)
-        unused = {name for name in (*SINCE_FORMAT_1, *ENDS) if not self._differs(name)}
-        if self.task != IMAGES:
-            unused |= {name for name in OF_IMAGES if not self._differs(name)}
-        return {name: value for name, value in content.items() if name not in unused}
+        optional = (*SINCE_FORMAT_1, *ENDS, *(OF_IMAGES if self.task != IMAGES else ()))
+        unused = {*optional}.difference(self.changed())
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
     def changed(self) -> list[str]:
         """Return the names of the settings that differ from their defaults."""
-        return [name for name in asdict(self) if self._differs(name)]
-
-    def _differs(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
+        return [setting.name for setting in fields(self) if getattr(self, setting.name) != setting.default]
 
     @property
     def heterogeneity(self) -> float:

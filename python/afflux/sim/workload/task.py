@@ -148,9 +148,8 @@ def tuned_on_validation(task: Task) -> Task:
     own = task.validation
     if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
         own = (clients.x[kept], clients.y[kept])
-    return replace(
-        task, clients=replace(clients, x=clients.x[kept], y=clients.y[kept]), evaluate=evaluate, validation=own
-    )
+    divided = replace(clients, x=clients.x[kept], y=clients.y[kept])
+    return replace(task, clients=divided, evaluate=evaluate, validation=own)
 
 
 class _LazyClients(Sequence[Any]):

@@ -70,13 +70,10 @@ def image_set_task(
     model, shards = network_of(network, data), [shard for shard in data.shards() if len(shard)]
     x, y, x_test, y_test = _tensors(data, inputs)
 
-    def own_images(client: int) -> "tuple[Tensor, Tensor]":
-        return x[shards[client]], y[shards[client]]
-
     divided = Partitioned(x, y, settings.num_clients, settings.partition, settings.heterogeneity)
     return Task(
         model,
-        own_images if shards else divided,
+        (lambda client: (x[shards[client]], y[shards[client]])) if shards else divided,
         Classification(x_test, y_test),
         num_clients=len(shards) or None,
         validation=(x, y),
