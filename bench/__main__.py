@@ -2,10 +2,10 @@
 
 import typer
 
-from bench.command import HELP, bench
+from bench.command import bench
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-app.command(help=HELP)(bench)
+app.command()(bench)
 
 
 def main() -> None:

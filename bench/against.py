@@ -6,13 +6,13 @@ because the conventions of the builds may differ. The two processes take turns, 
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import typer
+from scipy.stats import binom  # type: ignore[import-untyped]
 
 from bench.builds import OWN, OWN_PACKAGE, BuildProcess, NoBuild, find
 from bench.measure import machine
@@ -33,30 +33,14 @@ FORMAT = 1
 CONFIDENCE = 0.95
 
 
-@dataclass
-class Pair:
-    """One contender, in both builds."""
-
-    old: Timed
-    new: Timed
-    same_bits: bool = False
-
-    @property
-    def ratios(self) -> list[float]:
-        """Return the new build's time divided by the old one's, for each repeat."""
-        return [new / old for old, new in zip(self.old.seconds, self.new.seconds, strict=True)]
-
-
 def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the two values that enclose the median with probability CONFIDENCE; None if there are too few values.
 
     The number of values below the median is binomial, for any distribution of the values.
     """
-    n, ordered = len(values), sorted(values)
-    below, tail = -1, 0.0
-    while (tail := tail + comb(n, below + 1) / 2**n) <= (1 - CONFIDENCE) / 2:
-        below += 1
-    return (ordered[below], ordered[n - 1 - below]) if below >= 0 else None
+    below = int(binom.ppf((1 - CONFIDENCE) / 2, len(values), 0.5)) - 1
+    ordered = sorted(values)
+    return (ordered[below], ordered[-1 - below]) if below >= 0 else None
 
 
 def verdict(interval: tuple[float, float] | None) -> str:
@@ -65,22 +49,26 @@ def verdict(interval: tuple[float, float] | None) -> str:
     return "faster" if interval[1] < 1 else "slower" if interval[0] > 1 else "alike"
 
 
-def line_of(case: Case, row: Row, pair: Pair) -> dict[str, Any]:
-    """Return the figures of a pair, for JSON and tables."""
-    ratios, interval = pair.ratios, interval_of_median(pair.ratios)
+def line_of(case: Case, row: Row, old: Timed, new: Timed, same_bits: bool) -> dict[str, Any]:
+    """Return the figures of a contender in both builds, for JSON and tables.
+
+    A ratio is the new build's time divided by the old one's, in one repeat.
+    """
+    ratios = [after / before for before, after in zip(old.seconds, new.seconds, strict=True)]
+    interval = interval_of_median(ratios)
     return {
         "operation": row.name,
-        "name": f"{row.name}: {pair.new.name}",
-        "what": pair.new.what,
+        "name": f"{row.name}: {new.name}",
+        "what": new.what,
         **asdict(case),
-        "old": report.figures(pair.old),
-        "new": report.figures(pair.new),
+        "old": report.figures(old),
+        "new": report.figures(new),
         "ratio": report.summary(ratios)
         | {"interval": interval and dict(zip(("low", "high"), interval, strict=True))}
-        | {"of_minima": min(pair.new.seconds) / min(pair.old.seconds)},
+        | {"of_minima": min(new.seconds) / min(old.seconds)},
         "verdict": verdict(interval),
-        "same_bits": pair.same_bits,
-        "errors": {"old": pair.old.errors, "new": pair.new.errors},
+        "same_bits": same_bits,
+        "errors": {"old": old.errors, "new": new.errors},
     }
 
 
@@ -140,13 +128,12 @@ def execute(case: Case, rows: list[Row], builds: Sequence[BuildProcess], repeats
             step(f"preparing {row.name}")
             watch, names = Stopwatch(), names_of(row, builds[0])
             sides = [watch.prepared(build, case, row, names) for build in builds]
-            pairs = [Pair(*both) for both in zip(*sides, strict=True)]
-            load = measure_all([[pair.old, pair.new] for pair in pairs], repeats, step, watch)
-            for index, pair in enumerate(pairs):
+            pairs = list(zip(*sides, strict=True))
+            load = measure_all(pairs, repeats, step, watch)
+            for index, (old, new) in enumerate(pairs):
                 numbers = range(repeats, repeats + case.sets)
-                old, new = ([build.request("digests", index=index, number=k) for k in numbers] for build in builds)
-                pair.same_bits = old == new
-            lines += [line_of(case, row, pair) | load for pair in pairs]
+                bits = [[build.request("digests", index=index, number=k) for k in numbers] for build in builds]
+                lines.append(line_of(case, row, old, new, bits[0] == bits[1]) | load)
     return lines
 
 

@@ -10,31 +10,6 @@ from afflux import ops
 DEFAULT_ROWS = "ingest,gram,fedbuff,fedbuff-bf16,ca2fl,fadas,wkafl"
 
 QUICK = "A trial that everything works: small vectors, 3 repeats. Its figures say nothing about speed."
-HELP = """Time the engine's operations beside what torch, NumPy and other servers do.
-
-Each gets its bytes by definition, GB/s, per cent of the limit that was found in the same run, \
-and its largest error against float64.
-
-[bold]Examples[/bold]
-
-  python -m bench
-
-  python -m bench --rows fedbuff -d 1_000_000 -M 32 --threads 1
-
-  python -m bench --rows push,rounds,cached
-
-  python -m bench --rows scaling --picture scaling.png
-
-  python -m bench --rows all --compile --repeats 40 --out results
-
-  python -m bench --against ../afflux-main
-
-  python -m bench --json machines/mine.json
-
-  python -m bench --machines machines
-
-  python -m bench --quick
-"""
 
 
 def bench(
@@ -71,7 +46,31 @@ def bench(
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List rows, contenders and probes, and stop.")] = False,
 ) -> None:
-    """Time the engine's operations (see HELP)."""
+    """Time the engine's operations beside what torch, NumPy and other servers do.
+
+    Each gets its bytes by definition, GB/s, per cent of the limit that was found in the same run,
+    and its largest error against float64.
+
+    [bold]Examples[/bold]
+
+      python -m bench
+
+      python -m bench --rows fedbuff -d 1_000_000 -M 32 --threads 1
+
+      python -m bench --rows push,rounds,cached
+
+      python -m bench --rows scaling --picture scaling.png
+
+      python -m bench --rows all --compile --repeats 40 --out results
+
+      python -m bench --against ../afflux-main
+
+      python -m bench --json machines/mine.json
+
+      python -m bench --machines machines
+
+      python -m bench --quick
+    """
     from bench import run
     from bench.output.files import Files
     from bench.output.machines import markdown, write

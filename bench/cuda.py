@@ -111,9 +111,8 @@ def contenders(row: Row, compiled: bool) -> list[Contender]:
     """Return the contenders of a row that can run on the GPU."""
     able = [c for c in row.contenders if not c.numpy and (compiled or not c.compiles)]
     able += [in_a_graph(c) for c in able if c.name == GRAPHED.get(row.name)]
-    return able + (
-        [cupy_contenders.CONTENDERS[row.name]] if row.name in cupy_contenders.CONTENDERS and find_spec("cupy") else []
-    )
+    in_cupy = cupy_contenders.CONTENDERS.get(row.name) if find_spec("cupy") else None
+    return able if in_cupy is None else [*able, in_cupy]
 
 
 def same_bits(row: Row, case: Case, place: Gpu) -> bool:

@@ -10,11 +10,11 @@ from afflux import ops
 from afflux.ops.errors import UnavailableError
 from bench.measure import machine
 from bench.measure.library_probes import PROBES
-from bench.measure.native_probes import SHARED
+from bench.measure.native_probes import SHARED, why_missing
 from bench.output import report, tables
 from bench.output.files import Files, write_run
 from bench.rows import GROUPS, ROWS
-from bench.session import check_memory, execute, native_here
+from bench.session import check_memory, execute
 from bench.spec.inputs import Case
 from bench.spec.optional_torch import torch
 from bench.spec.row import Asked, Row, planned
@@ -45,7 +45,7 @@ def list_rows(asked: Asked) -> None:
             role = f" [{contender.role}]" if contender.role not in ("", "ours") else ""
             note = " (with --compile)" if contender.compiles else ""
             print(f"{indent}- {contender.name}{role}: {contender.what}{note}")
-    print(f"\nprobes: native, in many variants ({native_here() or 'they compile here'}); beside them")
+    print(f"\nprobes: native, in many variants ({why_missing() or 'they compile here'}); beside them")
     for probe in PROBES:
         print(f"{indent}- {probe.name}")
 
@@ -94,7 +94,7 @@ def notes(
     found += notes_on_load(results)
     if repeats < REPEATS:
         found.append(f"fewer than {REPEATS} repeats")
-    if missing := native_here():
+    if missing := why_missing():
         found.append(f"no native probes, so the limit may be too low: {missing}")
     if torch is None:
         found.append("torch is not installed: no baselines, fewer probes")

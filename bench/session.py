@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.measure import library_probes, machine, native_probes, probe_variants
 from bench.measure.library_probes import COPIED, PROBES
 from bench.measure.native_probes import AdditionTimer
+from bench.measure.probe_variants import wanted
 from bench.measure.timing import Clock, Timed, entrant, measure_groups, wall_clock
 from bench.output import report
 from bench.spec import inputs as data
@@ -20,19 +21,9 @@ from bench.spec.contender import REST_OF_OPENBLAS, Contender
 from bench.spec.inputs import Case, Inputs
 from bench.spec.optional_torch import set_threads
 from bench.spec.row import Row
-from bench.spec.streams import Traffic
 
 #: (the work that starts, its number of steps); without a number, one step of the work is done
 Step = Callable[..., None]
-
-
-def native_here() -> str:
-    """Return the reason why there are no native probes on this machine; empty if there are."""
-    try:
-        native_probes.library()
-    except native_probes.MissingCompiler as missing:
-        return str(missing)
-    return ""
 
 
 def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
@@ -40,14 +31,9 @@ def entrants(rows: list[Row], compiled: bool) -> list[tuple[Row, Contender]]:
     return [(row, c) for row in rows for c in row.contenders if (compiled or not c.compiles) and not c.absent()]
 
 
-def mixes(case: Case, rows: list[Row]) -> dict[Traffic, int]:
-    """Return the streams that native probes move in a case, and how many variants of each are timed."""
-    return probe_variants.wanted(case, [row.traffic(case.m) for row in rows])
-
-
 def scratch(case: Case, rows: list[Row]) -> int:
     """Return the number of vectors that the probes write."""
-    return max(COPIED, probe_variants.scratch(mixes(case, rows)))
+    return max(COPIED, probe_variants.scratch(wanted(case, rows)))
 
 
 def check_memory(case: Case, rows: list[Row], compiled: bool) -> None:
@@ -100,7 +86,7 @@ def probes(case: Case, rows: list[Row], shared: Inputs, step: Step, quick: bool)
     """Return the fastest native probes, and those of NumPy and torch."""
     time.sleep(REST_OF_OPENBLAS)
     found = []
-    for traffic, keep in {} if native_here() else mixes(case, rows).items():
+    for traffic, keep in {} if native_probes.why_missing() else wanted(case, rows).items():
         step("trying native probes")
         found += probe_variants.tried(shared, case, traffic, keep, quick=quick)
     for probe in PROBES:
@@ -115,7 +101,7 @@ def execute(case: Case, rows: list[Row], repeats: int, compiled: bool, quick: bo
     with progress(case) as step:
         shared = data.make(case, scratch(case, rows))
         taking_part = entrants(rows, compiled)
-        step("checking", total=len(taking_part) + len(mixes(case, rows)) + len(PROBES))
+        step("checking", total=len(taking_part) + len(wanted(case, rows)) + len(PROBES))
         contenders = []
         for row, by in taking_part:
             step(f"checking {by.name}")

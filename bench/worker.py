@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,20 +79,12 @@ class Worker:
         self._timed = [entrant(size, self._rows[row], by_name[name], self._shared[1]) for name in names]
         gc.collect()
         gc.disable()
-        return [
-            {"name": timed.name, "what": timed.what, "bytes": timed.bytes, "rest": timed.rest, "errors": timed.errors}
-            for timed in self._timed
-        ]
+        figures = ("name", "what", "bytes", "rest", "errors")
+        return [{key: getattr(timed, key) for key in figures} for timed in self._timed]
 
     def sample(self, index: int, number: int) -> float:
         """Make a sample of a contender; return its seconds."""
-        timed = self._timed[index]
-        timed.prepare(number)
-        start = time.perf_counter()
-        result = timed.sample(number)
-        seconds = time.perf_counter() - start
-        del result  # freeing it is not part of the round
-        return seconds
+        return self._timed[index].seconds_of(number)
 
     def digests(self, index: int, number: int) -> dict[str, str]:
         """Return the SHA-256 of each output of a sample."""

@@ -36,8 +36,7 @@ def reading(m: int) -> Traffic:
 
 def threaded(num_threads: int, size: int) -> Callable[[Callable[[slice], Any]], list[Any]]:
     """Return a function that calls another one on equal ranges in parallel; NumPy releases the interpreter lock."""
-    edges = [size * i // num_threads for i in range(num_threads + 1)]
-    ranges = [slice(a, b) for a, b in pairwise(edges)]
+    ranges = [slice(a, b) for a, b in pairwise(size * i // num_threads for i in range(num_threads + 1))]
     pool = ThreadPoolExecutor(num_threads)
     return lambda work: list(pool.map(work, ranges))
 

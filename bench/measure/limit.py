@@ -1,18 +1,12 @@
 """The limit of a row: the highest bandwidth of all probes and contenders with comparable traffic in the same run."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench.measure.timing import Timed
 from bench.spec.inputs import Case
 from bench.spec.row import Row
 from bench.spec.streams import Traffic, kind
-
-
-@dataclass(frozen=True)
-class Limit:
-    gbps: float
-    by: Timed  #: the probe or contender that reached it
 
 
 def mix(traffic: Traffic) -> set[object]:
@@ -28,22 +22,17 @@ def comparable(probe: Timed, traffic: Traffic) -> bool:
     return kind(probe.traffic) == "read" or mix(probe.traffic) == mix(traffic)
 
 
-def of_row(row: Row, case: Case, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Limit:
-    """Return the highest bandwidth of the comparable probes and of this row's contenders.
+def of_row(row: Row, case: Case, probes: Iterable[Timed], contenders: Iterable[Timed]) -> Timed:
+    """Return the one with the highest bandwidth of the comparable probes and of this row's contenders.
 
     On a GPU a write reads nothing, so all mixes are comparable; of the contenders, only afflux counts there.
     """
     host, traffic = case.device == "cpu", row.traffic(case.m)
     able = [probe for probe in probes if not host or comparable(probe, traffic)]
     able += [c for c in contenders if c.row == row.name and (host or (c.by and c.by.role == "ours"))]
-    best = max(able, key=lambda timed: timed.gbps)
-    return Limit(best.gbps, best)
+    return max(able, key=lambda timed: timed.gbps)
 
 
 def of_kinds(probes: Iterable[Timed]) -> dict[str, float]:
     """Return the highest bandwidth of the probes of each kind of traffic."""
-    best: dict[str, float] = {}
-    for probe in probes:
-        sort = kind(probe.traffic)
-        best[sort] = max(best.get(sort, 0), probe.gbps)
-    return best
+    return {kind(probe.traffic): probe.gbps for probe in sorted(probes, key=lambda probe: probe.gbps)}

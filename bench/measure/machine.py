@@ -21,24 +21,25 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def cpu_model() -> str:
+def text_of(file: Path) -> str:
+    """Return the text of a system's file; empty if this system has no such file."""
     try:
-        info = Path("/proc/cpuinfo").read_text()
+        return file.read_text().strip()
     except OSError:
-        return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    return found.group(1).strip() if found else platform.machine()
+        return ""
+
+
+def cpu_model() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def cache_bytes() -> dict[str, int]:
     """Return the sizes of the caches L1d, L2 and L3 of one core, by name; empty if the system does not report them."""
     sizes = {}
     for index in sorted(CACHES.glob("index*")):
-        try:
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        except OSError:
-            continue
-        if kind != "Instruction":
+        level, kind, size = (text_of(index / name) for name in ("level", "type", "size"))
+        if size and kind != "Instruction":
             unit = {"K": 2**10, "M": 2**20}.get(size[-1])
             number = int(size[:-1]) * unit if unit else int(size)
             sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = number
@@ -56,10 +57,8 @@ def holds(amount: int) -> str:
     Between one and four times the last cache, a part of the bytes is in this cache: "cache and memory".
     """
     sizes = cache_bytes()
-    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
-        if amount <= size:
-            return name
-    return "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+    beyond = "memory" if amount >= 4 * max(sizes.values(), default=0) else "cache and memory"
+    return min((name for name, size in sizes.items() if amount <= size), key=sizes.__getitem__, default=beyond)
 
 
 def others_cpu() -> float | None:
@@ -80,20 +79,13 @@ def available_bytes() -> int | None:
     if psutil is None:
         return None
     available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+    limit, used = (text_of(CGROUP / f"memory.{name}") for name in ("max", "current"))
+    return available if limit in ("", "max") else min(available, max(0, int(limit) - int(used)))
 
 
 def huge_pages() -> str | None:
     """Return the system's setting for transparent huge pages."""
-    try:
-        setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return None
-    found = re.search(r"\[(\w+)\]", setting)
+    found = re.search(r"\[(\w+)\]", text_of(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return found.group(1) if found else None
 
 

@@ -110,6 +110,16 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@functools.cache
+def why_missing() -> str:
+    """Return the reason why there are no native probes on this machine; empty if there are."""
+    try:
+        library()
+    except MissingCompiler as missing:
+        return str(missing)
+    return ""
+
+
 def sweep(
     reads: Sequence[Placed],
     writes: Sequence[Placed],
@@ -145,24 +155,15 @@ ROUNDS = 40_000
 SHARED = 1.15
 
 
-def _additions() -> Callable[[int], float] | None:
-    try:
-        found: Callable[[int], float] = library().afflux_additions
-    except MissingCompiler:
-        return None  # a note in the results reports this
-    return found
-
-
 @dataclass
 class AdditionTimer:
     """A timer of additions, which run between the samples of a run if there are native probes."""
 
     seconds: list[float] = field(default_factory=list)
-    additions: Callable[[int], float] | None = field(default_factory=_additions)
 
     def sample(self) -> None:
-        if self.additions is not None:
-            self.seconds.append(self.additions(ROUNDS))
+        if not why_missing():  # a note in the results reports the reason
+            self.seconds.append(library().afflux_additions(ROUNDS))
 
     @property
     def slowdown(self) -> float | None:

@@ -1,6 +1,5 @@
 """Native probes that move the same streams in many variants; the fastest variants take part in the timing."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice, product
@@ -10,6 +9,7 @@ from bench.measure import machine, native_probes
 from bench.measure.native_probes import MOST_GROUP, Placed, Variant
 from bench.measure.timing import Timed
 from bench.spec.inputs import Case, Float32, Inputs
+from bench.spec.row import Row
 from bench.spec.streams import Streams, Traffic, moved, spoken
 
 AHEAD = (0, 256, 512, 1024, 2048, 4096)
@@ -87,12 +87,8 @@ def fastest(variants: Iterable[Variant], make: Callable[[Variant], Timed], sampl
     numbers = count()
 
     def shortest(variant: Variant) -> float:
-        seconds, timed = [], make(variant)
-        for number in islice(numbers, samples):
-            start = time.perf_counter()
-            timed.sample(number)
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
+        timed = make(variant)
+        return min(timed.seconds_of(number) for number in islice(numbers, samples))
 
     return sorted(variants, key=shortest)[:keep]
 
@@ -115,9 +111,12 @@ def tried(inputs: Inputs, case: Case, traffic: Traffic, keep: int, *, quick: boo
     return probes
 
 
-def wanted(case: Case, rows: Iterable[Traffic]) -> dict[Traffic, int]:
-    """Return how many variants of each traffic are timed: two of each row's own mix, one of the others."""
-    return dict.fromkeys(generic(case.m), 1) | dict.fromkeys(rows, 2)
+def wanted(case: Case, rows: Iterable[Row]) -> dict[Traffic, int]:
+    """Return the streams that native probes move in a case, and how many variants of each are timed.
+
+    Two of each row's own mix, one of the others.
+    """
+    return dict.fromkeys(generic(case.m), 1) | {row.traffic(case.m): 2 for row in rows}
 
 
 def scratch(traffics: Iterable[Traffic]) -> int:

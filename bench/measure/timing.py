@@ -21,6 +21,15 @@ from bench.spec.streams import Traffic, moved
 CHECKED, CHECKED_OF_ALL = 2**19, 2**23
 
 
+#: Starts a timer, and returns a function that stops it and returns the seconds.
+Clock = Callable[[], Callable[[], float]]
+
+
+def wall_clock() -> Callable[[], float]:
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start
+
+
 @dataclass
 class Timed:
     """A contender or probe that is timed, and its samples in seconds per run."""
@@ -40,6 +49,15 @@ class Timed:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
+    def seconds_of(self, number: int, clock: Clock = wall_clock) -> float:
+        """Make the sample with this number; return its seconds."""
+        self.prepare(number)
+        stop = clock()
+        result = self.sample(number)
+        seconds = stop()
+        del result  # freeing it is not part of the round
+        return seconds
+
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
@@ -48,15 +66,6 @@ class Timed:
     def gbps(self) -> float:
         """The bandwidth at the median, in 10^9 bytes per second."""
         return self.bytes / self.median / 1e9
-
-
-#: Starts a timer, and returns a function that stops it and returns the seconds.
-Clock = Callable[[], Callable[[], float]]
-
-
-def wall_clock() -> Callable[[], float]:
-    start = time.perf_counter()
-    return lambda: time.perf_counter() - start
 
 
 def measure_groups(
@@ -77,11 +86,7 @@ def measure_groups(
         for repeat in range(repeats):
             shuffle(order)
             for timed in (timed for group in order for timed in group[:: -1 if repeat // 2 % 2 else 1]):
-                timed.prepare(repeat)
-                stop = clock()
-                result = timed.sample(repeat)
-                timed.seconds.append(stop() / timed.laps)
-                del result  # freeing it is not part of the round
+                timed.seconds.append(timed.seconds_of(repeat, clock) / timed.laps)
                 time.sleep(timed.rest)
                 turn()
     finally:
@@ -91,6 +96,12 @@ def measure_groups(
 def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool = True) -> Timed:
     """Return a contender, ready to be timed: it was made and checked, and has run on each set."""
     ready = by.make(shared)
+
+    def prepare(number: int) -> None:
+        ready.prepare(number % case.sets)
+        if case.warm:
+            ready.run(number % case.sets)
+
     timed = Timed(
         by.name,
         by.what,
@@ -99,15 +110,10 @@ def entrant(case: Case, row: Row, by: Contender, shared: Inputs, checked: bool =
         laps=case.laps,
         row=row.name,
         by=by,
+        prepare=prepare,
         rest=by.rest,
+        after=ready.after,
     )
-
-    def prepare(number: int) -> None:
-        ready.prepare(number % case.sets)
-        if case.warm:
-            ready.run(number % case.sets)
-
-    timed.prepare, timed.after = prepare, ready.after
     if checked:
         timed.errors, timed.first = check(row, shared, ready)
     else:
@@ -126,11 +132,10 @@ def check(row: Row, inputs: Inputs, ready: Round) -> tuple[dict[str, dict[str, f
     """Run set 0 once; return the errors relative to the definition in float64, and the seconds."""
     size = max(1, min(CHECKED, CHECKED_OF_ALL // inputs.m))
     before = {name: sample(name, array, size) for name, array in ready.before(0).items()}
-    start = time.perf_counter()
+    stop = wall_clock()
     result = ready.run(0)
-    seconds = time.perf_counter() - start
-    after: Arrays = ready.after(result)
-    got = {name: sample(name, array, size) for name, array in after.items()}
+    seconds = stop()
+    got = {name: sample(name, array, size) for name, array in ready.after(result).items()}
     exact = row.reference(before)
     return {name: error(array, *exact[name]) for name, array in got.items()}, seconds
 

@@ -1,6 +1,7 @@
 """Two pictures of a run: the share of its limit that each operation reaches, and the growth of the time of a round."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,11 @@ def write(path: Path, out: dict[str, Any], rows: list[Row]) -> list[Path]:
 
 def groups(cases: list[dict[str, Any]], rows: list[Row]) -> list[tuple[str, list[Line]]]:
     """Return the label and the lines of each row that has one case; of every case, if all rows have several."""
-    found = []
-    for row in rows:
-        own = [(case, case["rows"][row.name]) for case in cases if row.name in case["rows"]]
-        if len(own) == 1:
-            found.append((f"{row.name}\n{size(own[0][0])}", own[0][1]))
-    if found:
-        return found
-    return [
-        (f"{row.name}\n{size(case)}", case["rows"][row.name])
+    of_rows = [
+        [(f"{row.name}\n{size(case)}", case["rows"][row.name]) for case in cases if row.name in case["rows"]]
         for row in rows
-        for case in cases
-        if row.name in case["rows"]
     ]
+    return list(chain(*([group for group in of_rows if len(group) == 1] or of_rows)))
 
 
 def size(case: dict[str, Any]) -> str:
@@ -62,10 +55,8 @@ def size(case: dict[str, Any]) -> str:
 
 
 def short(number: int) -> str:
-    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= unit:
-            return f"{number / unit:.3g}{letter}"
-    return str(number)
+    units = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+    return next((f"{number / unit:.3g}{letter}" for unit, letter in units if number >= unit), str(number))
 
 
 def bars(lines: list[Line]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from statistics import quantiles
 from typing import Any
 
 from bench.measure import limit, machine
-from bench.measure.limit import Limit
 from bench.measure.timing import Timed
 from bench.spec.columns import Line
 from bench.spec.inputs import Case
@@ -31,15 +30,8 @@ def summary(seconds: list[float]) -> dict[str, float]:
 
 
 def figures(timed: Timed) -> Line:
-    return {
-        "name": timed.name,
-        "what": timed.what,
-        "bytes": timed.bytes,
-        **summary(timed.seconds),
-        "gbps": timed.gbps,
-        "laps": timed.laps,
-        "seconds": timed.seconds,
-    }
+    facts = {key: getattr(timed, key) for key in ("name", "what", "bytes", "gbps", "laps", "seconds")}
+    return facts | summary(timed.seconds)
 
 
 def of_probe(probe: Timed) -> Line:
@@ -53,14 +45,9 @@ def fastest(own: Iterable[Timed], role: str) -> Timed | None:
     return min(able, key=lambda t: t.median, default=None)
 
 
-def used(case: Case) -> str:
-    """Return the instruction set, or the device."""
-    return machine.instruction_set() if case.device == "cpu" else case.device
-
-
-def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
+def lines(case: Case, row: Row, own: list[Timed], most: Timed) -> list[Line]:
     """Return the figures of a row's contenders; only those that compute the whole operation are compared by time."""
-    ours = own[0]
+    ours, isa = own[0], machine.instruction_set() if case.device == "cpu" else case.device
     others = {role: fastest(own, role) for role in ("plain", "best", "peer")}
     found = []
     for timed in own:
@@ -70,7 +57,7 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
         found.append(
             {"operation": row.name}
             | asdict(case)
-            | {"dtype": row.dtype, "isa": used(case) if contender.role == "ours" else None}
+            | {"dtype": row.dtype, "isa": isa if contender.role == "ours" else None}
             | figures(timed)
             | {
                 "role": contender.role,
@@ -92,19 +79,16 @@ def lines(case: Case, row: Row, own: list[Timed], most: Limit) -> list[Line]:
 
 def of_case(case: Case, rows: list[Row], probes: list[Timed], contenders: list[Timed]) -> dict[str, Any]:
     """Return the results of one case: the fastest probe of each kind of traffic, and each row with its limit."""
-    found: dict[str, Any] = {
+    limits = {row.name: limit.of_row(row, case, probes, contenders) for row in rows}
+    of_rows = {row.name: [timed for timed in contenders if timed.row == row.name] for row in rows}
+    return {
         "name": str(case),
         **asdict(case),
         "best": limit.of_kinds(probes),
         "probes": [of_probe(probe) for probe in probes],
-        "limits": {},
-        "rows": {},
+        "limits": {name: {"gbps": most.gbps, "by": most.name, "how": most.what} for name, most in limits.items()},
+        "rows": {row.name: lines(case, row, of_rows[row.name], limits[row.name]) for row in rows},
     }
-    for row in rows:
-        most = limit.of_row(row, case, probes, contenders)
-        found["limits"][row.name] = {"gbps": most.gbps, "by": most.by.name, "how": most.by.what}
-        found["rows"][row.name] = lines(case, row, [t for t in contenders if t.row == row.name], most)
-    return found
 
 
 def lines_of(row: Row, cases: list[dict[str, Any]]) -> list[Line]:
@@ -138,9 +122,7 @@ def results(
         "machine": box,
         "software": machine.software(),
         "settings": settings,
-        "rows": [
-            {"name": row.name, "formula": row.formula, "counted": row.counted, "dtype": row.dtype} for row in rows
-        ],
+        "rows": [{key: getattr(row, key) for key in ("name", "formula", "counted", "dtype")} for row in rows],
         "cases": cases,
         "where_we_lose": [loss for row in rows for loss in losses(row, cases)],
     }

@@ -13,10 +13,10 @@ from bench.measure.timing import CHECKED
 from bench.rows.passes import applied
 from bench.rows.references import weighted_sum
 from bench.spec.arrays import Conversion, as_tensor
-from bench.spec.contender import Arrays, Contender, Round, best, compiled, ends, extra, ours, plain
+from bench.spec.contender import Arrays, Round, best, compiled, ends, extra, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Exact, Row
 from bench.spec.streams import Streams, Traffic
 
 
@@ -66,16 +66,7 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
             ops.decode(row, vector, codec=codec, num_threads=inputs.num_threads)
             total += vector
         facts = [ops.RowFacts(key) for key in range(1, inputs.m + 1)] if codec.keyed else []
-        passes = [
-            ops.Pass(
-                params,
-                inputs.out,
-                ops.Combine(list(updates), inputs.equal_weights),
-                ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts),
-                ops.Step("sgd", LR),
-            )
-            for params, updates in zip(inputs.params, inputs.updates, strict=True)
-        ]
+        difference = ops.CachedDifference(total, inputs.num_clients, rows, rows, codec, facts)
 
         def decoded() -> Arrays:
             parts = []
@@ -85,7 +76,8 @@ def afflux_round(codec: Codec) -> Callable[[Inputs], Round]:
             # Multiplied: to divide, torch multiplies on a GPU by the reciprocal.
             return {"rows": np.array(parts), "h": total * (1 / inputs.num_clients)}
 
-        return applied(inputs, passes, reads(inputs, decoded), decoded)
+        step, before = ops.Step("sgd", LR), reads(inputs, decoded)
+        return applied(inputs, inputs.equal_weights, decoded, before=before, calibrate=difference, step=step)
 
     return make
 
@@ -176,24 +168,27 @@ def cached(prepare: Prepare, *, compiles: bool = False, convert: Conversion = as
     return make
 
 
-def in_torch() -> list[Contender]:
-
-    def memory(m: int) -> int:
-        return m + 1
-
-    return [
+CA2FL = Row(
+    name="ca2fl",
+    formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i",
+    counted="4 d (3 M + 2) + 16 d: M updates and M rows read, M rows written, params read, "
+    "out written, the float64 sum read and written",
+    traffic=traffic(codecs.float32),
+    reference=reference,
+    contenders=[
+        ours("afflux", "ops.apply, rows in place, float64 sum", afflux_round(codecs.float32), lambda m: m + 3),
         extra(
             "torch stack",
             "h + (stack(u) - stack(rows)).mean(0), eager; float32 h",
             cached(with_rows(difference_stack)),
-            memory,
+            lambda m: m + 1,
             lambda m: 3 * m + 2,
         ),
         plain(
             "torch loop",
             "total += u - row for each client, eager; float32 h",
             cached(with_rows(difference_loop)),
-            memory,
+            lambda m: m + 1,
             4,
         ),
         best(
@@ -203,20 +198,11 @@ def in_torch() -> list[Contender]:
             lambda m: m + 2,
             caveat="needs contiguous matrices; float32 sums",
         ),
-        compiled("the formula, compiled; float32 h", cached(with_rows(difference_sum), compiles=True), memory, 2),
-    ]
-
-
-CA2FL = Row(
-    name="ca2fl",
-    formula="v = h + 1/M sum_i (u_i - h_i), out = params + lr v, h_i = u_i",
-    counted="4 d (3 M + 2) + 16 d: M updates and M rows read, M rows written, params read, "
-    "out written, the float64 sum read and written",
-    traffic=traffic(codecs.float32),
-    reference=reference,
-    cases=one_case,
-    contenders=[
-        ours("afflux", "ops.apply, rows in place, float64 sum", afflux_round(codecs.float32), lambda m: m + 3),
-        *in_torch(),
+        compiled(
+            "the formula, compiled; float32 h",
+            cached(with_rows(difference_sum), compiles=True),
+            lambda m: m + 1,
+            2,
+        ),
     ],
 )

@@ -4,7 +4,7 @@ Every contender keeps its own moments from round to round. They start as they wo
 with v near its expected value, so that no result depends on a division by almost 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from afflux import ops
@@ -15,7 +15,7 @@ from bench.spec.arrays import Conversion, Vector, as_tensor
 from bench.spec.contender import Arrays, Round, best, compiled, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Exact, Row
 from bench.spec.streams import Streams
 
 #: The inputs of a round (without the updates) and its outputs.
@@ -35,15 +35,6 @@ def named(arrays: Any) -> Arrays:
     return dict(zip(NAMES, arrays, strict=True))
 
 
-def ready(inputs: Inputs, run: Callable[[int], object], params: Sequence[Any], states: list[Any]) -> Round:
-    """Return a round that reads params[k] and `states`; `run` returns the new params and states."""
-
-    def before(k: int) -> Arrays:
-        return inputs.read(k, inputs.equal_weights) | named([params[k], *states])
-
-    return Round(run, before, named)
-
-
 def reference(before: Arrays) -> Exact:
     direction, size = weighted_sum(before["weights"], before["updates"])
     return adaptive_step([before[name] for name in NAMES], direction, size, (BETA1, BETA2), EPSILON)
@@ -52,15 +43,11 @@ def reference(before: Arrays) -> Exact:
 def afflux_round(inputs: Inputs) -> Round:
     states = moments(inputs)
     step = ops.Step("amsgrad", LR, BETA1, BETA2, EPSILON)
-    passes = [
-        ops.Pass(params, inputs.out, ops.Combine(list(updates), inputs.equal_weights), step=step, states=states)
-        for params, updates in zip(inputs.params, inputs.updates, strict=True)
-    ]
 
     def moved() -> Arrays:
         return dict(zip(NAMES[1:], states, strict=True))
 
-    return applied(inputs, passes, lambda k: inputs.read(k, inputs.equal_weights, **moved()), moved)
+    return applied(inputs, inputs.equal_weights, moved, step=step, states=states)
 
 
 def amsgrad(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: Tensor, *, of: Any = torch) -> list[Tensor]:
@@ -98,7 +85,10 @@ def functional(
             out, *states[:] = call(params[k], updates[k], *states)
             return out, *states
 
-        return ready(inputs, run, params, states)
+        def before(k: int) -> Arrays:
+            return inputs.read(k, inputs.equal_weights) | named([params[k], *states])
+
+        return Round(run, before, named)
 
     return make
 
@@ -119,13 +109,9 @@ def fused_step(params: Tensor, direction: Tensor, m: Tensor, v: Tensor, v_hat: T
 
     Torch's Adam subtracts, so it gets -direction and keeps -m. Apart from the signs, the bits are the same.
     """
+    states = {"exp_avg": m, "exp_avg_sq": v, "max_exp_avg_sq": v_hat}
     optimizer = torch.optim.Adam([params], LR, (BETA1, BETA2), EPSILON, amsgrad=True, fused=True)
-    optimizer.state[params] = {
-        "step": torch.tensor(1e6, device=params.device),
-        "exp_avg": m,
-        "exp_avg_sq": v,
-        "max_exp_avg_sq": v_hat,
-    }
+    optimizer.state[params] = {"step": torch.tensor(1e6, device=params.device), **states}
     params.grad = direction
     return optimizer.step
 
@@ -199,6 +185,5 @@ FADAS = Row(
     counted="4 d (M + 8): M updates and params read, out written, m, v and v_hat read and written",
     traffic=lambda m: (Streams(reads=(4,) * (m + 1), writes=(4,), in_place=(4,) * 3),),
     reference=reference,
-    cases=one_case,
     contenders=CONTENDERS,
 )

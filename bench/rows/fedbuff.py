@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from bench.spec.columns import BY_D, BY_M, ERROR, ROLE, TIME, TIMES_OURS, ULP, C
 from bench.spec.contender import Arrays, Round, best, compiled, extra, ours, plain
 from bench.spec.inputs import LR, Case, Float32, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
-from bench.spec.row import QUICK_D, Asked, D, Exact, Row, one_case
+from bench.spec.row import QUICK_D, Asked, D, Exact, Row
 from bench.spec.streams import Streams, Traffic, moved
 
 
@@ -29,26 +30,13 @@ def reference(before: Arrays) -> Exact:
     return {"params": step}
 
 
-def as_vectors(inputs: Inputs) -> list[list[Float32]]:
-    return inputs.vectors
-
-
 def as_rows(inputs: Inputs) -> list[list[Float32]]:
     return [list(block) for block in inputs.updates]
 
 
-def afflux_round(layout: Callable[[Inputs], list[list[Float32]]] = as_vectors) -> Callable[[Inputs], Round]:
+def afflux_round(layout: Callable[[Inputs], list[list[Float32]]] = attrgetter("vectors")) -> Callable[[Inputs], Round]:
     """Return a contender on the M updates of each input set, in the memory that `layout` picks."""
-
-    def make(inputs: Inputs) -> Round:
-        passes = [
-            ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Step("sgd", LR))
-            for params, updates in zip(inputs.params, layout(inputs), strict=True)
-        ]
-
-        return applied(inputs, passes, lambda k: inputs.read(k, inputs.weights))
-
-    return make
+    return lambda inputs: applied(inputs, inputs.weights, updates=layout(inputs), step=ops.Step("sgd", LR))
 
 
 # torch: formulas on prebuilt tensors over the memory that afflux gets
@@ -201,7 +189,6 @@ FEDBUFF = Row(
     counted="4 d (M + 2): M updates and params read, out written",
     traffic=traffic,
     reference=reference,
-    cases=one_case,
     contenders=[ours("afflux", "ops.apply, weighted", afflux_round()), *IN_TORCH],
 )
 

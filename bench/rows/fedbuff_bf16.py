@@ -43,16 +43,12 @@ def afflux_round(inputs: Inputs) -> Round:
         return buffer
 
     buffers = [[taken(update) for update in block] for block in inputs.updates]
-    passes = [
-        ops.Pass(params, inputs.out, ops.Combine(updates, inputs.weights), step=ops.Step("sgd", LR))
-        for params, updates in zip(inputs.params, buffers, strict=True)
-    ]
 
     def before(k: int) -> Arrays:
         bits = np.array([ends(np.asarray(buffer), CHECKED) for buffer in buffers[k]])
         return inputs.read(k, inputs.weights) | {"updates": bits}
 
-    return applied(inputs, passes, before)
+    return applied(inputs, inputs.weights, updates=buffers, before=before, step=ops.Step("sgd", LR))
 
 
 def stack_mean(params: Tensor, updates: Tensor, weights: Tensor) -> Tensor:

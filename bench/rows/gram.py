@@ -9,11 +9,11 @@ from afflux import ops
 from afflux.arrays.interop import on_host
 from bench.rows.fedbuff import as_rows
 from bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
-from bench.spec.columns import ROLE, TIME, TIMES_OURS, Column
+from bench.spec.columns import ROLE, TIME, TIMES_OURS, relative_error
 from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, best, extra, ours, plain
 from bench.spec.inputs import Inputs
 from bench.spec.optional_torch import Tensor, torch
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Exact, Row
 from bench.spec.streams import Streams
 
 
@@ -90,16 +90,13 @@ CONTENDERS = [
     ),
 ]
 
-RELATIVE = Column("error / largest", lambda line: f"{line['error']['abs'] / line['error']['terms']:.1e}")
-
 GRAM = Row(
     name="gram",
     formula="G_ij = <u_i, u_j>",
     counted="4 d M: M updates read",
     traffic=lambda m: (Streams(reads=(4,) * m),),
     reference=reference,
-    cases=one_case,
     contenders=CONTENDERS,
     output="gram",
-    columns=(ROLE, *TIME, TIMES_OURS, RELATIVE),
+    columns=(ROLE, *TIME, TIMES_OURS, relative_error("error / largest")),
 )

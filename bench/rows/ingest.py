@@ -9,13 +9,9 @@ from bench.rows.server import push
 from bench.spec.arrays import as_tensor
 from bench.spec.columns import ROLE, TIME, TIMES_OURS
 from bench.spec.contender import REST_OF_OPENBLAS, Contender, Round, best, ours, plain
-from bench.spec.inputs import Case, Float32, Inputs
-from bench.spec.row import Asked, Row, one_case
+from bench.spec.inputs import Float32, Inputs
+from bench.spec.row import Row, one_case
 from bench.spec.streams import Streams
-
-
-def one_vector(asked: Asked) -> list[Case]:
-    return [Case(case.d, asked.m or 1, case.threads, sets=case.sets) for case in one_case(asked)]
 
 
 def afflux_round(inputs: Inputs) -> Round:
@@ -78,7 +74,7 @@ INGEST = Row(
     counted="8 d: a vector read, a slot written",
     traffic=lambda m: (Streams(reads=(4,), writes=(4,), times=m),),
     reference=push.reference,
-    cases=one_vector,
+    cases=partial(one_case, m=1),
     contenders=CONTENDERS,
     output="norms",
     columns=(ROLE, *TIME, TIMES_OURS, push.NORM_ERROR),

@@ -14,7 +14,7 @@ from bench.spec.columns import TIMED, Column
 from bench.spec.contender import Contender, compiled, ends, ours, plain
 from bench.spec.inputs import LR, Inputs
 from bench.spec.optional_torch import Formula, Tensor, torch
-from bench.spec.row import Row, one_case
+from bench.spec.row import Row
 
 # torch: codes of one byte each, and one scale for a whole vector, as in the literature
 
@@ -93,24 +93,22 @@ def baselines(bits: int) -> list[Contender]:
     def vectors(m: int) -> float:
         return row_bytes * m / 4 + 1
 
+    def round_of(nearest: bool = False, compiles: bool = False) -> Any:
+        return ca2fl.cached(client_by_client(partial(Coder, bits, nearest)), compiles=compiles)
+
     one_scale = "float32 h" if bits == 16 else "one scale a vector; codes of a byte; float32 h"
     contenders = [
         plain(
             "torch, client by client",
             f"min, max, stochastic rounding, total += u - row, eager; {one_scale}",
-            ca2fl.cached(client_by_client(partial(Coder, bits))),
+            round_of(),
             vectors,
             9,
         ),
-        compiled(
-            f"the same, compiled; {one_scale}",
-            ca2fl.cached(client_by_client(partial(Coder, bits)), compiles=True),
-            vectors,
-            3,
-        ),
+        compiled(f"the same, compiled; {one_scale}", round_of(compiles=True), vectors, 3),
         compiled(
             f"without random numbers, compiled; {one_scale}",
-            ca2fl.cached(client_by_client(partial(Coder, bits, nearest=True)), compiles=True),
+            round_of(nearest=True, compiles=True),
             vectors,
             3,
             caveat="biased rows; float32 sums",
@@ -132,7 +130,6 @@ def row(codec: Codec, bits: int) -> Row:
         "written, the rows and the float64 sum read and written",
         traffic=ca2fl.traffic(codec),
         reference=ca2fl.reference,
-        cases=one_case,
         contenders=[
             ours(
                 "afflux",

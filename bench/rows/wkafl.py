@@ -22,7 +22,7 @@ from bench.spec.arrays import Conversion, Vector, as_tensor
 from bench.spec.contender import Arrays, Round, best, compiled, ours, plain
 from bench.spec.inputs import LR, Float64, Inputs, Int64
 from bench.spec.optional_torch import Formula, Tensor, torch
-from bench.spec.row import Exact, Row, one_case
+from bench.spec.row import Exact, Row
 from bench.spec.streams import Streams, Traffic
 
 SELECTION = CosineSelection()
@@ -293,6 +293,5 @@ WKAFL = Row(
     "params read, out and the new estimate written",
     traffic=traffic,
     reference=reference,
-    cases=one_case,
     contenders=CONTENDERS,
 )

@@ -34,6 +34,11 @@ def of_output(line: Line, key: str, form: str) -> str:
     return format(error[key], form) if error else ""
 
 
+def relative_error(head: str) -> Column:
+    """Return a column with the error of the row's main output divided by the largest sum of its terms' magnitudes."""
+    return Column(head, lambda line: f"{line['error']['abs'] / line['error']['terms']:.1e}" if line["error"] else "")
+
+
 ROLE = text("as", "role")
 BY_D, BY_M, BY_N = number("d", "d", "_d"), number("M", "m", "_d"), number("N", "clients", "_d")
 SPEED = (number("GB/s", "gbps", ".1f"), number("% of limit", "percent_of_limit", ".0f"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from bench.spec.columns import TIMED, Column, Line
 from bench.spec.contender import Arrays, Contender
@@ -26,8 +27,9 @@ class Asked:
 D, QUICK_D = 25_000_000, 200_000
 
 
-def one_case(asked: Asked) -> list[Case]:
-    return [Case(asked.d or (QUICK_D if asked.quick else D), asked.m or 10, asked.threads, sets=asked.sets)]
+def one_case(asked: Asked, d: int = D, quick_d: int = QUICK_D, m: int = 10, **fields: Any) -> list[Case]:
+    """Return one case, of these sizes if the command line has no others, with further fields of `Case`."""
+    return [Case(asked.d or (quick_d if asked.quick else d), asked.m or m, asked.threads, sets=asked.sets, **fields)]
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,15 @@ class Row:
     formula: str
     counted: str  #: a description of the bytes that `bytes` counts
     traffic: Callable[[int], Traffic]  #: the vectors that are read and written, a function of M
-    cases: Callable[[Asked], list[Case]]
     contenders: list[Contender]
+    cases: Callable[[Asked], list[Case]] = one_case
     reference: Callable[[Arrays], Exact] = lambda before: {}  #: the definition in float64; {}: without outputs
     output: str = "params"  #: the output whose error the tables show
     dtype: str = "float32"  #: dtype of the updates
     along: str = ""  #: d, m or clients: the size in which the cases differ, if the row shows how the time grows
     columns: tuple[Column, ...] = TIMED
-    compare: Callable[[list[Line]], None] = lambda lines: (
-        None
-    )  #: adds the row's own figures to the lines of all its cases
+    #: adds the row's own figures to the lines of all its cases
+    compare: Callable[[list[Line]], None] = lambda lines: None
 
 
 def planned(rows: Iterable[Row], cases: Callable[[Row], list[Case]]) -> dict[Case, list[Row]]:

@@ -152,14 +152,14 @@ def test_a_trained_part_is_trained_as_torch_would():
     made = simulation(own_tasks.linear, training=own_tasks.momentum, client_lr=0.2, local_steps=4)
     setup = SimulationSetup.of(made.config, 7, made.task)
     with reproducible_torch():
-        trained = setup.trainer.train(2, setup.initial_params, random_stream(7, StreamPurpose.BATCHES, 0))
+        trained = setup.trainer.train(2, setup.model.initial_params, random_stream(7, StreamPurpose.BATCHES, 0))
         rng = random_stream(7, StreamPurpose.BATCHES, 0)
         rng.integers(2**63)  # seeds torch
         module = make_module(own_tasks.linear, 7)
         data = CLIENTS.for_seed(7)[2]
         loss, steps, count = own_tasks.momentum(module, data, rng, client_lr=0.2, local_steps=4)
     flat = torch.cat([part.detach().flatten() for part in module.parameters()]).numpy()
-    assert (trained.update == flat - setup.initial_params).all()
+    assert (trained.update == flat - setup.model.initial_params).all()
     assert (trained.loss, trained.steps, trained.num_examples) == (loss, steps, count)
 
 

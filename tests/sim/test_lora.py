@@ -116,8 +116,8 @@ def test_adapters_alone_are_trained_and_pushed(data_dir):
     assert setup.model.layout.size == ADAPTERS == setup.new_server(SPEC.build()).pull().params.size
     module = setup.model.module
     frozen = {name: tensor.clone() for name, tensor in module.named_parameters() if not tensor.requires_grad}
-    client = setup.clients[0]
-    result = setup.trainer.train(client, setup.initial_params, np.random.default_rng(0))
+    client = setup.population.clients[0]
+    result = setup.trainer.train(client, setup.model.initial_params, np.random.default_rng(0))
     assert result.update.shape == (ADAPTERS,)
     assert result.update.any()
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in module.named_parameters() if name in frozen)

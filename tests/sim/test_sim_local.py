@@ -273,7 +273,8 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
     server = Server()
     rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 2}
     config = replace(CONFIG, client_optimizer="scaffold", **rounds)
-    setup = SimpleNamespace(config=config, seed=0, initial_params=server.params, clients=range(2))
+    model, population = SimpleNamespace(initial_params=server.params), SimpleNamespace(clients=range(2))
+    setup = SimpleNamespace(config=config, seed=0, model=model, population=population)
     stream = TrainingStream(setup, SimpleNamespace(server=server, workers=None))
     controls = stream._controls
     for version in range(4):

@@ -172,8 +172,8 @@ SIM = {
         "test_sim_audit.py",
     ),
     "audit: a log that lacks an arrival is read": (
-        "if line.number != len(arrivals):",
-        "if line.number < len(arrivals):",
+        "if line.number != arrivals:",
+        "if line.number < arrivals:",
         "test_sim_audit.py",
     ),
     "updates: a row that was cut off is read": (
@@ -202,8 +202,8 @@ SIM = {
         "test_sim_statistics.py",
     ),
     "tables: the columns of participation are exchanged": (
-        '("rule", "seed", "client", "arrivals")',
-        '("rule", "seed", "arrivals", "client")',
+        '_by_run(("client", "arrivals"), ',
+        '_by_run(("arrivals", "client"), ',
         "test_sim_report.py",
     ),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.models import Model, flat, from_models, model_of, models_of, of
+from bench.rows.peers.models import Model, first_model, flat, from_models, model_of, models_of, of
 from bench.spec.contender import Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
@@ -59,13 +59,13 @@ def flat_of(model: Any) -> Any:
 def by_adapter(inputs: Inputs) -> Round:
     """Call `package_handler` with one package after the other, with the tasks that they answer."""
     adapter = find("afflux.integrations.flgo")
-    make = modules_of(model_of(torch.from_numpy(inputs.params[0])))
+    first = first_model(inputs)
+    make = modules_of(first)
     made = adapter.algorithm(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads)
-    start = module(make, model_of(torch.from_numpy(inputs.params[0].copy())))
-    server = a_server(made.Server, start, inputs.m)
+    server = a_server(made.Server, module(make, first), inputs.m)
     server.initialize()
     facts = {"num_examples": [1], "client_lr": [0.1], "local_steps": [5]}
-    models = [[module(make, model) for model in models_of(inputs, k)] for k in range(len(inputs.updates))]
+    models = [[module(make, model) for model in clients] for clients in models_of(inputs)]
 
     def run(k: int) -> Any:
         keys = [server.open_task(client) for client in range(inputs.m)]
@@ -79,13 +79,13 @@ def by_adapter(inputs: Inputs) -> Round:
 
 def by_fedbuff(inputs: Inputs) -> Round:
     """Call `package_handler` of FLGo's FedBuff with the updates that its clients make."""
-    make = modules_of(model_of(torch.from_numpy(inputs.params[0])))
-    start = module(make, model_of(torch.from_numpy(inputs.params[0].copy())))
-    kind = find("flgo.algorithm.fedbuff").Server
+    first, kind = first_model(inputs), find("flgo.algorithm.fedbuff").Server
+    make = modules_of(first)
+    start = module(make, first)
     server = a_server(kind, start, inputs.m, buffer=[], buffer_ratio=1.0, eta=1.0)
     updates = [
-        [module(make, model_of(torch.from_numpy(vector - inputs.params[0]))) for vector in inputs.updates[k]]
-        for k in range(len(inputs.updates))
+        [module(make, model_of(torch.from_numpy(vector - inputs.params[0]))) for vector in block]
+        for block in inputs.updates
     ]
 
     def prepare(k: int) -> None:
@@ -112,7 +112,6 @@ CONTENDERS = [
         "M x AffluxServer.open_task, M x package_handler, the last with the round",
         by_adapter,
         lambda m: m + 4,
-        modules=FLGO_MODULES,
     ),
     peer(
         "flgo, FedBuff",
@@ -120,7 +119,6 @@ CONTENDERS = [
         by_fedbuff,
         temporary=6,
         caveat="of updates: the clients have subtracted; checks nothing; float32 sums",
-        modules=FLGO_MODULES,
     ),
     peer(
         "flgo, average",
@@ -128,8 +126,7 @@ CONTENDERS = [
         of(average),
         temporary=2,
         caveat="of models: subtracts and adds nothing; checks nothing; float32 sums",
-        modules=FLGO_MODULES,
     ),
 ]
 
-FLGO_ADAPTER = adapter_row("flgo", "from M models of 20 tensors to FLGo's next model", CONTENDERS)
+FLGO_ADAPTER = adapter_row("flgo", "from M models of 20 tensors to FLGo's next model", CONTENDERS, FLGO_MODULES)

@@ -5,12 +5,11 @@ from typing import Any
 from afflux.rules import fedavg
 from bench.rows.adapters.row import adapter_row
 from bench.rows.peers.means import FLOWER_MODULES
-from bench.rows.peers.models import Model, flat, flower, from_models, model_of, models_of, of
+from bench.rows.peers.models import Model, first_model, flat, flower_records, from_models, models_of, of
 from bench.spec.arrays import Vector
 from bench.spec.contender import Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
-from bench.spec.optional_torch import torch
 
 
 def flat_of(record: Any) -> Vector:
@@ -39,7 +38,7 @@ def messages(inputs: Inputs, params: Model) -> Any:
     The key of a node's reply is its number. FedAvg also checks that the messages fit together, and aggregates metrics.
     """
     quiet()
-    make, (contain, _) = find("flwr.app").Message, flower(inputs, params)
+    make, (contain, _) = find("flwr.app").Message, flower_records(inputs, params)
     strategy = find("flwr.serverapp.strategy").FedAvg()
 
     def reply(node: int, content: Any) -> Any:
@@ -70,14 +69,14 @@ def by_adapter(inputs: Inputs) -> Round:
     quiet()
     core, loops = find("afflux.integrations._core"), find("afflux.integrations._loop")
     adapter, flower_run = find("afflux.integrations.flower"), find("afflux.integrations._flower_run")
-    contain, _ = flower(inputs, {})
-    initial = contain([model_of(torch.from_numpy(inputs.params[0]))])[0]["arrays"]
+    contain, _ = flower_records(inputs, {})
+    initial = contain([first_model(inputs)])[0]["arrays"]
     strategy = adapter.AsyncStrategy(fedavg(buffer_size=inputs.m), num_threads=inputs.num_threads, evaluate_every=10**9)
     start, grid = adapter.model_of(initial), _Grid(inputs.m)
     training = core.TrainingRun(strategy.rule, start, strategy.settings, num_clients=inputs.m)
     transport = flower_run.FlowerTransport(strategy, grid, training, {}, {}, None, last=10**9)
     loop, server = loops.Loop(training, transport), training.server
-    replies = [messages(inputs, {})[0](models_of(inputs, k)) for k in range(len(inputs.updates))]
+    replies = list(map(messages(inputs, {})[0], models_of(inputs)))
 
     def run(k: int) -> Any:
         for node in grid.nodes:
@@ -89,17 +88,6 @@ def by_adapter(inputs: Inputs) -> Round:
     return from_models(inputs, run, lambda: server.params, flat_of)
 
 
-def flowers_own(inputs: Inputs, params: Model) -> Any:
-    """Return functions that call Flower's `aggregate_arrayrecords`, whose result is the next record."""
-    contain, _ = flower(inputs, params)
-    aggregate = find("flwr.serverapp.strategy.strategy_utils").aggregate_arrayrecords
-
-    def mean(records: list[Any]) -> Any:
-        return aggregate(records, "num-examples")
-
-    return contain, mean
-
-
 CONTENDERS = [
     ours(
         "afflux",
@@ -107,15 +95,13 @@ CONTENDERS = [
         by_adapter,
         lambda m: m + 4,
         temporary=2,
-        modules=FLOWER_MODULES,
     ),
     peer(
         "flower",
         "aggregate_arrayrecords(replies)",
-        of(flowers_own, flat_of),
+        of(flower_records, flat_of),
         temporary=lambda m: 2 * m + 4,
         caveat="of models: subtracts and adds nothing; checks nothing; float32 sums; no metrics",
-        modules=FLOWER_MODULES,
     ),
     peer(
         "flower, FedAvg",
@@ -123,8 +109,9 @@ CONTENDERS = [
         of(messages, flat_of),
         temporary=lambda m: 2 * m + 4,
         caveat="of models: subtracts and adds nothing; compares keys; float32 sums",
-        modules=FLOWER_MODULES,
     ),
 ]
 
-FLOWER_ADAPTER = adapter_row("flower", "from the bytes of M replies of 20 arrays to the next ArrayRecord", CONTENDERS)
+FLOWER_ADAPTER = adapter_row(
+    "flower", "from the bytes of M replies of 20 arrays to the next ArrayRecord", CONTENDERS, FLOWER_MODULES
+)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.rows.adapters.row import adapter_row
-from bench.rows.peers.models import LAPS, Model, model_of, of
+from bench.rows.peers.models import LAPS, Model, first_model, model_of, of
 from bench.spec.contender import Arrays, Round, ours, peer
 from bench.spec.inputs import Inputs
 from bench.spec.libraries import find
@@ -43,7 +43,7 @@ def by_adapter(kind: Callable[[Model], Model], *, deltas: bool = False) -> Calla
     def make(inputs: Inputs) -> Round:
         core, calls = find("afflux.integrations._core"), find("afflux.integrations._nvflare_calls")
         adapter = find("afflux.integrations.nvflare")
-        start = kind(model_of(torch.from_numpy(inputs.params[0].copy())))
+        start = kind(first_model(inputs))
 
         class App(adapter.AsyncServer):  # type: ignore[misc,name-defined]
             def initial_model(self) -> Model:
@@ -129,7 +129,7 @@ def edge(inputs: Inputs) -> Round:
     context = find("nvflare.apis.fl_context").FLContext()
     manager = find("nvflare.edge.assessors.buff_model_manager").BuffModelManager(num_updates_for_model=inputs.m)
     manager.fire_event = lambda event, fl_ctx: None  # there is no engine of NVFlare here
-    start = arrays_of(model_of(torch.from_numpy(inputs.params[0].copy())))
+    start = arrays_of(first_model(inputs))
     manager.initialize_model(dxo.DXO(dxo.DataKind.WEIGHTS, data=start), context)
     manager.generate_new_model(context)
     deltas = [deltas_of(inputs, k) for k in range(len(inputs.updates))]
@@ -163,22 +163,25 @@ def edge(inputs: Inputs) -> Round:
 MEAN = "checks nothing; float32 sums"
 HELPER_MODULES = ("torch", "nvflare.app_common.aggregators.weighted_aggregation_helper")
 EDGE_MODULES = ("torch", "nvflare.edge.assessors.buff_model_manager", "nvflare.edge.mud", "nvflare.apis.dxo")
+part_of_a_round = partial(
+    peer,
+    caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
+    modules=HELPER_MODULES,
+)
 CONTENDERS = [
     ours(
         "afflux",
         "AsyncServer: M clients assigned, their results of tensors taken in, the next state_dict made",
         by_adapter(as_they_are),
         lambda m: m + 4,
-        modules=MODULES,
     ),
-    ours("afflux, ndarrays", "the same of NumPy's arrays", by_adapter(arrays_of), lambda m: m + 4, modules=MODULES),
+    ours("afflux, ndarrays", "the same of NumPy's arrays", by_adapter(arrays_of), lambda m: m + 4),
     ours(
         "afflux, deltas",
         "the same of NumPy's arrays, which hold what clients added",
         by_adapter(arrays_of, deltas=True),
         lambda m: m + 4,
         temporary=lambda m: 2 * m,
-        modules=MODULES,
     ),
     peer(
         "nvflare, example",
@@ -186,7 +189,6 @@ CONTENDERS = [
         of(example),
         temporary=lambda m: m + 5,
         caveat=f"written after its example, without its logs and its collection of garbage; {MEAN}",
-        modules=MODULES,
     ),
     peer(
         "nvflare, edge",
@@ -196,22 +198,17 @@ CONTENDERS = [
         caveat=f"of deltas, beside afflux's of deltas; makes lists of Python's floats; {MEAN}",
         modules=EDGE_MODULES,
     ),
-    peer(
+    part_of_a_round(
         "nvflare, helper, tensors",
         "WeightedAggregationHelper.add each, get_result()",
         of(helper(as_they_are)),
         temporary=1,
-        caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
-        modules=HELPER_MODULES,
     ),
-    peer(
-        "nvflare, helper, ndarrays",
-        "the same of NumPy's arrays",
-        of(helper(arrays_of), flat_of),
-        temporary=3,
-        caveat=f"a part of a round: of models, subtracts nothing, knows no base and no staleness; {MEAN}",
-        modules=HELPER_MODULES,
+    part_of_a_round(
+        "nvflare, helper, ndarrays", "the same of NumPy's arrays", of(helper(arrays_of), flat_of), temporary=3
     ),
 ]
 
-NVFLARE_ADAPTER = adapter_row("nvflare", "from M results of 20 arrays to the next model that can be sent", CONTENDERS)
+NVFLARE_ADAPTER = adapter_row(
+    "nvflare", "from M results of 20 arrays to the next model that can be sent", CONTENDERS, MODULES
+)

@@ -7,8 +7,8 @@ first step, where bias corrections are 1, so all compute the same function. The 
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,14 +141,9 @@ def pfl(inputs: Inputs) -> Ready:
     return lambda k: central.apply_model_update(peer.mean(prebuilt[k])), lambda: (model.w.detach(), -m, v)
 
 
-@dataclass(frozen=True)
-class Reply:
-    """The part of Flower's message that the aggregation reads; a real message needs a running task."""
-
-    content: Any
-
-    def has_error(self) -> bool:
-        return False
+def reply(content: Any) -> Any:
+    """Return the part of Flower's message that the aggregation reads; a real message needs a running task."""
+    return SimpleNamespace(content=content, has_error=lambda: False)
 
 
 def flower(inputs: Inputs) -> Ready:
@@ -157,7 +152,7 @@ def flower(inputs: Inputs) -> Ready:
     The result, a record, is unpacked as in the next round.
     """
     peer = means.flower_records(inputs.d, inputs.m)
-    prebuilt = [[Reply(content) for content in containers(peer, block, inputs.m)] for block in inputs.updates]
+    prebuilt = [list(map(reply, containers(peer, block, inputs.m))) for block in inputs.updates]
     logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise it logs each round
     options = {"eta": LR, "beta_1": BETA1, "beta_2": BETA2, "tau": EPSILON}
     strategy = find("flwr.serverapp.strategy").FedAdam(**options)

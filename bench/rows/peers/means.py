@@ -5,7 +5,7 @@ and the longest sweeps. Containers are views of the client's vector wherever the
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -57,11 +57,24 @@ def nvflare(d: int, m: int, tensors: bool) -> Mean:
     return Mean(contain, mean)
 
 
+def pfl_functions() -> tuple[Any, Callable[[Iterable[Any]], Any]]:
+    """Return the class of pfl's statistics, and a function that computes the mean of clients' statistics."""
+    find("pfl.model.pytorch")  # this import selects torch as the framework
+    aggregator = find("pfl.aggregate.base").SumAggregator()
+
+    def mean(clients: Iterable[Any]) -> Any:
+        accumulated: Any = None
+        for statistics in clients:
+            accumulated = aggregator.accumulate(accumulated=accumulated, user_stats=statistics)
+        accumulated.average()
+        return accumulated
+
+    return find("pfl.stats").MappedVectorStatistics, mean
+
+
 def pfl(d: int, m: int) -> Mean:
     """Return the mean of pfl. Clients multiply their statistics by the weights where they train, which is not timed."""
-    find("pfl.model.pytorch")  # this import selects torch as the framework
-    statistics_of = find("pfl.stats").MappedVectorStatistics
-    aggregator = find("pfl.aggregate.base").SumAggregator()
+    statistics_of, mean = pfl_functions()
 
     def contain(client: int, vector: Float32, examples: int) -> Any:
         if examples == 1:
@@ -69,13 +82,6 @@ def pfl(d: int, m: int) -> Mean:
         weighted = statistics_of({"w": torch.from_numpy(HOST.copied(vector))}, 1.0)
         weighted.reweight(float(examples))
         return weighted
-
-    def mean(clients: Containers) -> Any:
-        accumulated: Any = None
-        for statistics in clients:
-            accumulated = aggregator.accumulate(accumulated=accumulated, user_stats=statistics)
-        accumulated.average()
-        return accumulated
 
     return Mean(contain, mean)
 

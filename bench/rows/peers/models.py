@@ -6,7 +6,14 @@ from typing import Any
 
 from afflux.rules import fedavg
 from afflux.server.server import Server
-from bench.rows.peers.means import APPFL_MODULES, FLOWER_MODULES, PFL_MODULES, appfl_aggregator, without_collections
+from bench.rows.peers.means import (
+    APPFL_MODULES,
+    FLOWER_MODULES,
+    PFL_MODULES,
+    appfl_aggregator,
+    pfl_functions,
+    without_collections,
+)
 from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE
 from bench.spec.contender import Arrays, Round, ours, peer, plain
 from bench.spec.inputs import Case, Inputs
@@ -39,8 +46,13 @@ def model_of(vector: Any) -> Model:
     return {f"layers.{i}.weight": vector[begin:end] for i, (begin, end) in enumerate(pairwise(ends))}
 
 
-def models_of(inputs: Inputs, k: int) -> list[Model]:
-    return [model_of(torch.from_numpy(vector)) for vector in inputs.updates[k]]
+def first_model(inputs: Inputs) -> Model:
+    return model_of(torch.from_numpy(inputs.params[0].copy()))
+
+
+def models_of(inputs: Inputs) -> list[list[Model]]:
+    """Return the M models of each input set."""
+    return [[model_of(torch.from_numpy(vector)) for vector in block] for block in inputs.updates]
 
 
 def flat(model: Model) -> Any:
@@ -64,9 +76,8 @@ def from_models(
 
 def a_server(inputs: Inputs) -> Round:
     threads = inputs.num_threads
-    params = model_of(torch.from_numpy(inputs.params[0]))
-    server = Server(fedavg(buffer_size=inputs.m), params, num_threads=threads, push_threads=threads)
-    models = [models_of(inputs, k) for k in range(len(inputs.updates))]
+    server = Server(fedavg(buffer_size=inputs.m), first_model(inputs), num_threads=threads, push_threads=threads)
+    models = models_of(inputs)
 
     def run(k: int) -> object:
         tasks = [server.checkout(client) for client in range(inputs.m)]
@@ -87,9 +98,8 @@ def of(
     """
 
     def make(inputs: Inputs) -> Round:
-        start = model_of(torch.from_numpy(inputs.params[0].copy()))
-        contain, mean = step(inputs, start)
-        ready = [contain(models_of(inputs, k)) for k in range(len(inputs.updates))]
+        contain, mean = step(inputs, first_model(inputs))
+        ready = list(map(contain, models_of(inputs)))
         return from_models(inputs, lambda k: mean(ready[k]), lambda: inputs.params[0], flatten)
 
     return make
@@ -104,23 +114,17 @@ def stack_mean(inputs: Inputs, params: Model) -> Any:
 
 def pfl(inputs: Inputs, params: Model) -> Any:
     """Return the functions of pfl: one subtraction for each array makes a client's statistics from its model."""
-    find("pfl.model.pytorch")
-    statistics = find("pfl.stats").MappedVectorStatistics
-    aggregator = find("pfl.aggregate.base").SumAggregator()
+    statistics_of, mean_of = pfl_functions()
 
     def mean(models: list[Model]) -> Model:
-        total: Any = None
-        for model in models:
-            own = statistics({name: model[name] - x for name, x in params.items()}, 1.0)
-            total = aggregator.accumulate(accumulated=total, user_stats=own)
-        total.average()
+        total = mean_of(statistics_of({name: y[name] - x for name, x in params.items()}, 1.0) for y in models)
         return {name: x + total[name] for name, x in params.items()}
 
     return list, mean
 
 
-def flower(inputs: Inputs, params: Model) -> Any:
-    """Return the functions of Flower.
+def flower_records(inputs: Inputs, params: Model) -> Any:
+    """Return the functions of Flower; the result is the next record.
 
     Records are as they arrive from the network, with the bytes of an .npy file for each array.
     """
@@ -131,11 +135,26 @@ def flower(inputs: Inputs, params: Model) -> Any:
     def contain(models: list[Model]) -> list[Any]:
         return [app.RecordDict({"arrays": app.ArrayRecord(model), "metrics": metrics}) for model in models]
 
-    def mean(records: list[Any]) -> Model:
-        made: Model = aggregate(records, "num-examples").to_torch_state_dict()
-        return made
+    return contain, lambda records: aggregate(records, "num-examples")
 
-    return contain, mean
+
+def flower(inputs: Inputs, params: Model) -> Any:
+    """Return the same functions; the result is the next model."""
+    contain, mean = flower_records(inputs, params)
+    return contain, lambda records: mean(records).to_torch_state_dict()
+
+
+def renamed(model: Model) -> Model:
+    """Return the arrays under names that torch allows in a module: without dots."""
+    return {name.replace(".", "-"): tensor for name, tensor in model.items()}
+
+
+def appfl_model(arrays: Model) -> Any:
+    """Return APPFL's model: a module with copies of these arrays."""
+    model = torch.nn.Module()
+    for name, tensor in renamed(arrays).items():
+        model.register_parameter(name, torch.nn.Parameter(tensor.clone(), requires_grad=False))
+    return model
 
 
 def appfl(inputs: Inputs, params: Model) -> Any:
@@ -143,15 +162,9 @@ def appfl(inputs: Inputs, params: Model) -> Any:
 
     The collections of garbage, which take seconds, are left out.
     """
-    own = torch.nn.Module()
-    for name, tensor in params.items():
-        own.register_parameter(name.replace(".", "-"), torch.nn.Parameter(tensor.clone(), requires_grad=False))
-    aggregator = appfl_aggregator(own, inputs.m)
+    aggregator = appfl_aggregator(appfl_model(params), inputs.m)
     for client in range(inputs.m):
         aggregator.set_client_sample_size(client, 1)
-
-    def contain(models: list[Model]) -> list[Any]:
-        return [{name.replace(".", "-"): tensor for name, tensor in model.items()} for model in models]
 
     def mean(models: list[Any]) -> Model:
         with without_collections():
@@ -159,7 +172,7 @@ def appfl(inputs: Inputs, params: Model) -> Any:
                 made: Model = aggregator.aggregate(client, model)
         return made
 
-    return contain, mean
+    return lambda models: list(map(renamed, models)), mean
 
 
 MEAN = "checks nothing; float32 sums"

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from afflux import ops
 from bench.rows import fedbuff
 from bench.rows.passes import applied
 from bench.rows.peers.means import COLLECTING, PEERS, Mean, Peer
@@ -71,12 +70,7 @@ def native(framework: Peer) -> Contender:
 
 
 def afflux_mean(inputs: Inputs) -> Round:
-    shares = weights(inputs.m)
-    passes = [
-        ops.Pass(params, inputs.out, ops.Combine(list(block), shares))
-        for params, block in zip(inputs.params, inputs.updates, strict=True)
-    ]
-    return applied(inputs, passes, lambda k: inputs.read(k, shares))
+    return applied(inputs, weights(inputs.m))
 
 
 def torch_mean(inputs: Inputs) -> Round:
@@ -91,8 +85,8 @@ def torch_product(inputs: Inputs) -> Round:
     return mean_alone(inputs, lambda k: torch.mv(updates[k], shares, out=out), weights(inputs.m))
 
 
-NATIVE = [ours("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean)]
-NATIVE += [
+NATIVE = [
+    ours("afflux", "ops.apply of M vectors, weighted; adds it to params", afflux_mean),
     plain("torch stack().mean", "torch.stack(vectors).mean(0), unweighted", torch_mean, temporary=lambda m: m + 1),
     best(
         "torch mv",
@@ -101,8 +95,8 @@ NATIVE += [
         1,
         caveat=f"needs one contiguous matrix; {MEAN_ALONE}",
     ),
+    *map(native, PEERS),
 ]
-NATIVE += [native(framework) for framework in PEERS]
 
 
 # End to end from flat vectors: params + LR * mean, equal weights
@@ -153,10 +147,7 @@ def of_peer(framework: Peer) -> Contender:
 
 
 def stack_mean(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object]:
-    def take(arriving: list[Float32]) -> object:
-        return params.add_(torch.stack([torch.from_numpy(vector) for vector in arriving]).mean(0), alpha=LR)
-
-    return take
+    return lambda arriving: params.add_(torch.stack([torch.from_numpy(u) for u in arriving]).mean(0), alpha=LR)
 
 
 def into_buffer(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object]:
@@ -185,8 +176,6 @@ FLAT = [
         streaming.a_round(slot_dtype="bfloat16"),
         lambda m: m / 2 + 4,
     ),
-]
-FLAT += [
     plain(
         "torch stack().mean",
         "params.add_(torch.stack(vectors).mean(0), alpha=lr)",
@@ -201,5 +190,5 @@ FLAT += [
         lambda m: m + 2,
         caveat=CHECKS_NOTHING,
     ),
+    *(of_peer(framework) for framework in PEERS if framework is not COLLECTING),
 ]
-FLAT += [of_peer(framework) for framework in PEERS if framework is not COLLECTING]

@@ -1,20 +1,13 @@
 """The rows against peers: native containers, flat vectors, a server's Adam, a small model, and whole models."""
 
 from dataclasses import replace
+from functools import partial
 
 from bench.rows.fedbuff import FEDBUFF
 from bench.rows.peers import adam, rounds
 from bench.rows.peers.models import MODELS
-from bench.spec.inputs import Case
-from bench.spec.row import Asked
+from bench.spec.row import one_case
 from bench.spec.streams import Streams
-
-SMALL, QUICK_SMALL = 100_000, 10_000
-
-
-def small(asked: Asked) -> list[Case]:
-    return [Case(asked.d or (QUICK_SMALL if asked.quick else SMALL), asked.m or 10, asked.threads, sets=asked.sets)]
-
 
 FLAT = replace(
     FEDBUFF,
@@ -48,7 +41,7 @@ PEERS = [
         name="peers-small",
         formula="peers-flat at a small d: what each update costs, its share of the round included",
         counted="4 d (M + 2), as peers-flat",
-        cases=small,
+        cases=partial(one_case, d=100_000, quick_d=10_000),
         columns=MODELS.columns,
     ),
     MODELS,

@@ -14,8 +14,9 @@ from afflux import Server, ops
 from afflux.arrays.interop import on_host
 from afflux.rules.presets.fedbuff import fedbuff
 from bench.measure import machine
+from bench.rows.gram import slices
 from bench.spec.arrays import Conversion, Vector, as_numpy, as_tensor
-from bench.spec.columns import SPEED, Column, Line, number
+from bench.spec.columns import BY_D, SPEED, Column, Line, number, relative_error
 from bench.spec.contender import REST_OF_OPENBLAS, Arrays, Contender, Round, best, extra, ours
 from bench.spec.inputs import Case, Float32, Float64, Inputs
 from bench.spec.optional_torch import torch
@@ -63,12 +64,8 @@ def reads(inputs: Inputs) -> Callable[[int], Arrays]:
 
 def norms(vectors: Iterable[Vector]) -> Float64:
     """Return the norms in float64, a piece at a time, of whole vectors, because `check` has only their ends."""
-    piece = 2**20
     squares = [
-        [
-            float(np.square(on_host(vector[i : i + piece]), dtype=np.float64).sum())
-            for i in range(0, vector.shape[0], piece)
-        ]
+        [float(np.square(on_host(vector[piece]), dtype=np.float64).sum()) for piece in slices(vector.shape[0], 4)]
         for vector in vectors
     ]
     return np.sqrt([math.fsum(s) for s in squares])
@@ -200,12 +197,7 @@ def brief(microseconds: float) -> str:
     return f"{microseconds:.{2 if abs(microseconds) < 100 else 0}f}"
 
 
-def norm_error(line: Line) -> str:
-    error = line["error"]
-    return f"{error['abs'] / error['terms']:.1e}" if error else ""
-
-
-NORM_ERROR = Column("norm's error", norm_error)
+NORM_ERROR = relative_error("norm's error")
 
 PUSH = Row(
     name="push",
@@ -217,7 +209,7 @@ PUSH = Row(
     contenders=CONTENDERS,
     output="norms",
     columns=(
-        number("d", "d", "_d"),
+        BY_D,
         Column("in", lambda line: line["lies_in"]),
         Column("us a push", lambda line: brief(line["us"])),
         Column("min .. max", lambda line: " .. ".join(brief(1e6 * line[end] / line["m"]) for end in ("min", "max"))),

@@ -19,8 +19,8 @@ from afflux.rules.presets.ca2fl import mf_ca2fl as mf_ca2fl_rule
 from bench.rows import ca2fl
 from bench.spec.columns import BY_D, ERROR, SPAN, ULP, Line, number
 from bench.spec.contender import Round, ours
-from bench.spec.inputs import LR, Case, Inputs
-from bench.spec.row import QUICK_D, Asked, Row, one_case
+from bench.spec.inputs import LR, Inputs
+from bench.spec.row import Row, one_case
 from bench.spec.streams import Streams, Traffic
 
 BITS = 4
@@ -67,13 +67,9 @@ def pushed(*, disk: bool, last: bool = False, **options: Any) -> Callable[[Input
     return make
 
 
-def taken_in(pushes: int) -> Callable[[int], Traffic]:
-    """Return the streams of this number of vectors that are copied into slots, and of the round."""
-    return lambda m: (Streams(reads=(4,), writes=(4,), times=min(pushes, m)), *ca2fl.traffic(CODEC)(m))
-
-
-def whole(m: int) -> Traffic:
-    return taken_in(m)(m)
+def taken_in(pushes: int | None = None) -> Callable[[int], Traffic]:
+    """Return the streams of this number of vectors, None: all M, that are copied into slots, and of the round."""
+    return lambda m: (Streams(reads=(4,), writes=(4,), times=pushes or m), *ca2fl.traffic(CODEC)(m))
 
 
 #: float32 vectors as large as an encoded row
@@ -98,9 +94,8 @@ STORE = Row(
     name="store",
     formula=f"a round of mf_ca2fl, {BITS} bits, through Server(store=PATH): M pushes, and the step of the last of them",
     counted="8 d M + those of mf-ca2fl-affine-4",
-    traffic=whole,
+    traffic=taken_in(),
     reference=ca2fl.reference,
-    cases=one_case,
     contenders=[
         ours("afflux", "Server(store=PATH), a commit a round", pushed(disk=True), held),
         ours("in memory", "Server", pushed(disk=False), held),
@@ -120,17 +115,11 @@ STORE = Row(
 
 ROUNDS = 10  #: rounds of a sample, and rounds between two commits if not every round has one
 
-
-def by_tens(asked: Asked) -> list[Case]:
-    d = asked.d or (QUICK_D if asked.quick else 1_000_000)
-    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets, laps=ROUNDS)]
-
-
 POWER = replace(
     STORE,
     name="store-power",
     formula=f"the same rounds with each durability; a sample is {ROUNDS} of them, a figure is one",
-    cases=by_tens,
+    cases=partial(one_case, d=1_000_000, laps=ROUNDS),
     contenders=[
         ours("afflux", 'durability="process", a commit a round', pushed(disk=True), held),
         ours("in memory", "Server", pushed(disk=False), held),

@@ -15,7 +15,7 @@ from bench.rows.server.store import BITS, CODEC, new_server
 from bench.spec.columns import BY_D, ROLE, SPAN, Line, number
 from bench.spec.contender import Contender, Round, ours
 from bench.spec.inputs import Inputs
-from bench.spec.row import Row, one_case
+from bench.spec.row import Row
 from bench.spec.streams import Streams, Traffic
 
 BLOCK = 2**20  #: bytes of one read() in `plain_reading`
@@ -101,7 +101,6 @@ COLD = Row(
     formula=f"M pushes of clients whose rows, {BITS} bits, were evicted from the page cache; each is read and checked",
     counted="8 d M and M encoded rows",
     traffic=read_and_taken_in,
-    cases=one_case,
     contenders=[
         ours("afflux", "rows on disk only", pushed(cold=True), requirement=only_linux),
         ours("afflux, warm", "rows in the page cache", pushed(cold=False), requirement=only_linux),

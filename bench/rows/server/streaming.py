@@ -18,15 +18,14 @@ from bench.spec.columns import BY_D, ERROR, ROLE, SPEED, TIMES_OURS, ULP, UPDATE
 from bench.spec.contender import Contender, Round, best, ours
 from bench.spec.inputs import LR, Case, Float32, Inputs
 from bench.spec.optional_torch import torch
-from bench.spec.row import QUICK_D, Asked, D
+from bench.spec.row import Asked, one_case
 
 SMALL = 100_000  #: a d at which fixed costs are visible
 PUSHERS, SLOTS = 4, 6  #: threads and slots of the contender with several threads
 
 
 def cases(asked: Asked) -> list[Case]:
-    lengths = [asked.d] if asked.d else [SMALL, QUICK_D if asked.quick else D]
-    return [Case(d, asked.m or 10, asked.threads, sets=asked.sets) for d in lengths]
+    return [*(one_case(asked, SMALL, SMALL) if asked.d is None else []), *one_case(asked)]
 
 
 def a_round(*, copy: bool = True, pushers: int = 1, **options: Any) -> Callable[[Inputs], Round]:
@@ -50,8 +49,7 @@ def a_round(*, copy: bool = True, pushers: int = 1, **options: Any) -> Callable[
             def push(client_id: int, vector: Float32) -> None:
                 server.push(client=client_id, update=vector, version=version, copy=copy)
 
-            for _ in each(push, range(inputs.m), inputs.vectors[k]):
-                pass
+            list(each(push, range(inputs.m), inputs.vectors[k]))
             return server.params
 
         return Round(

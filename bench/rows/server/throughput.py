@@ -9,7 +9,7 @@ from itertools import cycle
 
 import numpy as np
 
-from bench.rows.server.store import BITS, ROW, new_server, whole
+from bench.rows.server.store import BITS, ROW, new_server, taken_in
 from bench.spec.columns import BY_N, ROLE, Line, number
 from bench.spec.contender import Round, ours
 from bench.spec.inputs import Case, Inputs
@@ -63,7 +63,7 @@ THROUGHPUT = Row(
     name="throughput",
     formula=f"pushes of mf_ca2fl, {BITS} bits, through Server: {TOUCHED:_} of N clients push, one after the other",
     counted="8 d M + those of mf-ca2fl-affine-4",
-    traffic=whole,
+    traffic=taken_in(),
     cases=cases,
     along="clients",
     contenders=[

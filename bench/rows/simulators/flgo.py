@@ -1,19 +1,17 @@
 """FLGo's simulation of a workload: its FedBuff in the virtual time of its latency simulator."""
 
-import atexit
 import importlib
 import io
-import os
 import random
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -35,11 +33,9 @@ QUIET = {"no_tqdm": True, "no_log_console": True, "log_level": "ERROR"}
 
 
 @cache
-def folder() -> Path:
+def folder() -> TemporaryDirectory[str]:
     """Return the folder of FLGo's files, which is removed when the process ends."""
-    made = Path(tempfile.mkdtemp(prefix="afflux-flgo-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    return TemporaryDirectory(prefix="afflux-flgo-", ignore_cleanup_errors=True)
 
 
 @contextmanager
@@ -48,19 +44,14 @@ def in_folder() -> Iterator[None]:
 
     FLGo finds modules and files by the working directory, prints, and seeds the global random numbers.
     """
-    was, path = Path.cwd(), list(sys.path)
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    os.chdir(folder())
-    sys.path.insert(0, str(folder()))
+    path, states = folder().name, (random.getstate(), np.random.get_state())  # noqa: NPY002
+    found_in, silenced = mock.patch.object(sys, "path", [path, *sys.path]), redirect_stdout(io.StringIO())
     try:
-        with redirect_stdout(io.StringIO()):
+        with chdir(path), found_in, silenced, torch.random.fork_rng(devices=()):
             yield
     finally:
-        os.chdir(was)
-        sys.path[:] = path
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
 
 
 @cache

@@ -20,11 +20,16 @@ from bench.rows.simulators.workload import (
     one_update_in_float64,
 )
 from bench.spec.columns import ERROR, ROLE, UPDATE, Line, number
-from bench.spec.contender import TORCH, Arrays, Contender, Round, peer
+from bench.spec.contender import TORCH, Arrays, Contender, Round, extra, peer
 from bench.spec.inputs import Case, Inputs
 from bench.spec.row import Asked, Exact, Row
 
 QUICK_UPDATES = CONCURRENCY + BUFFER
+#: The batches that a loader of FLGo makes, what the loader is, and its name in `flgo_task`.
+FLGO_LOADERS = (
+    ("batches by index", "a DataLoader of one's own", "BatchesByIndex"),
+    ("torch's loader", "torch's DataLoader", "torch_loader"),
+)
 
 
 def rounds_of(simulator: Simulator, make_model: MakeModel, *, trains: bool = True) -> Callable[[Inputs], Round]:
@@ -66,19 +71,15 @@ def contenders(make_model: MakeModel) -> list[Contender]:
             modules=TORCH,
             requirement=no_compiler,
         ),
-        peer(
-            "flgo, batches by index",
-            "flgo.init(task, fedbuff, Simulator=...).run(), with a DataLoader of one's own",
-            rounds_of(flgo("BatchesByIndex"), make_model),
-            caveat="its setup is not timed",
-            modules=FLGO_MODULES,
-        ),
-        peer(
-            "flgo, torch's loader",
-            "flgo.init(task, fedbuff, Simulator=...).run(), with torch's DataLoader",
-            rounds_of(flgo("torch_loader"), make_model),
-            caveat="its setup is not timed",
-            modules=FLGO_MODULES,
+        *(
+            peer(
+                f"flgo, {batches}",
+                f"flgo.init(task, fedbuff, Simulator=...).run(), with {loader}",
+                rounds_of(flgo(name), make_model),
+                caveat="its setup is not timed",
+                modules=FLGO_MODULES,
+            )
+            for batches, loader, name in FLGO_LOADERS
         ),
         peer(
             "pfl",
@@ -87,11 +88,10 @@ def contenders(make_model: MakeModel) -> list[Contender]:
             caveat="synchronous; does not shuffle; its setup is not timed",
             modules=PFL_MODULES,
         ),
-        Contender(
+        extra(
             "autograd alone",
             "loss.backward() over ready batches, M * steps times: what all of them contain",
             rounds_of(autograd_alone, make_model, trains=False),
-            modules=TORCH,
             traffic=FEDBUFF.traffic,
         ),
     ]

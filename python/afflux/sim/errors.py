@@ -8,15 +8,8 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, known_names, raise_if_from_signal
 
 #: Modules that the simulator imports, and the packages of the extra `sim` that hold them.
-EXTRA = {
-    "torch": "torch",
-    "sklearn": "scikit-learn",
-    "matplotlib": "matplotlib",
-    "rich": "rich",
-    "pandas": "pandas",
-    "jinja2": "Jinja2",
-    "safetensors": "safetensors",
-}
+EXTRA = {name: name for name in ("torch", "sklearn", "matplotlib", "rich", "pandas", "jinja2", "safetensors")}
+EXTRA |= {"sklearn": "scikit-learn", "jinja2": "Jinja2"}
 
 
 class ConfigError(AffluxError):

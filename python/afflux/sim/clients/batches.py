@@ -1,6 +1,7 @@
 """The batches of a client's local training: which examples, and their tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -16,21 +17,16 @@ LABELS = ("label", "labels")
 def batch_indices(
     num_examples: int, batch_size: int, steps: int, rng: np.random.Generator, drop_last: bool = False
 ) -> Iterator[np.ndarray]:
-    """Yield `steps` mini-batches of indices: shuffled epochs, one after the other.
+    """Return `steps` mini-batches of indices: shuffled epochs, one after the other.
 
     The last batch of an epoch may be smaller, so that each sample is seen once an epoch; with `drop_last` such a batch
     is left out, unless it is the only one.
     """
-    done, end = 0, num_examples
+    end = num_examples
     if drop_last and num_examples >= batch_size:
         end -= num_examples % batch_size
-    while done < steps:
-        order = rng.permutation(num_examples)
-        for start in range(0, end, batch_size):
-            if done == steps:
-                return
-            yield order[start : start + batch_size]
-            done += 1
+    epochs = (rng.permutation(num_examples) for _ in count())
+    return islice((order[start : start + batch_size] for order in epochs for start in range(0, end, batch_size)), steps)
 
 
 def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
@@ -63,9 +59,8 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[Any, torch.Tensor]:
         except (TypeError, RuntimeError) as error:
             raise ConfigError(f"column {name} of a client's data set cannot be a batch: {error}") from None
         if not isinstance(columns[name], torch.Tensor):
-            raise ConfigError(
-                f"column {name} of a client's data set holds {type(values[0]).__name__}, must hold numbers"
-            )
+            kind = type(values[0]).__name__
+            raise ConfigError(f"column {name} of a client's data set holds {kind}, must hold numbers")
     y = columns.pop(label)
     return (columns if len(columns) > 1 else columns.popitem()[1]), y
 

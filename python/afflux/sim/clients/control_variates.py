@@ -38,8 +38,8 @@ class ControlVariates:
         self._zeros = np.zeros(size, np.float32)
         self._steps = 0
         self._waiting: dict[int, np.ndarray] = {}
+        #: c (d,) after the last step. A step makes a new array; arrays that were returned before do not change.
         self.server = self._zeros
-        """c (d,) after the last step. A step makes a new array; arrays that were returned before do not change."""
 
     def client(self, client: int) -> np.ndarray:
         """Return c_i (d,), with the updates that are not yet part of c."""

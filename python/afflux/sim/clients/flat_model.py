@@ -174,12 +174,8 @@ class FlatModel:
 
     def check_trained(self) -> None:
         """Raise ConfigError if a parameter is another tensor, or a trained one in other memory, than at the start."""
-        name = self._state.replaced_parameter()
-        if name is None:
-            for named, _ in self._trained:
-                if not named.is_in_place():
-                    name = named.name
-        if name is not None:
+        moved = (named.name for named, _ in self._trained if not named.is_in_place())
+        if name := self._state.replaced_parameter() or next(moved, None):
             raise ConfigError(f"the training replaced parameter {name}: it must change it in place")
 
     def check_frozen(self) -> None:

@@ -83,9 +83,8 @@ class Draws(NamedTuple):
         takes_now = False
         with suppress(TypeError, ValueError):  # a function in C has no signature
             takes_now = "now" in inspect.signature(delay).parameters
-        devices, fates = (
-            random_stream(seed, purpose) for purpose in (StreamPurpose.AVAILABILITY, StreamPurpose.DROPOUT)
-        )
+        of_presence = (StreamPurpose.AVAILABILITY, StreamPurpose.DROPOUT)
+        devices, fates = (random_stream(seed, purpose) for purpose in of_presence)
         availability, dropout = availability_law(config.availability), dropout_law(config.dropout)
         trace = None if availability is None else availability(num_clients, devices)
         fate = None if dropout is None else partial(dropout.fate, rng=fates)

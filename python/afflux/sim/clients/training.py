@@ -33,8 +33,8 @@ from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 BATCHES_AT_ONCE = 32
 
 
+#: Called with the gradient (d,), to which it adds in place, and the local model y (d,).
 GradientTerm = Callable[[torch.Tensor, torch.Tensor], object]
-"""Called with the gradient (d,), to which it adds in place, and the local model y (d,)."""
 
 
 class SentModel(NamedTuple):
@@ -42,26 +42,19 @@ class SentModel(NamedTuple):
 
     client: int
     model: Pulled
-    shift: np.ndarray | None
-    """SCAFFOLD's c - c_i (d,), with the c of that version; None for other client optimizers."""
-    after: int
-    """Number of arrivals that the server had handled when that model was the newest."""
+    shift: np.ndarray | None  #: SCAFFOLD's c - c_i (d,), with the c of that version; None for other client optimizers.
+    after: int  #: Number of arrivals that the server had handled when that model was the newest.
 
 
 class TrainingResult(NamedTuple):
     """The result of one local training."""
 
-    update: np.ndarray
-    """(d,) local - pulled params."""
+    update: np.ndarray  #: (d,) local - pulled params.
     num_examples: int
-    loss: float | None
-    """None: the training function does not know it."""
-    steps: int
-    """Number of local steps, K."""
-    buffers: np.ndarray | None = None
-    """The client's buffers, float64; None if the model has none."""
-    fault: str = ""
-    """The exception that has ended the training; the loss is then nan, and so is the update."""
+    loss: float | None  #: None: the training function does not know it.
+    steps: int  #: Number of local steps, K.
+    buffers: np.ndarray | None = None  #: The client's buffers, float64; None if the model has none.
+    fault: str = ""  #: The exception that has ended the training; the loss is then nan, and so is the update.
 
     @classmethod
     def failed(cls, error: Exception, d: int) -> "TrainingResult":

@@ -18,8 +18,7 @@ from afflux.store.files import opened
 
 Data = TypeVar("Data")
 
-PAGE = "docs/data.md"
-"""The page that documents the formats and the folders."""
+PAGE = "docs/data.md"  #: The page that documents the formats and the folders.
 #: The largest size of a file, also of its contents when decompressed: EMNIST's largest, all of byclass, has 638 MB.
 MOST_BYTES = 1 << 30
 #: What readers of formats raise for damaged and forged files.
@@ -95,12 +94,9 @@ def read_text(path: Path, expected: str, encoding: str = "utf-8-sig") -> str:
 class Layout(Generic[Data]):
     """One layout of a data set's files in a folder."""
 
-    folders: tuple[str, ...]
-    """Folders below the user's; any of them; "." is the user's own."""
-    files: tuple[str, ...]
-    """Files (or folders) that must all be there; alternatives of a name are separated by "|"."""
-    read: Callable[[list[Path]], Data]
-    """Reads these files."""
+    folders: tuple[str, ...]  #: Folders below the user's; any of them; "." is the user's own.
+    files: tuple[str, ...]  #: Files (or folders) that must all be there; alternatives of a name are separated by "|".
+    read: Callable[[list[Path]], Data]  #: Reads these files.
 
     @property
     def description(self) -> str:
@@ -125,9 +121,8 @@ def data_folder(name: str, data_dir: Path | str | None) -> Path:
     """Return `data_dir`, or the folder of the environment variable AFFLUX_DATA; raise ConfigError without both."""
     folder = data_dir or os.environ.get("AFFLUX_DATA")
     if not folder:
-        raise ConfigError(
-            f"data {name!r} is read from files: give their folder with --data-dir or AFFLUX_DATA ({PAGE})"
-        )
+        advice = f"give their folder with --data-dir or AFFLUX_DATA ({PAGE})"
+        raise ConfigError(f"data {name!r} is read from files: {advice}")
     return Path(folder)
 
 

@@ -15,8 +15,7 @@ from afflux.sim.errors import ConfigError, known, require
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 INPUTS = ("standardised", "unit", "raw")
-SPLIT_SEED = 20240
-"""The split is part of the data set, not of a run: every seed is tested on the same images."""
+SPLIT_SEED = 20240  #: The split is part of the data set, not of a run: every seed is tested on the same images.
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,23 +23,19 @@ class ImageSet:
     """Images and labels, in the order of the files. All arrays are read-only."""
 
     name: str
-    x_train: np.ndarray
-    """(n, channels, height, width), uint8; float32 between 0 and 1 from LEAF."""
-    y_train: np.ndarray
-    """(n,) int64, from 0 to num_classes - 1."""
+    x_train: np.ndarray  #: (n, channels, height, width), uint8; float32 between 0 and 1 from LEAF.
+    y_train: np.ndarray  #: (n,) int64, from 0 to num_classes - 1.
     x_test: np.ndarray
     y_test: np.ndarray
     num_classes: int
+    #: Names of the clients that own the images, such as writers; empty: the data set has none.
     owners: tuple[str, ...] = ()
-    """Names of the clients that own the images, such as writers; empty: the data set has none."""
-    train_owner: np.ndarray | None = None
-    """(n,) int64, index into `owners`."""
+    train_owner: np.ndarray | None = None  #: (n,) int64, index into `owners`.
     test_owner: np.ndarray | None = None
+    #: Returns the arrays of the files, of which the setting `data` logs the digest; None: the digest is of this object.
+    #:
+    #: A function, which `content_digest` of this object skips.
     files: Callable[[], list[np.ndarray]] | None = None
-    """Returns the arrays of the files, of which the setting `data` logs the digest; None: the digest is of this object.
-
-    A function, which `content_digest` of this object skips.
-    """
 
     def __post_init__(self) -> None:
         """Make the arrays contiguous and read-only."""
@@ -261,8 +256,8 @@ def _emnist(split: str, num_classes: int) -> list[Layout[ImageSet]]:
 
 
 _CIFAR10, _CIFAR100 = Images("cifar10", 10, 32, 3), Images("cifar100", 100, 32, 3)
+#: Classes of each of EMNIST's data sets.
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
-"""Classes of each of EMNIST's data sets."""
 
 LAYOUTS: Mapping[str, list[Layout[ImageSet]]] = {
     "mnist": _like_mnist("mnist", ("mnist", "MNIST/raw")),

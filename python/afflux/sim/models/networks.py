@@ -13,10 +13,9 @@ from torch import nn
 
 from afflux.sim.errors import ConfigError
 
-Shape: TypeAlias = tuple[int, ...]
-"""(channels, height, width) of an image, or (window,) of a text."""
+Shape: TypeAlias = tuple[int, ...]  #: (channels, height, width) of an image, or (window,) of a text.
+#: (name, shape of an example, number of classes) -> module; the name is for errors.
 Network: TypeAlias = Callable[[str, Shape, int], nn.Module]
-"""(name, shape of an example, number of classes) -> module; the name is for errors."""
 
 
 def new_network(name: str, shape: Shape, num_classes: int, rng: np.random.Generator) -> nn.Module:

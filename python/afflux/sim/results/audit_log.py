@@ -321,11 +321,7 @@ def read_audit_log(path: Path | str) -> AuditLog:
 
 
 def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
-    arrivals: list[ArrivalLine] = []
-    rounds: list[RoundLine] = []
-    dropouts: list[DropoutLine] = []
-    header: Header | None = None
-    end: EndLine | None = None
+    lines: dict[type[Line], list[Any]] = {kind: [] for kind in (Header, ArrivalLine, DropoutLine, RoundLine, EndLine)}
     for number, row in enumerate(rows, 1):
         try:
             if not row.endswith(b"\n"):
@@ -335,40 +331,33 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
             line = _decode(row[:-1])
             if (number == 1) != isinstance(line, Header):
                 raise ValueError("the header must be the first line, and only the first")
-            if end is not None:
+            if lines[EndLine]:
                 raise ValueError("something follows the end line")
-            match line:
-                case Header():
-                    header = line
-                    if (line.format, line.format_version) != (FORMAT, FORMAT_VERSION):
-                        raise ValueError(
-                            f"format is {line.format} {line.format_version}, not {FORMAT} {FORMAT_VERSION}"
-                        )
-                case ArrivalLine():
-                    if line.number != len(arrivals):
-                        raise ValueError(
-                            f"number is {line.number}, must be {len(arrivals)}: a line is missing or twice"
-                        )
-                    if not 0 <= line.dispatched_after <= line.number:
-                        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
-                    if line.status != "faulty" and not (line.examples and line.steps):
-                        raise ValueError(f"examples is {line.examples} and steps is {line.steps}, must be 1 or more")
-                    arrivals.append(line)
-                case DropoutLine():
-                    if line.dispatched_after != len(arrivals):
-                        raise ValueError(f"dispatched_after is {line.dispatched_after}, must be {len(arrivals)}")
-                    dropouts.append(line)
-                case RoundLine():
-                    rounds.append(line)
-                case EndLine():
-                    end = line
-                    if line.arrivals != len(arrivals):
-                        raise ValueError(f"arrivals is {line.arrivals}, but {len(arrivals)} lines are above")
+            _check(line, len(lines[ArrivalLine]))
+            lines[type(line)].append(line)
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
-    if header is None:
+    headers, arrivals, dropouts, rounds, ends = map(tuple, lines.values())
+    if not headers:
         raise ConfigError(f"{path}, line 1: no header of an audit log")
-    return AuditLog(path, header, tuple(arrivals), tuple(rounds), end, tuple(dropouts))
+    return AuditLog(path, headers[0], arrivals, rounds, ends[0] if ends else None, dropouts)
+
+
+def _check(line: Line, arrivals: int) -> None:
+    """Raise ValueError if a line is not one that may follow so many arrivals."""
+    match line:
+        case Header() if (line.format, line.format_version) != (FORMAT, FORMAT_VERSION):
+            raise ValueError(f"format is {line.format} {line.format_version}, not {FORMAT} {FORMAT_VERSION}")
+        case ArrivalLine() if line.number != arrivals:
+            raise ValueError(f"number is {line.number}, must be {arrivals}: a line is missing or twice")
+        case ArrivalLine() if not 0 <= line.dispatched_after <= line.number:
+            raise ValueError(f"dispatched_after is {line.dispatched_after}, must be 0 to {line.number}")
+        case ArrivalLine() if line.status != "faulty" and not (line.examples and line.steps):
+            raise ValueError(f"examples is {line.examples} and steps is {line.steps}, must be 1 or more")
+        case DropoutLine() if line.dispatched_after != arrivals:
+            raise ValueError(f"dispatched_after is {line.dispatched_after}, must be {arrivals}")
+        case EndLine() if line.arrivals != arrivals:
+            raise ValueError(f"arrivals is {line.arrivals}, but {arrivals} lines are above")
 
 
 def _decode(row: bytes) -> Line:

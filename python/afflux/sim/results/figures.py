@@ -158,13 +158,8 @@ def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
 def series_line(index: int) -> Line2D:
     """Return a line in the style of a series, without points."""
     colour, dashes, marker = series_style(index)
-    return Line2D(
-        [],
-        [],
-        color=COLOURS[colour].picture,
-        linestyle=(0, dashes) if dashes else "-",
-        marker=marker or "None",
-    )
+    linestyle: Any = (0, dashes) if dashes else "-"
+    return Line2D([], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None")
 
 
 def style_axes(axes: Axes) -> None:

@@ -40,12 +40,10 @@ class Job(NamedTuple):
 
     spec: RuleSpec
     seed: int
+    #: Other rules that get the same updates; the clients train from the params of `spec`.
     followers: tuple[RuleSpec, ...] = ()
-    """Other rules that get the same updates; the clients train from the params of `spec`."""
-    config: SimConfig | None = None
-    """Settings of this job; None: those of all jobs."""
-    may_diverge: bool = False
-    """Whether the first client that diverges ends the job."""
+    config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
+    may_diverge: bool = False  #: Whether the first client that diverges ends the job.
 
     @property
     def label(self) -> str:
@@ -125,8 +123,7 @@ class FinishedRuns(dict[int, Runs]):
             identity: facts of a single run that is resumed, as it began; see `_identity`.
         """
         super().__init__(ended or {})
-        self.lines: dict[int, dict[str, Any]] = {}
-        """Those of the runs that an earlier command has finished."""
+        self.lines: dict[int, dict[str, Any]] = {}  #: Those of the runs that an earlier command has finished.
         self._identity = identity
         self._path, self._jobs, self._inputs, self._more = path, jobs, inputs, more
         self._opened = False

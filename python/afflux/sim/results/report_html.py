@@ -201,12 +201,9 @@ def _shares(groups: Groups) -> svg.Chart:
         if len(runs[0].clients):
             up = cumulated_shares(runs[0])
             series.append(svg.Series(label, index, [_points(np.linspace(0, 1, len(up)), up)]))
-    return svg.line_chart(
-        f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}",
-        svg.percent_axis("clients, from the busiest on"),
-        svg.percent_axis("arrivals"),
-        series,
-    )
+    title = f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}"
+    axes = svg.percent_axis("clients, from the busiest on"), svg.percent_axis("arrivals")
+    return svg.line_chart(title, *axes, series)
 
 
 def _rejections(groups: Groups) -> Iterator[list[str]]:

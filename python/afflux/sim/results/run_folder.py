@@ -45,15 +45,8 @@ from afflux.sim.workload.selection import reads_results
 from afflux.store.lock import LOCK, InUseError, Lock
 
 #: Files with a table each, see `data_frame`.
-CSV_TABLES = {
-    "metrics.csv": "evaluations",
-    "staleness.csv": "staleness",
-    "participation.csv": "participation",
-    "targets.csv": "targets",
-    "summary.csv": "summary",
-    "bytes.csv": "bytes",
-    "clients.csv": "clients",  # of a task that evaluates clients
-}
+CSV_TABLES = {"metrics.csv": "evaluations"}  # clients.csv: of a task that evaluates clients
+CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "targets", "summary", "bytes", "clients")}
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
 FOLDERS = {FOLDER, TENSORBOARD, MODELS}
 #: They write the files; SciPy comes with the last one.

@@ -39,10 +39,9 @@ class Evaluation(tuple[Any, ...]):
     arrivals: int = property(itemgetter(0))  # type: ignore[assignment]
     version: int = property(itemgetter(1))  # type: ignore[assignment]
     virtual_time: float = property(itemgetter(2))  # type: ignore[assignment]
+    #: The value of the first metric.
     score: float = property(itemgetter(3))  # type: ignore[assignment]
-    """The value of the first metric."""
-    names: tuple[str, ...] = tuple(metric.name for metric in CLASSIFICATION)
-    """Of the metrics."""
+    names: tuple[str, ...] = tuple(metric.name for metric in CLASSIFICATION)  #: Of the metrics.
 
     def __new__(
         cls, arrivals: int, version: int, virtual_time: float, *values: float, names: tuple[str, ...] = ()
@@ -486,10 +485,8 @@ class Summary(dict[str, dict[str, Statistics]]):
         require("pandas")
         import pandas
 
-        cells = {
-            label: {name: value.text(self._runs.get(label)) for name, value in row.items()}
-            for label, row in self.items()
-        }
+        rows = ((label, row, self._runs.get(label)) for label, row in self.items())
+        cells = {label: {name: value.text(runs) for name, value in row.items()} for label, row, runs in rows}
         return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
 
 

@@ -230,9 +230,8 @@ def _read_folder(folder: Path) -> SimulationResults:
 
 def _lines_of_tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines that a folder from before there was a record would have; see `read_line`."""
-    summary, config = (
-        msgspec.json.decode(read_bytes(folder / name, MOST_BYTES)) for name in ("summary.json", "config.json")
-    )
+    contents = (read_bytes(folder / name, MOST_BYTES) for name in ("summary.json", "config.json"))
+    summary, config = map(msgspec.json.decode, contents)
     evaluations = _rows_by_run(folder / "metrics.csv")
     clients = _rows_by_run(folder / "clients.csv") if (folder / "clients.csv").exists() else {}
     rules = {rule["label"]: rule for rule in config["rules"]}

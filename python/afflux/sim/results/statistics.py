@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -98,11 +98,9 @@ class PairedDifference(NamedTuple):
 
 def holm(values: Mapping[Key, float]) -> dict[Key, float]:
     """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
-    adjusted, largest = {}, 0.0
-    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
-        adjusted[name] = largest
-    return adjusted
+    names = sorted(values, key=values.__getitem__)
+    products = [min(1.0, (len(names) - rank) * values[name]) for rank, name in enumerate(names)]
+    return dict(zip(names, accumulate(products, max), strict=True))
 
 
 def paired_differences(
@@ -143,9 +141,8 @@ def paired_differences(
             error = std / math.sqrt(seeds) if seeds > 1 else math.nan
             half = t_quantile(seeds - 1, (1 + level) / 2) * error
             p = 2 * t_probability(seeds - 1, -abs(mean) / error) if error > 0 else math.nan
-            rows.append(
-                PairedDifference(first, second, seeds, mean, mean - half, mean + half, p, math.nan, _wilcoxon(both))
-            )
+            tests = p, math.nan, _wilcoxon(both)
+            rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, *tests))
     adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
     return [row._replace(p_holm=adjusted.get(row, math.nan)) for row in rows]
 
@@ -207,9 +204,8 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
         cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
         shown.append((f"{decision} arrivals", cells))
-    seconds = (seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values())
+    seconds, sizes = ([row[name][0] for row in summary.values()] for name in ("server_ms", "state_bytes"))
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
-    sizes = (seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values())
     shown.append(("server state", [in_bytes(mean) for mean in sizes]))
     return shown
 
@@ -229,8 +225,8 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
             costs[number.title.format(metric.text(goal))] = [
                 math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
             ]
-    costs["server ms per round"] = [seed_statistics([run.server_ms for run in runs]).mean for runs in groups.values()]
-    costs["server state"] = [seed_statistics([run.state_bytes for run in runs]).mean for runs in groups.values()]
+    costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
+    costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
     columns = {title: list(map(_latex, rows[title])) for title in costs}
     for title, values in costs.items():
         finite = [value for value in values if math.isfinite(value)]
@@ -239,10 +235,8 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
                 f"\\textbf{{{cell}}}" if value == min(finite) else cell
                 for cell, value in zip(columns[title], values, strict=True)
             ]
-    notes = (
-        "Mean ± standard deviation over seeds; for times to a target the median, in which a run that never reaches it "
-    )
-    notes += "counts as later than its end."
+    notes = "Mean ± standard deviation over seeds; for times to a target the median, "
+    notes += "in which a run that never reaches it counts as later than its end."
     place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
     pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
     against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
@@ -312,17 +306,15 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
     return pandas.DataFrame(list(rows(results, target)), columns=columns, dtype=dtype)
 
 
-def _evaluations(results: Sequence[RunResult], target: float) -> Rows:
-    return ((run.spec.label, run.seed, *row) for run in results for row in run.evaluations)
+#: Columns, and a function of the results and the target that returns the rows.
+Table = tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]
 
 
-def _bytes(results: Sequence[RunResult], target: float) -> Rows:
-    rows = ((run, *pair) for run in results for pair in zip(run.evaluations, run.sent_bytes, strict=False))
-    return ((run.spec.label, run.seed, row.arrivals, *sent) for run, row, sent in rows)
-
-
-def _clients(results: Sequence[RunResult], target: float) -> Rows:
-    return ((run.spec.label, run.seed, *row[:3], *row.values) for run in results for row in run.client_evaluations)
+def _by_run(columns: Sequence[str], rows: Callable[[RunResult], Rows]) -> Table:
+    """Return a table with the rows of each run, behind rule and seed."""
+    return ("rule", "seed", *columns), lambda results, target: (
+        (run.spec.label, run.seed, *row) for run in results for row in rows(run)
+    )
 
 
 def _runs(results: Sequence[RunResult], target: float) -> Rows:
@@ -339,43 +331,38 @@ def _summary(results: Sequence[RunResult], target: float) -> Rows:
         yield numbers
 
 
-def _arrivals(results: Sequence[RunResult], target: float) -> Rows:
-    for run in results:
-        for number, row in enumerate(zip(run.clients.tolist(), run.staleness.tolist(), strict=True)):
-            yield run.spec.label, run.seed, number, *row
-
-
-def _counts(name: str) -> Callable[[Sequence[RunResult], float], Rows]:
-    """Return a function of the numbers of arrivals by a fact about them."""
-
-    def rows(results: Sequence[RunResult], target: float) -> Rows:
-        for run in results:
-            values, counts = np.unique(getattr(run, name), return_counts=True)
-            for row in zip(values.tolist(), counts.tolist(), strict=True):
-                yield run.spec.label, run.seed, *row
-
-    return rows
+def _counts(values: np.ndarray) -> Rows:
+    """Return each of the facts about arrivals, and the number of its arrivals."""
+    return zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True)
 
 
 def _targets(results: Sequence[RunResult], target: float) -> Rows:
     goals = usual_targets(results, target)
     for run in results:
         for goal in goals:
-            hit = run.first_to_reach(goal)
-            yield run.spec.label, run.seed, goal, *((None, None, None) if hit is None else hit[:3])
+            yield run.spec.label, run.seed, goal, *(run.first_to_reach(goal) or (None, None, None))[:3]
 
 
 METRICS = "metrics"  #: stands for the columns of the task's metrics
-#: Columns and rows by table; None: the columns are those of the rows.
-TABLES: dict[str, tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]] = {
-    "evaluations": (("rule", "seed", *PLACE, METRICS), _evaluations),
+#: By name; without columns, they are those of the rows.
+TABLES: dict[str, Table] = {
+    "evaluations": _by_run((*PLACE, METRICS), lambda run: run.evaluations),
     "runs": (None, _runs),
     "summary": (None, _summary),
-    "arrivals": (("rule", "seed", "number", "client", "staleness"), _arrivals),
-    "staleness": (("rule", "seed", "staleness", "arrivals"), _counts("staleness")),
-    "participation": (("rule", "seed", "client", "arrivals"), _counts("clients")),
+    "arrivals": _by_run(
+        ("number", "client", "staleness"),
+        lambda run: zip(range(len(run.clients)), run.clients.tolist(), run.staleness.tolist(), strict=True),
+    ),
+    "staleness": _by_run(("staleness", "arrivals"), lambda run: _counts(run.staleness)),
+    "participation": _by_run(("client", "arrivals"), lambda run: _counts(run.clients)),
     "targets": (("rule", "seed", "target", *PLACE), _targets),
-    "bytes": (("rule", "seed", "arrivals", "up", "down"), _bytes),
-    "clients": (("rule", "seed", "arrivals", "client", "model", METRICS), _clients),
+    "bytes": _by_run(
+        ("arrivals", "up", "down"),
+        lambda run: ((row.arrivals, *sent) for row, sent in zip(run.evaluations, run.sent_bytes, strict=False)),
+    ),
+    "clients": _by_run(
+        ("arrivals", "client", "model", METRICS),
+        lambda run: ((*row[:3], *row.values) for row in run.client_evaluations),
+    ),
     "differences": (PairedDifference._fields, lambda results, target: paired_differences(results, target=target)),
 }

@@ -42,11 +42,11 @@ class Chart(NamedTuple):
     shapes: Markup  #: lines, bands and markers
 
 
-def linear_axis(title: str, low: float, high: float, number: Callable[[float], str] = "{:g}".format) -> Axis:
+def linear_axis(title: str, low: float, high: float) -> Axis:
     """Return an axis with about five round ticks that cover low to high."""
     found = [float(tick) for tick in MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)]
     first, last = found[0], found[-1]
-    return Axis(title, [(tick, number(tick)) for tick in found], lambda value: (value - first) / (last - first))
+    return Axis(title, [(tick, f"{tick:g}") for tick in found], lambda value: (value - first) / (last - first))
 
 
 def percent_axis(title: str) -> Axis:
@@ -66,9 +66,8 @@ def share_axis(title: str) -> Axis:
 def logarithmic_axis(title: str, high: float) -> Axis:
     """Return an axis of counts from 0 on, log(1 + x)."""
     powers = [0.0, *(10.0**power for power in range(1 + math.ceil(math.log10(max(high, 10)))))]
-    return Axis(
-        title, [(tick, f"{tick:g}") for tick in powers], lambda value: math.log1p(value) / math.log1p(powers[-1])
-    )
+    largest = math.log1p(powers[-1])
+    return Axis(title, [(tick, f"{tick:g}") for tick in powers], lambda value: math.log1p(value) / largest)
 
 
 def category_axis(title: str, names: Sequence[str]) -> Axis:
@@ -166,11 +165,5 @@ def _chart(title: str, across: Axis, up: Axis, shapes: list[str]) -> Chart:
         if x - end >= 6.5 * len(name) + 6:  # names must not overlap
             columns.append((x, name))
             end = x
-    return Chart(
-        title,
-        across.title,
-        up.title,
-        [(_y(up, value), name) for value, name in up.ticks],
-        columns,
-        Markup("".join(shapes)),
-    )
+    rows = [(_y(up, value), name) for value, name in up.ticks]
+    return Chart(title, across.title, up.title, rows, columns, Markup("".join(shapes)))

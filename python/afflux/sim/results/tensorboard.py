@@ -1,7 +1,7 @@
 """TensorBoard's event files of runs, by torch."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ def event_files(folder: Path | None, on_evaluation: OnEvaluation | None = None) 
         yield on_evaluation
         return
     writers: dict[str, Any] = {}
+    files = ExitStack()
 
     def write(run: TrackedRun, metrics: dict[str, float]) -> None:
         if run.name not in writers:
             from torch.utils.tensorboard import SummaryWriter
 
             purge = run.resumed_after + 1 if run.resumed_after else None
-            writers[run.name] = SummaryWriter(folder / run.name, purge_step=purge)
+            writers[run.name] = files.enter_context(SummaryWriter(folder / run.name, purge_step=purge))
         for name, value in metrics.items():
             if name != "arrivals":
                 writers[run.name].add_scalar(name, value, metrics["arrivals"])
@@ -47,8 +48,5 @@ def event_files(folder: Path | None, on_evaluation: OnEvaluation | None = None) 
         if on_evaluation is not None:
             on_evaluation(run, metrics)
 
-    try:
+    with files:
         yield write
-    finally:
-        for writer in writers.values():
-            writer.close()

@@ -41,9 +41,8 @@ class UpdatesFile(AbstractContextManager["UpdatesFile"]):
     def _header(self) -> bytes:
         # NumPy pads the header so that its length stays the same while the first axis grows.
         header = BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, {"descr": "<f4", "fortran_order": False, "shape": (self._count, self._d)}
-        )
+        facts = {"descr": "<f4", "fortran_order": False, "shape": (self._count, self._d)}
+        np.lib.format.write_array_header_1_0(header, facts)
         return header.getvalue()
 
     def __exit__(self, *error: object) -> None:

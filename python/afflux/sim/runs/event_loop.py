@@ -69,15 +69,14 @@ class TrainingStream:
         self._setup, self._leader, self._workers = setup, leader, leader.workers
         self._finish: dict[int, float] = {}
         self._training: dict[int, SentModel] = {}
+        most = config.stale_models if config.protocol == "rounds" else 1
         #: The models that clients may still start from, with SCAFFOLD's c and the number of arrivals when each was the
         #: newest; older ones than the newest only for the protocol of rounds.
-        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(
-            maxlen=config.stale_models if config.protocol == "rounds" else 1
-        )
+        self._models: deque[tuple[Pulled, np.ndarray | None, int]] = deque(maxlen=most)
         self._controls = None
         if config.client_optimizer == "scaffold":
-            size, codec = len(setup.initial_params), Codec(config.control_codec)
-            self._controls = ControlVariates(size, len(setup.clients), codec, seed)
+            size, codec = len(setup.model.initial_params), Codec(config.control_codec)
+            self._controls = ControlVariates(size, len(setup.population.clients), codec, seed)
         self._version = leader.server.version
         self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
         self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
@@ -177,9 +176,8 @@ class TrainingStream:
 
     def state(self) -> StreamState:
         """Return the state, except `state_arrays`."""
-        training = [
-            (sequence, sent.client, sent.model.version, sent.after) for sequence, sent in self._training.items()
-        ]
+        dispatches = self._training.items()
+        training = [(sequence, sent.client, sent.model.version, sent.after) for sequence, sent in dispatches]
         models = [(model.version, after) for model, _, after in self._models]
         return StreamState(self._events, self._arrivals, training, models, self._results)
 
@@ -291,8 +289,8 @@ class SimulatedServer:
             self._validation = ValidationGradient(
                 self.server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
+        #: Processes that train, and that evaluate later models; None: this process.
         self.workers: WorkerPool | None = None
-        """Processes that train, and that evaluate later models; None: this process."""
         self._setup = setup
         self._names = tuple(metric.name for metric in setup.metrics)
         self._started: deque[_StartedEvaluation] = deque()
@@ -300,13 +298,11 @@ class SimulatedServer:
             values = self._evaluated().result()
             first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
             history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
+        #: Models that may still be pulled, by the number of arrivals before them; the oldest ones come first.
         self.models: dict[int, Pulled] = {}
-        """Models that may still be pulled, by the number of arrivals before them; the oldest ones come first."""
-        self.pulled: dict[int, Pulled] = {}
-        """The models from which clients train, by dispatch."""
+        self.pulled: dict[int, Pulled] = {}  #: The models from which clients train, by dispatch.
         self.history = history
-        self.record = RunRecord(spec, setup, leader, self.server, history)
-        """The audit log and the result of the run."""
+        self.record = RunRecord(spec, setup, leader, self.server, history)  #: The audit log and the result of the run.
 
     def progress(self) -> RunProgress:
         """Return the progress of the run; the score is that of the last evaluation that has ended."""
@@ -369,10 +365,9 @@ class SimulatedServer:
         if not setup.sample or (rows and rows[-1].arrivals == arrivals):
             return
         model = self.server.pull()
-        buffers = None if setup.model.initial_buffers is None else model.buffers
         for client in setup.sample:
             rng = random_stream(setup.seed, StreamPurpose.CLIENT_EVALUATION, arrivals, client)
-            values = setup.trainer.evaluate_client(client, model.params, buffers, rng)
+            values = setup.trainer.evaluate_client(client, model.params, model.buffers, rng)
             rows += (ClientEvaluation(arrivals, client, *row) for row in values)
         history.client_evaluations = rows
 
@@ -394,8 +389,7 @@ class SimulatedServer:
         model = self.server.pull()
         if self.workers is not None:
             return self.workers.evaluate(model)
-        buffers = None if self._setup.model.initial_buffers is None else model.buffers
-        return _known(self._setup.trainer.evaluate(model.params, buffers))
+        return _known(self._setup.trainer.evaluate(model.params, model.buffers))
 
     def add_evaluations(self, wait: bool = True) -> None:
         """Add the evaluations that have ended to the history, in their order.
@@ -437,10 +431,8 @@ class SimulatedServer:
         self._evaluate_clients()
         for name in self._names:
             if all(math.isnan(getattr(evaluation, name)) for evaluation in history.evaluations):
-                _LOGGER.warning(
-                    "%s: the %s of every evaluation is nan; look at the evaluation and its data",
-                    *(self.record.title, name),
-                )
+                text = "%s: the %s of every evaluation is nan; look at the evaluation and its data"
+                _LOGGER.warning(text, self.record.title, name)
         return self.record.result()
 
 

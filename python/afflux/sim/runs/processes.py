@@ -92,9 +92,8 @@ def pickled(task: Task | None) -> bytes:
     try:
         return pickle.dumps(task)
     except Exception as error:
-        raise ConfigError(
-            f"the task cannot be sent to another process ({error}): define its functions at the top of a module"
-        ) from error
+        advice = "define its functions at the top of a module"
+        raise ConfigError(f"the task cannot be sent to another process ({error}): {advice}") from error
 
 
 _outside_jobs = threading.Lock()

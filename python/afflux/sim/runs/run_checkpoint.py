@@ -158,9 +158,8 @@ class InterruptedRun:
         """
         moved = "give --out if it has moved"
         if self.arrivals and not os.path.isfile(self.log):
-            raise ConfigError(
-                f"there is no {self.log}: a run is resumed in its run folder, which was {stored}; {moved}"
-            )
+            why = f"a run is resumed in its run folder, which was {stored}"
+            raise ConfigError(f"there is no {self.log}: {why}; {moved}")
         run_id = read_run_id(self.output.folder)
         if typed is None and self.notes.run_id is None:
             raise ConfigError(f"{self.path} has no id of its run folder, which was {stored}: name it by --out")
@@ -195,9 +194,8 @@ class InterruptedRun:
         else:
             same = sha256(content[: self.notes.log_bytes]).hexdigest() == self.notes.log_sha256
         if not same:
-            raise ConfigError(
-                f"{self.log} was not written by the run of {self.path}: it is another run's log, or was changed"
-            )
+            why = "it is another run's log, or was changed"
+            raise ConfigError(f"{self.log} was not written by the run of {self.path}: {why}")
 
     def remove_files(self) -> None:
         """Make room for new files if nothing has arrived: they may be missing, or hold more than was committed."""

@@ -75,12 +75,11 @@ class RunRecord:
             size: bytes after which the log is continued; 0: a new one.
         """
         seed, arrivals = self._setup.seed, len(self._history.staleness)
-        stem, leader = (
-            audit_log.file_stem(label, seed) for label in (self.spec.label, self._leader or self.spec.label)
-        )
+        labels = self.spec.label, self._leader or self.spec.label
+        stem, leader = (audit_log.file_stem(label, seed) for label in labels)
         updates = f"{leader}.updates.npy" if output.updates else None
         if updates is not None and not self._leader:
-            file = UpdatesFile(output.folder / updates, len(self._setup.initial_params), arrivals)
+            file = UpdatesFile(output.folder / updates, len(self._setup.model.initial_params), arrivals)
             self.updates = files.enter_context(file)
         log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(updates), size)
         self.log = files.enter_context(log)
@@ -106,20 +105,17 @@ class RunRecord:
         self.sum_of_staleness += receipt.staleness
         history.time = event.time
         if log is not None:
+            of_event = ("number", "client", "dispatched_after", "time", "dispatched")
             line = audit_log.ArrivalLine(
-                number=event.number,
-                client=event.client,
-                dispatched_after=event.dispatched_after,
+                **{name: getattr(event, name) for name in of_event},
                 version=version,
                 staleness=receipt.staleness,
                 examples=event.trained.num_examples,
                 loss=event.trained.loss,
                 steps=event.trained.steps,
                 status=receipt.status,
-                time=event.time,
                 update=event.number if log.header.updates is not None else None,
                 reason=fault or msgspec.UNSET,
-                dispatched=event.dispatched,
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
@@ -143,7 +139,7 @@ class RunRecord:
     def _save_model(self, suffix: str = "") -> Path:
         """Write the server's model into the run folder, and return the file."""
         model, pulled, path = self._setup.model, self._server.pull(), self._models
-        model.load(pulled.params, None if model.initial_buffers is None else pulled.buffers)
+        model.load(pulled.params, pulled.buffers)
         path = path.with_name(f"{path.name}{suffix}.safetensors")
         write_model(path, model.module, model.layout.roles)
         return path
@@ -208,10 +204,8 @@ class RunRecord:
         if faulty:
             if faulty == arrivals:
                 self._raise_fault()
-            _LOGGER.warning(
-                "%s: %d of %d arrivals are faulty; the audit log and decisions count them",
-                *(self.title, faulty, arrivals),
-            )
+            text = "%s: %d of %d arrivals are faulty; the audit log and decisions count them"
+            _LOGGER.warning(text, self.title, faulty, arrivals)
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
@@ -224,7 +218,7 @@ class RunRecord:
             seed=setup.seed,
             **history.result_fields(),
             state_bytes=server.state_bytes,
-            num_clients=len(setup.clients),
+            num_clients=len(setup.population.clients),
             params=np.array(server.params),
             digest=params_sha256(server.params),
             leader=self._leader,
@@ -232,7 +226,7 @@ class RunRecord:
             division=setup.division,
             options=self.spec.all_options(),
             parts=server.rule.to_config(),
-            first_params_sha256=params_sha256(setup.initial_params),
+            first_params_sha256=params_sha256(setup.model.initial_params),
             metrics=setup.metrics,
             buffers=buffers,
             buffers_digest="" if buffers is None else params_sha256(buffers, "<f8"),
@@ -259,13 +253,13 @@ class RunRecord:
             options=self.spec.plain_options(),
             kind=rule.kind,
             buffer_size=rule.buffer_size,
-            d=len(setup.initial_params),
+            d=len(setup.model.initial_params),
             seed=setup.seed,
-            num_clients=len(setup.clients),
+            num_clients=len(setup.population.clients),
             client_lr=setup.config.client_lr,
             leader=self._leader or self.spec.label,
             updates=updates,
-            first_params_sha256=params_sha256(setup.initial_params),
+            first_params_sha256=params_sha256(setup.model.initial_params),
             config=setup.config.recorded(),
             code=code_digests(self.spec.name, setup.config.task, setup.config.selection) or msgspec.UNSET,
             inputs=dict(setup.inputs) or msgspec.UNSET,

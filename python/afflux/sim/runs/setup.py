@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import UNSET
 
 from afflux.aggregation.options import why_unclipped
@@ -136,20 +135,10 @@ class SimulationSetup:
         facts: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
         facts["metrics"] = header.task_metrics
         then = facts | (header.inputs or {})
-        facts_now = len(self.clients), params_sha256(self.initial_params), self.metrics
+        facts_now = len(self.population.clients), params_sha256(self.model.initial_params), self.metrics
         now = dict(zip(facts, facts_now, strict=True)) | dict(self.inputs)
         versions = {"afflux": header.afflux, **(header.versions or {})}
         refuse_other_inputs(str(path), then, now, versions, header.inputs is not UNSET)
-
-    @property
-    def clients(self) -> Sequence[int]:
-        """The clients that hold data."""
-        return self.population.clients
-
-    @property
-    def initial_params(self) -> np.ndarray:
-        """(d,) float32, the params of version 0."""
-        return self.model.initial_params
 
     @property
     def message_bytes(self) -> tuple[int, int]:
@@ -160,19 +149,19 @@ class SimulationSetup:
         arrays, control = module_arrays(self.model.module), 0
         model = sum(arrays[name].nbytes for name in self.model.layout.roles if name in arrays)
         if self.config.client_optimizer == "scaffold":
-            control = self.initial_params.nbytes
+            control = self.model.initial_params.nbytes
         return model + control, model + control * (1 if self.config.control_codec == "float32" else 2)
 
     def new_server(self, rule: Rule, **options: Any) -> Server:
         """Make a server with the initial params, for these clients."""
-        params: Any = self.initial_params
+        params: Any = self.model.initial_params
         if self.model.initial_buffers is not None:
-            self.model.load(self.initial_params, self.model.initial_buffers)
+            self.model.load(self.model.initial_params, self.model.initial_buffers)
             params, options["layout"] = tree_of(self.model)
         return Server(
             rule,
             params,
-            num_clients=len(self.clients),
+            num_clients=len(self.population.clients),
             num_threads=1,
             seed=self.seed,
             faults="record",  # a client that diverges
@@ -219,9 +208,8 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
 
 
 def _sample(clients: Sequence[int], most: int, seed: int) -> Sequence[int]:
-    places = random_stream(seed, StreamPurpose.CLIENT_EVALUATION).choice(
-        len(clients), min(most, len(clients)), replace=False
-    )
+    stream = random_stream(seed, StreamPurpose.CLIENT_EVALUATION)
+    places = stream.choice(len(clients), min(most, len(clients)), replace=False)
     return [clients[place] for place in sorted(places.tolist())]
 
 

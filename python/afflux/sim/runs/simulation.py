@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from math import nan
 from time import process_time
 
@@ -111,10 +112,7 @@ def simulate(
 def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
     """Return the arrivals whose updates are in the file of updates; raise ConfigError if no updates were kept."""
     rows = len(log.updates())
-    for number, line in enumerate(log.arrivals):
-        if line.update is None or line.update >= rows:
-            return log.arrivals[:number]
-    return log.arrivals
+    return tuple(takewhile(lambda line: line.update is not None and line.update < rows, log.arrivals))
 
 
 def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None = None) -> SimConfig:

@@ -40,8 +40,8 @@ class WorkerError(AffluxError):
     """The code of the task has failed in a worker process."""
 
 
+#: Of arrays in shared memory: dtype, number of places, and elements of a place.
 Shapes = dict[str, tuple[str, int, int]]
-"""Of arrays in shared memory: dtype, number of places, and elements of a place."""
 
 
 def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
@@ -49,9 +49,9 @@ def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
 
     A place holds the model for a training or evaluation, and then the update and the buffers of a training.
     """
-    d, buffers = len(setup.initial_params), setup.model.initial_buffers
+    d, buffers = len(setup.model.initial_params), setup.model.initial_buffers
     most = max(count for _, count in concurrency_steps(setup.config.concurrency))
-    at_once = min(most, len(setup.clients))  # a rule that waits for a cohort may have more
+    at_once = min(most, len(setup.population.clients))  # a rule that waits for a cohort may have more
     waiting = max(WAITING_LEAST * count, min(at_once, WAITING_BYTES // (4 * max(d, 1))))
     places, b = count * (EVALUATIONS + QUEUE) + waiting, 0 if buffers is None else len(buffers)
     shift = d if setup.config.client_optimizer == "scaffold" else 0

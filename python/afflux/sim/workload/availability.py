@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -70,11 +71,21 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
 MOST = 1e12  #: the largest number of an option
 
 
-def check_range(law: Any, low: float, high: float, *options: str) -> None:
-    """Raise ConfigError if an option of a law is below `low` or above `high`."""
+def check_range(law: Any, low: float, high: float, *options: str, words: str = "") -> None:
+    """Raise ConfigError, in these words, if an option of a law is below `low` or above `high`."""
     for option in options:
         if not low <= (value := getattr(law, option)) <= high:
-            raise ConfigError(f"{option} is {value}, must be from {low:g} to {high:g}")
+            raise ConfigError(f"{option} is {value}, must be {words or f'from {low:g} to {high:g}'}")
+
+
+def check_positive(law: Any, *options: str) -> None:
+    """Raise ConfigError if an option of a law is not positive and finite."""
+    check_range(law, math.ulp(0.0), float_info.max, *options, words="positive and finite")
+
+
+def check_finite(law: Any, *options: str) -> None:
+    """Raise ConfigError if an option of a law is not 0 or more and finite."""
+    check_range(law, 0, float_info.max, *options, words="0 or more and finite")
 
 
 class ReadyTimes:
@@ -133,8 +144,8 @@ class ReadyTimes:
         return lap, moment, int(np.searchsorted(self._ends, moment, side="right"))
 
 
+#: (number of clients, random stream) -> the ready times of a client.
 Availability: TypeAlias = Callable[[int, np.random.Generator], Callable[[int], ReadyTimes]]
-"""(number of clients, random stream) -> the ready times of a client."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +238,7 @@ class DeviceAvailability(IntervalFile):
 
     def __post_init__(self) -> None:
         """Raise ConfigError if an option is out of range."""
-        check_work(self.work)
+        check_positive(self, "work")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Callable[[int, np.random.Generator], float]:
         """Read the file and draw the device of each client."""
@@ -239,21 +250,15 @@ class DeviceAvailability(IntervalFile):
         return delay
 
 
-def check_work(work: float) -> None:
-    """Raise ConfigError for an impossible number of units of work."""
-    if not 0 < work < math.inf:
-        raise ConfigError(f"work is {work}, must be positive and finite")
-
-
 PHONES = {"file": "traces/flash_availability_intervals.csv", "start": "ready_start_s", "end": "ready_end_s"}
 #: The setting of clients that are always there.
 ALWAYS = "always"
+#: A dataclass whose fields are the options, and which is an `Availability`; and the options that the name sets.
 AVAILABILITIES: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "diurnal": (Diurnal, {}),
     "devices": (Devices, {}),
     "phones": (Devices, PHONES),
 }
-"""A dataclass whose fields are the options, and which is an `Availability`; and the options that the name sets."""
 
 
 def availability_law(text: str) -> Availability | None:
@@ -265,8 +270,8 @@ def availability_law(text: str) -> Availability | None:
     return None if text == ALWAYS else read_law("availability", text, AVAILABILITIES, (ALWAYS,))[0]
 
 
+#: Of a result that is lost: its client does not finish; its upload is lost; it is too late.
 Fate: TypeAlias = Literal["never", "upload", "late"]
-"""Of a result that is lost: its client does not finish; its upload is lost; it is too late."""
 
 
 @dataclass(frozen=True)

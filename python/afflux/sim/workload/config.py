@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from os import PathLike, fspath
 from typing import Any, get_args
 
@@ -12,7 +12,16 @@ from afflux.ops.validation import as_float, as_int, as_text, brief
 from afflux.sim.data import DATA_SETS
 from afflux.sim.errors import ConfigError, known
 from afflux.sim.models import MODELS
-from afflux.sim.workload.availability import ALWAYS, AVAILABILITIES, NONE, availability_law, dropout_law
+from afflux.sim.workload.availability import (
+    ALWAYS,
+    AVAILABILITIES,
+    NONE,
+    availability_law,
+    check_finite,
+    check_positive,
+    check_range,
+    dropout_law,
+)
 from afflux.sim.workload.delays import CURRENT, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
@@ -36,11 +45,11 @@ OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
 OF_PRESENCE = ("availability", "dropout", "timeout")
 #: Settings that no function of the user reads, but only the simulator.
 OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", *OF_PRESENCE, "stale_models", "sampling")
+#: Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers.
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
     "biased": (0.19, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01),
 }
-"""Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers."""
 
 #: The client optimizers with a proximal term, which read mu.
 PROXIMAL = ("fedprox", "fedasync")
@@ -111,7 +120,7 @@ def concurrency_steps(concurrency: int | str) -> list[tuple[float, int]]:
         raise ConfigError(f"concurrency is {brief(concurrency)}, must be {_TYPES[int | str][0]}") from None
     if (least := min(count for _, count in steps)) < 1:
         raise ConfigError(f"concurrency is {least}, must be at least 1")
-    if not all(a < b for (a, _), (b, _) in pairwise((*steps, (float("inf"), 0)))):
+    if not all(a < b for (a, _), (b, _) in pairwise((*steps, (inf, 0)))):
         raise ConfigError(f"concurrency is {concurrency}, but its times must be finite and ascend from 0")
     return steps
 
@@ -273,22 +282,15 @@ class SimConfig:
         steps = concurrency_steps(self.concurrency)
         known("device", self.device.partition(":")[0], DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):
-            for name in names:
-                if (value := getattr(self, name)) < least:
-                    raise ConfigError(f"{name} is {value}, must be at least {least}")
+            check_range(self, least, inf, *names, words=f"at least {least}")
         if not self.task.isprintable() or not self.task:
             raise ConfigError(f"task is {brief(self.task)}, must be a name or FILE.py:FUNCTION")
         if self.task == IMAGES and self.num_clients > MOST_CLIENTS:
             raise ConfigError(f"num_clients is {self.num_clients}, must be at most {MOST_CLIENTS}")
-        for name in ("alpha", "client_lr"):
-            if not 0 < (value := getattr(self, name)) < float("inf"):
-                raise ConfigError(f"{name} is {value}, must be positive and finite")
-        for name in ("weight_decay", "mu", "clip_norms", "virtual_time", "timeout"):
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise ConfigError(f"{name} is {value}, must be 0 or more and finite")
-        for name in ("client_lr", "weight_decay", "mu"):
-            if (value := getattr(self, name)) > MOST_FLOAT32:
-                raise ConfigError(f"{name} is {value}, must be at most {MOST_FLOAT32}, the largest float32")
+        check_positive(self, "alpha", "client_lr")
+        check_finite(self, "weight_decay", "mu", "clip_norms", "virtual_time", "timeout")
+        words = f"at most {MOST_FLOAT32}, the largest float32"
+        check_range(self, 0, MOST_FLOAT32, "client_lr", "weight_decay", "mu", words=words)
         self.refuse_unread(self.changed())
         if self.arrivals >= UNLIMITED and not any(getattr(self, end) for end in ENDS):
             raise ConfigError("the run has no end: give arrivals, rounds, virtual_time or stop_at_target")
@@ -327,18 +329,13 @@ class SimConfig:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for logs and tables: without those that are new since format 1, if they are not used."""
-        content = asdict(self)
-        unused = {name for name in (*SINCE_FORMAT_1, *ENDS) if not self._differs(name)}
-        if self.task != IMAGES:
-            unused |= {name for name in OF_IMAGES if not self._differs(name)}
-        return {name: value for name, value in content.items() if name not in unused}
+        optional = (*SINCE_FORMAT_1, *ENDS, *(OF_IMAGES if self.task != IMAGES else ()))
+        unused = {*optional}.difference(self.changed())
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
     def changed(self) -> list[str]:
         """Return the names of the settings that differ from their defaults."""
-        return [name for name in asdict(self) if self._differs(name)]
-
-    def _differs(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
+        return [setting.name for setting in fields(self) if getattr(self, setting.name) != setting.default]
 
     @property
     def heterogeneity(self) -> float:

@@ -13,16 +13,23 @@ import numpy as np
 
 from afflux.sim.data.files import bad_file
 from afflux.sim.errors import ConfigError
-from afflux.sim.workload.availability import PHONES, DeviceAvailability, check_work, read_columns, trace_path
+from afflux.sim.workload.availability import (
+    PHONES,
+    DeviceAvailability,
+    check_finite,
+    check_positive,
+    check_range,
+    read_columns,
+    trace_path,
+)
 from afflux.sim.workload.rule_specs import read_law
 
+#: (client, stream) -> running time of one dispatch of the client, drawn from the stream.
+#:
+#: A law with a parameter `now` is given the virtual time of the dispatch by that name.
 Delay: TypeAlias = Callable[..., float]
-"""(client, stream) -> running time of one dispatch of the client, drawn from the stream.
-
-A law with a parameter `now` is given the virtual time of the dispatch by that name.
-"""
+#: (number of clients, random stream for values that are fixed per client) -> Delay.
 DelayLaw: TypeAlias = Callable[[int, np.random.Generator], Delay]
-"""(number of clients, random stream for values that are fixed per client) -> Delay."""
 
 MOST_GAMMA = 1e6
 
@@ -66,8 +73,7 @@ class FadasDelays:
         """Raise ConfigError if an option is out of range."""
         if not 0 <= self.low <= self.high < float("inf"):
             raise ConfigError(f"low and high are {self.low} and {self.high}, must be 0 <= low <= high and finite")
-        if not 1 / MOST_GAMMA <= self.gamma <= MOST_GAMMA:
-            raise ConfigError(f"gamma is {self.gamma}, must be from {1 / MOST_GAMMA:g} to {MOST_GAMMA:g}")
+        check_range(self, 1 / MOST_GAMMA, MOST_GAMMA, "gamma")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Draw the class of each client."""
@@ -90,10 +96,8 @@ class HalfNormalDelays:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if an option is out of range."""
-        if not 0 < self.upper < float("inf"):
-            raise ConfigError(f"upper is {self.upper}, must be positive and finite")
-        if self.s is not None and not 0 <= self.s < float("inf"):
-            raise ConfigError(f"s is {self.s}, must be 0 or more and finite")
+        check_positive(self, "upper")
+        check_finite(self, *(["s"] if self.s is not None else []))
         if self.reading not in ("location", "scale"):
             raise ConfigError(f"reading is {self.reading!r}, must be location or scale")
 
@@ -163,7 +167,7 @@ class DeviceTimes:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if an option is out of range."""
-        check_work(self.work)
+        check_positive(self, "work")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
@@ -190,6 +194,8 @@ _PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms"
 #: The delays of the task itself.
 DELAYS_OF_TASK = "task"
 
+#: A dataclass whose fields are the options, and which is a `DelayLaw`; and the options that the name sets, which those
+#: of the text replace.
 DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "constant": (ConstantDelays, {}),
     "exponential": (ExponentialDelays, {}),
@@ -204,8 +210,6 @@ DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "phone-times": (DeviceTimes, _PHONE_TIMES),
     "phone-availability": (DeviceAvailability, PHONES),
 }
-"""A dataclass whose fields are the options, and which is a `DelayLaw`; and the options that the name sets, which those
-of the text replace."""
 
 
 #: The names for new runs; the others are those of before the setting availability, for the logs that hold them.

@@ -32,9 +32,8 @@ def class_loss(output: Any, y: Any) -> Any:
         return torch.nn.functional.cross_entropy(output, class_labels(y))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if not isinstance(output, torch.Tensor):
-            raise ValueError(
-                f"the model returns a {type(output).__name__}, not a tensor of outputs: give loss="
-            ) from error
+            kind = type(output).__name__
+            raise ValueError(f"the model returns a {kind}, not a tensor of outputs: give loss=") from error
         kind = f" of dtype {str(y.dtype).removeprefix('torch.')}" if y.is_floating_point() else ""
         raise ValueError(
             f"the model's outputs are of shape {tuple(output.shape)} for labels from {y.min()} to {y.max()}{kind}: "
@@ -62,12 +61,10 @@ class Classification:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         import torch
 
-        starts = range(0, len(self.y), EVALUATION_BATCH)
+        batches = (self.x[start : start + EVALUATION_BATCH] for start in range(0, len(self.y), EVALUATION_BATCH))
         device = next((parameter.device for parameter in model.parameters()), self.x.device)
         try:
-            logits = torch.cat(
-                [model(self.x[start : start + EVALUATION_BATCH].to(device)).to(self.y.device) for start in starts]
-            )
+            logits = torch.cat([model(batch.to(device)).to(self.y.device) for batch in batches])
         except Exception as error:
             add_note_on_examples(error, self.x)
             raise
@@ -123,9 +120,7 @@ def classification(x: Any, y: Any) -> Classification:
     import torch
 
     refuse_nonfinite("classification", x)
-    examples, labels = (
-        own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own))
-        for own in as_arrays("classification", x, y)
-    )
+    arrays = as_arrays("classification", x, y)
+    examples, labels = (own if isinstance(own, torch.Tensor) else torch.as_tensor(np.array(own)) for own in arrays)
     # float64, which NumPy and scikit-learn give, in the precision of the params.
     return Classification(examples.float() if examples.dtype == torch.float64 else examples, class_labels(labels))

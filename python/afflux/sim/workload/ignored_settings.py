@@ -48,10 +48,8 @@ def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any]
     """
     if function is None and not config.task.startswith(f"{MADE_IN_PYTHON}:"):
         return []  # the training may read settings that it does not take, by a function inside the unknown one
-    taken = {
-        *keyword_settings(task.training),
-        *(OF_FUNCTION if function is None else inspect.signature(function).parameters),
-    }
+    of_function = OF_FUNCTION if function is None else inspect.signature(function).parameters
+    taken = {*keyword_settings(task.training), *of_function}
     taken |= {*SETTINGS} if "settings" in taken else set()  # a parameter of this name is given all of them
     return [name for name in (*OF_FUNCTION, *(OF_TRAINING if task.training is not None else ())) if name not in taken]
 
@@ -78,13 +76,11 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
 def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
     """Return the settings that none of these rules reads, by name, and what would read them."""
     specs = list(rules)
+    are_synchronous = all(spec.name in SYNCHRONOUS for spec in specs)
+    score_updates = any(needs_validation_gradient(spec.build()) for spec in specs)
     table = {
-        "a rule that is not synchronous": (
-            ("concurrency", "refill", "stale_models") if all(spec.name in SYNCHRONOUS for spec in specs) else ()
-        ),
-        "a rule that scores updates": (
-            () if any(needs_validation_gradient(spec.build()) for spec in specs) else ("validation", "refresh_every")
-        ),
+        "a rule that is not synchronous": ("concurrency", "refill", "stale_models") if are_synchronous else (),
+        "a rule that scores updates": () if score_updates else ("validation", "refresh_every"),
     }
     return {name: reader for reader, names in table.items() for name in names}
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from afflux.sim.errors import ConfigError
 
+#: (labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
+#:
+#: The heterogeneity is Dirichlet's alpha, or for `BY_CLASSES` the number of classes of a client.
 Partition: TypeAlias = Callable[[np.ndarray, int, float, np.random.Generator], list[np.ndarray]]
-"""(labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
-
-The heterogeneity is Dirichlet's alpha, or for `BY_CLASSES` the number of classes of a client.
-"""
 
 WKAFL_SIZES = (10, 49)
 
@@ -62,9 +61,8 @@ def classes(labels: np.ndarray, num_clients: int, count: float, rng: np.random.G
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in kinds]
     size = min(len(pool) // slots for pool, slots in zip(pools, taken, strict=True) if slots)
     if size == 0:
-        raise ConfigError(
-            f"partition 'classes': too few samples for {num_clients} clients with {per_client} classes each"
-        )
+        wanted = f"{num_clients} clients with {per_client} classes each"
+        raise ConfigError(f"partition 'classes': too few samples for {wanted}")
     starts = np.zeros(len(kinds), dtype=np.int64)
     shards = []
     for mine in chosen:

@@ -65,14 +65,10 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
     module = _module(_resolved(path), what)
     made = getattr(module, function, None)
     if not inspect.isfunction(made):
-        own = sorted(
-            name
-            for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        )
-        raise ConfigError(
-            f"{path} has no function {function!r}; {known_names(function, own) if own else 'it has none'}"
-        )
+        functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+        own = sorted(name for name, value in functions.items() if value.__module__ == module.__name__)
+        names = known_names(function, own) if own else "it has none"
+        raise ConfigError(f"{path} has no function {function!r}; {names}")
     return made
 
 

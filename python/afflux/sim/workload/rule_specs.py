@@ -24,8 +24,7 @@ class RuleSpec:
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
-    label: str = ""
-    """Name of the rule in tables and figures."""
+    label: str = ""  #: Name of the rule in tables and figures.
 
     def build(self) -> Rule:
         """Make the rule; raise ConfigError for an unknown name, option or impossible value."""
@@ -66,8 +65,8 @@ class RuleSpec:
         return _plain((defaults | dict(self.options)).items())
 
 
+#: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
 Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
-"""One rule or several: texts that `parse_rule` reads, or rules that presets have made."""
 #: Arrivals per server step of rules with a buffer that do not set it: the same for all, so that rules are comparable.
 BUFFER_SIZE = 10
 
@@ -215,10 +214,8 @@ def read_law(
     hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
     values = read_options(f"{what} {text}", assignments, f"{what} {name}", {**hints, **(more or {})})
     others = {option: values.pop(option) for option in (more or ()) if option in values}
-    absent = [
-        f"{name}=..." for name in options if name not in {**preset, **values} and options[name].default is MISSING
-    ]
-    if absent:
+    required = [name for name, option in options.items() if option.default is MISSING]
+    if absent := [f"{name}=..." for name in required if name not in {**preset, **values}]:
         raise ConfigError(f"{what} {text}: needs {', '.join(absent)}")
     try:
         return kind(**{**preset, **values}), others
@@ -282,9 +279,8 @@ def option_value(text: str, annotation: Any) -> Any:
             return number(text)
     if not named:
         kind = "no annotation" if annotation is inspect.Parameter.empty else f"the annotation {annotation}"
-        raise ValueError(
-            f"{text!r} cannot be read: the parameter has {kind}; int, float, str, bool or a Literal can be"
-        )
+        readable = "int, float, str, bool or a Literal can be"
+        raise ValueError(f"{text!r} cannot be read: the parameter has {kind}; {readable}")
     raise ValueError(f"{text!r} is not one of {', '.join(named)}")
 
 

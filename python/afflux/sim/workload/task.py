@@ -19,19 +19,17 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 if TYPE_CHECKING:
     from torch import nn
 
+#: (model, data, rng) -> mean loss or None, local steps, examples.
+#:
+#: The model holds the pulled params; it is trained in place.
 TrainingFunction: TypeAlias = Callable[..., tuple[float | None, int, int]]
-"""(model, data, rng) -> mean loss or None, local steps, examples.
-
-The model holds the pulled params; it is trained in place.
-"""
+#: Accuracy and loss; or the values of the task's metrics, by name.
 Values: TypeAlias = tuple[float, float] | Mapping[str, float]
-"""Accuracy and loss; or the values of the task's metrics, by name."""
+#: (model) -> values. The model is in evaluation mode, under `torch.no_grad()`.
 Evaluate: TypeAlias = Callable[["nn.Module"], Values]
-"""(model) -> values. The model is in evaluation mode, under `torch.no_grad()`."""
+#: (model, data) -> values on the data set of one client, as `Evaluate`.
 EvaluateClient: TypeAlias = Callable[["nn.Module", Any], Values]
-"""(model, data) -> values on the data set of one client, as `Evaluate`."""
-Loss: TypeAlias = Callable[[Any, Any], Any]
-"""(output of the model, labels) -> mean loss, a torch scalar."""
+Loss: TypeAlias = Callable[[Any, Any], Any]  #: (output of the model, labels) -> mean loss, a torch scalar.
 
 
 #: The share of the training examples of each class in the validation part.
@@ -53,57 +51,47 @@ class Task:
     Everything is made again for each run and each worker process, from the seed of the run alone.
     """
 
+    #: A torch module, which is copied; or a function that makes one, without arguments or with a NumPy generator.
+    #:
+    #: torch's own random numbers are seeded before the function is called. Parameters that require no gradient stay as
+    #: they are; buffers, such as BatchNorm's statistics, are averaged by the server, except those of frozen modules.
     model: "nn.Module | Callable[..., nn.Module]"
-    """A torch module, which is copied; or a function that makes one, without arguments or with a NumPy generator.
-
-    torch's own random numbers are seeded before the function is called. Parameters that require no gradient stay as
-    they are; buffers, such as BatchNorm's statistics, are averaged by the server, except those of frozen modules.
-    """
+    #: The data set of each client: a sequence, or `partitioned(...)`, or a function of the client's number.
+    #:
+    #: The function may take a NumPy generator, too, which depends on the seed and on the client. It is called whenever
+    #: the client trains, and its result is not kept. It needs `num_clients`.
     clients: "Sequence[Any] | SeededClients | Callable[..., Any]"
-    """The data set of each client: a sequence, or `partitioned(...)`, or a function of the client's number.
-
-    The function may take a NumPy generator, too, which depends on the seed and on the client. It is called whenever
-    the client trains, and its result is not kept. It needs `num_clients`.
-    """
-    evaluate: Evaluate
-    """See `Evaluate`; for example `classification(x, y)`."""
+    evaluate: Evaluate  #: See `Evaluate`; for example `classification(x, y)`.
+    #: The clients' training; None: the optimizer of the settings (sgd, fedprox, fedasync or scaffold).
+    #:
+    #: It may have keyword-only parameters with the names of settings, such as client_lr, and gets their values.
     training: TrainingFunction | None = None
-    """The clients' training; None: the optimizer of the settings (sgd, fedprox, fedasync or scaffold).
-
-    It may have keyword-only parameters with the names of settings, such as client_lr, and gets their values.
-    """
-    num_clients: int | None = None
-    """Number of clients, if `clients` is a function."""
-    loss: Loss | None = None
-    """The loss for the optimizers of the settings; None: cross entropy."""
+    num_clients: int | None = None  #: Number of clients, if `clients` is a function.
+    loss: Loss | None = None  #: The loss for the optimizers of the settings; None: cross entropy.
+    #: Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++).
     validation: Any = None
-    """Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++)."""
+    #: Evaluation on validation data, for the setting part="validation", that is for grids.
+    #:
+    #: None: a fifth of the training examples, if `clients` is `partitioned(...)` and `evaluate` is
+    #: `classification(...)`.
     tuning: Evaluate | None = None
-    """Evaluation on validation data, for the setting part="validation", that is for grids.
-
-    None: a fifth of the training examples, if `clients` is `partitioned(...)` and `evaluate` is `classification(...)`.
-    """
-    delays: DelayLaw | None = None
-    """The running times, for the setting delays="task"."""
+    delays: DelayLaw | None = None  #: The running times, for the setting delays="task".
+    #: Whether torch's random numbers are seeded before each training, for dropout and the like.
     seeds_torch: bool = True
-    """Whether torch's random numbers are seeded before each training, for dropout and the like."""
+    #: The data as they were read, or a text that names their version: its SHA-256 is in the log, to notice other data.
+    #:
+    #: None: the data sets of the clients, if they are no function, and those of `classification` and `validation`.
     source: Any = None
-    """The data as they were read, or a text that names their version: its SHA-256 is in the log, to notice other data.
-
-    None: the data sets of the clients, if they are no function, and those of `classification` and `validation`.
-    """
-
+    #: The roles of the model's arrays by patterns of names; see `afflux.Layout.of`. None: the defaults.
     roles: Mapping[str, Any] | None = None
-    """The roles of the model's arrays by patterns of names; see `afflux.Layout.of`. None: the defaults."""
+    #: What `evaluate` returns: accuracy and loss, or a dict with a number for each of these names.
+    #:
+    #: Tables, figures, grids and the target take the first one.
     metrics: Sequence[Metric] = CLASSIFICATION
-    """What `evaluate` returns: accuracy and loss, or a dict with a number for each of these names.
-
-    Tables, figures, grids and the target take the first one.
-    """
+    #: Evaluation on the data set of one client, for a sample of clients at the end of a run; see `fairness_every`.
     evaluate_client: EvaluateClient | None = None
-    """Evaluation on the data set of one client, for a sample of clients at the end of a run; see `fairness_every`."""
+    #: (model, data, rng): adapts the server's model to one client, in place, for a second such evaluation.
     personalise: Callable[..., object] | None = None
-    """(model, data, rng): adapts the server's model to one client, in place, for a second such evaluation."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the parts do not go together."""
@@ -160,9 +148,8 @@ def tuned_on_validation(task: Task) -> Task:
     own = task.validation
     if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
         own = (clients.x[kept], clients.y[kept])
-    return replace(
-        task, clients=replace(clients, x=clients.x[kept], y=clients.y[kept]), evaluate=evaluate, validation=own
-    )
+    divided = replace(clients, x=clients.x[kept], y=clients.y[kept])
+    return replace(task, clients=divided, evaluate=evaluate, validation=own)
 
 
 class _LazyClients(Sequence[Any]):

@@ -70,13 +70,10 @@ def image_set_task(
     model, shards = network_of(network, data), [shard for shard in data.shards() if len(shard)]
     x, y, x_test, y_test = _tensors(data, inputs)
 
-    def own_images(client: int) -> "tuple[Tensor, Tensor]":
-        return x[shards[client]], y[shards[client]]
-
     divided = Partitioned(x, y, settings.num_clients, settings.partition, settings.heterogeneity)
     return Task(
         model,
-        own_images if shards else divided,
+        (lambda client: (x[shards[client]], y[shards[client]])) if shards else divided,
         Classification(x_test, y_test),
         num_clients=len(shards) or None,
         validation=(x, y),
@@ -99,12 +96,12 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
+#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`.
 TASKS: dict[str, Callable[..., Task] | str] = {
     IMAGES: image_task,
     PAPERS: "afflux.sim.papers.paper_task:paper_task",
     LORA: "afflux.sim.papers.lora_task:lora_task",
 }
-"""Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`."""
 
 
 def register_task(name: str, function: Callable[..., Task]) -> None:
