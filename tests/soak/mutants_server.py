@@ -47,8 +47,8 @@ SERVER = {
         "test_facts.py",
     ),
     "progress: a round does not start the counts anew": (
-        "round_counts = state.round_counts if prepared is None else counts",
-        "round_counts = state.round_counts",
+        "            state.round_counts if prepared is None else counts,",
+        "            state.round_counts,",
         "test_progress.py",
     ),
     "round: a negative weight weighs statistics": (

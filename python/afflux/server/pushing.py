@@ -151,15 +151,15 @@ class PushReceiver:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
                 aggregator.enter("push")
+                own = client_lr, local_steps, buffers, timeout, copy, staleness
+                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
             if aggregator.plane.checks_versions:
                 aggregator.plane.refuse_damage("push")
             if self.options.flush_after is not None:
                 aggregator.flush_late()
             if aggregator.tasks.next_deadline != inf:
                 close_overdue(aggregator)
-            own = client_lr, local_steps, buffers, timeout, copy, staleness
-            call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
-            ticket = Ticket(call=call, pushed=result)
+            ticket = Ticket(call, result)
         except BaseException as error:
             task = version = update = gradient = model = buffers = own = call = result = None
             clear_tracebacks(error)
