@@ -47,7 +47,7 @@ def test_a_plan_has_the_handles_in_canonical_order_and_their_weights():
     assert (plan.params_weight, plan.step) == (0.0, ops.Step("sgd", 0.5))
     assert (plan.rows, plan.lent, plan.most) == (None, (), np.inf)
     assert (decided.report.version, decided.report.client_ids, decided.report.seconds) == (4, (7, 9), 0.0)
-    assert not hasattr(decided, "prepared")
+    assert decided.prepared is None
     parts = "version=4", "slots=['slot of 7', 'slot of 9']", "weights=array([0.5, 0.5])", "Step(kind='sgd', lr=0.5"
     for part in parts:
         assert part in repr(plan)

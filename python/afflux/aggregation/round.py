@@ -1,7 +1,6 @@
 """One server step: a full buffer in canonical order, its weights, and the plan of its sweep."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf, nan
 from operator import attrgetter
 from time import perf_counter
@@ -56,8 +55,7 @@ class LentArrivals(NamedTuple):
     weights: Weights
 
 
-@dataclass(slots=True, eq=False)
-class Round:
+class Round(Struct, eq=False):
     """A decided step. `prepare` does everything that can fail; then only the sweep remains."""
 
     plan: RoundPlan
@@ -68,8 +66,8 @@ class Round:
     norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
     lent: LentArrivals | None  #: if it has vectors that were not checked when they were pushed
-    prepared: Prepared = field(init=False)
-    done: list[bool] = field(default_factory=list)  #: not empty once the sweep has been made
+    prepared: Prepared = None
+    done: list[bool] = []  #: not empty once the sweep has been made
     saved: bool = True  #: whether the store, if any, has recorded the round
     driver: int | None = None  #: the thread that makes it; None: no thread does
     failure: str = ""  #: why its version was refused, once it was

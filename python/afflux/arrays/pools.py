@@ -147,6 +147,8 @@ class Versions:
 class Draft:
     """A version that is being written."""
 
+    __slots__ = ("buffer",)
+
     def __init__(self, buffer: Any) -> None:
         #: The memory with its type, for the engine: (d,), writable until it is published.
         self.buffer = buffer
