@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from copy import copy
 from time import monotonic
 from typing import Any, Literal, Self
 
@@ -367,7 +366,8 @@ class Admission:
 
         Nothing of this object changes before `adopt`: the two share the lists that grow, beyond the entries that count.
         """
-        draft = copy(self)
+        draft = object.__new__(type(self))
+        draft.__dict__.update(self.__dict__)  # copy() takes ten times as long
         draft.by_flush, draft.faults, draft._drafted = True, deque(), self
         return draft
 

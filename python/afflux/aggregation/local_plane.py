@@ -181,8 +181,8 @@ class LocalPlane(DataPlane):
         outs = [] if after is vectors else [after[name] for name in plan.states]
         if names := plan.rule_vectors:
             coefficients = np.array(plan.coefficients or [0.0] * len(names))
-            own_outs = [] if after is vectors else [after[name] for name in names]
-            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, own_outs)
+            memory = [] if after is vectors else [after[name] for name in names]
+            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, memory)
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs)
         checked = ops.check(sweep)

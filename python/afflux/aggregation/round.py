@@ -108,7 +108,7 @@ class Round(Struct, eq=False):
             Whether it has read all of them, and they and its results are valid.
         """
         start, sound = perf_counter(), list[bool]()
-        if self.report.stepped and self.plan.weights.all():
+        if self.report.stepped and all(self.plan.weights.tolist()):
             plane.make(self.prepared, sound)
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
         self.done, self.lent = sound, None

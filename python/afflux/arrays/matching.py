@@ -246,7 +246,7 @@ def _short(name: str) -> str:
 
 def _module_as_dict(tree: Any) -> Any:
     """Return the arrays of a torch module by name; any other tree as it is."""
-    if type(tree) in (dict, list) or not is_module(tree) or is_keras(tree):
+    if not is_module(tree) or is_keras(tree):
         return tree
     parameters, buffers = members(tree)
     return parameters | buffers

@@ -22,6 +22,8 @@ def has_attribute(value: object, name: str) -> bool:
 
 def is_module(tree: object) -> bool:
     """Return whether the tree is a torch module. A method of modules identifies them, so that torch stays optional."""
+    if type(tree) is dict or type(tree) is list:
+        return False
     try:
         return has_attribute(tree, "named_parameters")
     except Exception as error:  # a property of the object raises; reading the tree reports the error

@@ -387,6 +387,8 @@ def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
 @reads("[Server] a model")
 def is_tree(model: object) -> bool:
     """Return whether a model is a torch module, a mapping or a sequence of arrays, rather than one flat vector."""
+    if type(model) is dict or type(model) is list:
+        return True
     if is_module(model) or (isinstance(model, Mapping | Sequence) and not isinstance(model, str)):
         return True
     return not has_attribute(model, "shape") and (is_keras(model) or children(model) is not None)

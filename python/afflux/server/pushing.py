@@ -137,7 +137,7 @@ class PushReceiver:
         ('joined', [1.0, 2.0])
         """
         aggregator, adapter = self._aggregator, self._adapter
-        number = own = call = result = None
+        number = others = call = result = None
         try:
             if (
                 aggregator.fast is not None
@@ -151,8 +151,8 @@ class PushReceiver:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
                 aggregator.enter("push")
-                own = client_lr, local_steps, buffers, timeout, copy, staleness
-                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *own)
+                others = client_lr, local_steps, buffers, timeout, copy, staleness
+                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *others)
             if aggregator.plane.checks_versions:
                 aggregator.plane.refuse_damage("push")
             if self.options.flush_after is not None:
@@ -161,13 +161,13 @@ class PushReceiver:
                 close_overdue(aggregator)
             ticket = Ticket(call, result)
         except BaseException as error:
-            task = version = update = gradient = model = buffers = own = call = result = None
+            task = version = update = gradient = model = buffers = others = call = result = None
             clear_tracebacks(error)
             if isinstance(error, Exception):
                 aggregator.count_refused()
             raise
         # This frame, which a stored traceback keeps, may not hold the slot, versions or the vector.
-        task = version = update = gradient = model = buffers = own = call = result = None
+        task = version = update = gradient = model = buffers = others = call = result = None
         return _receive(self, ticket)
 
 
@@ -269,12 +269,12 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     given, vector, what, client_id = request.given, request.vector, request.what, request.client_id
     if not call.copy:
         lend = adapter.lent
-    parts, own = vector, None
+    parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
         parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {given}")
-        own = adapter.buffers(whose, vector if given == "model" else None, call.buffers, most)
+        statistics = adapter.buffers(whose, vector if given == "model" else None, call.buffers, most)
     row = conversion = None
     if lend is None:
         if ticket.slot is None:
@@ -304,7 +304,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         ticket.staged_row = row.finish()
     ticket.checking = False
     facts = request.steps, request.facts
-    return client_id, request.pulled, request.examples, request.loss, norm, ticket.slot, own, extremes, *facts
+    return client_id, request.pulled, request.examples, request.loss, norm, ticket.slot, statistics, extremes, *facts
 
 
 def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) -> Request | NoArrival:
