@@ -78,6 +78,20 @@ def test_mappings_that_make_what_they_lack_are_not_asked():
     assert list(tree) == ["a"]
 
 
+def test_a_list_of_the_parameters_is_matched_by_position_and_shape():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    layout, parameters = Layout.of(net), [*net.parameters()]
+    for arrays in (parameters, tuple(parameters), [parameter.detach().numpy() for parameter in parameters]):
+        assert layout.flatten(arrays).tobytes() == layout.flatten(net).tobytes()
+    buffers = [*net.buffers()]
+    for arrays in (parameters[::-1], parameters[1:], [*parameters, *buffers], [*parameters[:3], np.ones(3)]):
+        with pytest.raises(AffluxError, match=r"the tree lacks 0\.weight"):
+            layout.flatten(arrays)
+    with pytest.raises(AffluxError, match=r"the tree lacks 1\.running_mean"):
+        layout.flatten_buffers(buffers)
+    assert Layout.of({"b": np.ones(2), "a": np.ones(3)}).flatten([np.zeros(2), np.ones(3)]).tolist() == [0, 0, 1, 1, 1]
+
+
 def test_lists_of_other_lengths():
     layout = Layout.of([np.zeros(2), np.array(1), np.zeros(1)])  # the second one is a buffer
     assert layout.flatten([np.ones(2), None, np.ones(1)]).tolist() == [1, 1, 1]

@@ -52,7 +52,8 @@ class Layout:
     The arrays may be NumPy's, torch's, JAX's or any with a `shape` and the buffer protocol or DLPack, of float16,
     bfloat16, float32, float64, integers or bools. They have the order of the tree. A tree that is passed later is
     matched by name, so a mapping may be in any order, and a module, its state_dict and a nested dict with the same
-    dotted names are the same to a layout.
+    dotted names are the same to a layout. A flat list of the parameters alone, such as `[*module.parameters()]`, is
+    matched by position and shape.
 
     Each array has a role, see `roles` and docs/use-it.md. Names of wrappers, such as DataParallel's `module`, do not
     count where the exact names do not match.
@@ -108,7 +109,7 @@ class Layout:
         object.__setattr__(self, "apart", bool(self.buffers or self.copied or self.constants))
         arrays = {field.name for field in (*self.fields, *self.buffers, *self.copied, *self.constants)}
         object.__setattr__(self, "_nesting_of_arrays", trees.pruned(self.nesting, arrays))
-        object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields))
+        object.__setattr__(self, "_parameter_matcher", self._matcher_of(self.fields, in_order=True))
         object.__setattr__(self, "_buffer_matcher", self._matcher_of(self.buffers))
         object.__setattr__(self, "_copied_matcher", self._matcher_of(self.copied))
         object.__setattr__(self, "_whole_matcher", self._matcher_of((*self.fields, *self.buffers, *self.copied)))
@@ -451,7 +452,7 @@ class Layout:
         constants, own = (tuple(each for each in apart if each.role == role) for role in ("constant", "local"))
         return cls(fields, buffers, nesting, partial, copied, constants, own, aliases)
 
-    def _matcher_of(self, fields: Iterable[Field]) -> Matcher:
+    def _matcher_of(self, fields: Iterable[Field], *, in_order: bool = False) -> Matcher:
         others = (*self.copied, *self.constants, *self.locals)
         known = [field.name for field in chain(self.fields, self.buffers, others)]
-        return Matcher(fields, known, self.aliases, partial=self.partial)
+        return Matcher(fields, known, self.aliases, partial=self.partial, in_order=in_order)

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import eq
 from typing import Any, NamedTuple
 
 from afflux._engine import unready
@@ -38,9 +39,11 @@ class Matcher:
         aliases: Sequence[Alias],
         *,
         partial: bool,
+        in_order: bool = False,
     ) -> None:
         """Prepare to find the arrays of `fields`, whose names are among the `known` ones of the layout. A tree may also
-        hold the names of `aliases`, extra states of torch modules and, if `partial`, any other names.
+        hold the names of `aliases`, extra states of torch modules and, if `partial`, any other names. With `in_order` a
+        flat list of exactly these arrays, known by their shapes, needs no names.
         """
         self.places = Places(fields)
         self.names = names = tuple(field.name for field in self.places.fields)
@@ -48,7 +51,7 @@ class Matcher:
         self._known = frozenset((*known, *(alias.name for alias in aliases)))
         index = {name: place for place, name in enumerate(names)}
         self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
-        self._partial = partial
+        self._partial, self._in_order = partial, in_order and not partial
         self._wanted = _Wanted(self._known) if partial else None
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == [*names]
@@ -164,6 +167,8 @@ class Matcher:
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
         """Return the wanted arrays of a flat list; None as in `_quick`."""
+        if not self._places and self._in_order and len(tree) == len(self.names) and interop.all_own(tree):
+            return [*tree] if all(map(eq, (tuple(array.shape) for array in tree), self._shapes)) else None
         if not self._places or not interop.all_own(tree) or (not self._partial and len(tree) > self._longest):
             return None
         try:
