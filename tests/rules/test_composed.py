@@ -18,7 +18,14 @@ from conftest import bits
 from steps import STEPS, numbers
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
+
+
+def decayed(arrivals):
+    return Weights(weights.Examples()(arrivals), params=-0.03 if arrivals.version else np.float32(0.25))
+
+
 WEIGH = {
+    "decayed": decayed,
     "uniform": weights.Uniform(),
     "examples": weights.Examples(),
     "given": weights.Given("quality"),
@@ -63,7 +70,7 @@ def composed(rule, calibrate, stepper, before, buffer, report):
         counted = len(rows) if calibrate == "seen" else CLIENTS
         kind = "difference" if calibrate == "difference" else "mean"
         cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted)
-    against = -oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0
+    against = said.params - (oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0)
     mixed = np.array(said.rule_vectors or [0.0] * len(held))
     if calibrate != "none" and report.weights.tolist() != said.vectors.tolist():
         mixed = mixed / oracle.ordered_sum(said.vectors.tolist())  # normalised together with the arrivals' weights
@@ -135,6 +142,16 @@ def test_every_composition(weigher, dtype, rng):
 def test_models_have_no_memory(weigher):
     with pytest.raises(AffluxError, match="are of updates or gradients, not of models"):
         Rule("own", "model", BUFFER, WEIGH[weigher], CALIBRATE["none"], optimizers.Sgd(1.0))
+
+
+@pytest.mark.parametrize("decay", [np.nan, np.inf, "much", [0.1]])
+def test_the_weight_of_params_is_a_finite_number(decay):
+    weigh = lambda arrivals: Weights(np.ones(len(arrivals)), params=decay)  # noqa: E731
+    rule = Rule("own", "update", 1, weigh, NONE, optimizers.Sgd(1.0))
+    server = Server(rule, np.ones(3))
+    with pytest.raises(AffluxError, match="weigh gave params"):
+        server.push(client=0, version=0, update=np.ones(3))
+    assert (server.version, server.counts["joined"], server.params.tolist()) == (0, 0, [1, 1, 1])
 
 
 def check_weights(used, said, calibrate):

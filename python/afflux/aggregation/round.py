@@ -131,7 +131,7 @@ class Round(Struct, eq=False):
         vectors = np.array(lent.weights.vectors)
         vectors[list(bad)] = 0.0  # the other weights do not change
         weights = replace(lent.weights, vectors=frozen(vectors, np.float64), rejected={**lent.weights.rejected, **bad})
-        again = weights.vectors, params_weight(lent.rule.kind, weights.vectors)
+        again = weights.vectors, params_weight(lent.rule.kind, weights)
         plane.make(self.prepared, sound, again)
         self.buffers = _buffers_of(lent.rule, lent.before, lent.ordered, self.plan.step, weights)
         force_setattr(self.report, "weights", weights.vectors)
@@ -195,7 +195,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     if before.rows is not None:
         extremes = [w.extremes for w in ordered]
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
-    base, most = params_weight(rule.kind, weights.vectors), before.limits.max_abs if lent else inf
+    base, most = params_weight(rule.kind, weights), before.limits.max_abs if lent else inf
     plan = RoundPlan(
         version, slots, factors, base, step, held, weights.rule_vectors, weights.next, states, rows, lent, most
     )
@@ -222,9 +222,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     return Round(plan, terms, moves, buffers, scalars, decision.window, report, again)
 
 
-def params_weight(kind: Kind, weights: Float64) -> float:
-    """Return the weight of params in the direction: v = sum_i w_i (y_i - params) for rules of kind `model`."""
-    return 0.0 - ordered_sum(weights.tolist()) if kind == "model" else 0.0
+def params_weight(kind: Kind, weights: Weights) -> float:
+    """Return the weight of params in the direction; for rules of kind `model` this is v = sum_i w_i (y_i - params)."""
+    return weights.params - ordered_sum(weights.vectors.tolist()) if kind == "model" else weights.params
 
 
 def reasons(weights: Weights) -> tuple[str, ...]:

@@ -237,6 +237,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         weights.rejected,
         None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
         weights.skip,
+        0.0 if weights.params == 0 else float(numbers(name, "params", weights.params, ())),
     )
 
 

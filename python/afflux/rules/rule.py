@@ -186,8 +186,8 @@ class Needs:
 class Weights(Struct, frozen=True, eq=False):
     """The result of a weigh part: the weights of a round, and the other decisions of a rule.
 
-    The direction is v = sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, and the same sweep replaces the rule vectors
-    by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+    The direction is v = params x + sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, where x are the server's params
+    before the round. The same sweep replaces the rule vectors by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
 
     Attributes:
         vectors: (M,) float64; 0 rejects an arrival: its vector is not read, and its client's cached row does not
@@ -198,6 +198,9 @@ class Weights(Struct, frozen=True, eq=False):
         rejected: by index of an arrival, the reason why its weight is 0.
         cosines: (M,) float64, for the report.
         skip: no step is made: the buffer is emptied, version and rule vectors do not change.
+        params: the weight of params in the direction: weight decay, -0.01 for a rule of updates, 0.01 for one of
+            gradients. No limit of the server bounds it: if params grow by it beyond all numbers, the step that does
+            so ends the server.
     """
 
     vectors: Float64
@@ -207,6 +210,7 @@ class Weights(Struct, frozen=True, eq=False):
     rejected: Mapping[int, str] = struct_field(default_factory=dict)
     cosines: Float64 | None = None
     skip: bool = False
+    params: float = 0.0
 
 
 class Weigh(Protocol):
