@@ -309,6 +309,48 @@ def test_copied_arrays_and_constants_are_refused_before_the_others_are_written()
         assert not any(array.any() for array in out.values())
 
 
+def test_only_the_arrays_that_the_engine_does_not_take_are_written_in_another_way(monkeypatch, rng):
+    shapes = [(3, 2), (5,), (2, 4), (), (4, 3), (6,)]
+    model = {str(i): torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for i, shape in enumerate(shapes)}
+    model["5"] = torch.arange(6)  # a buffer
+    server = Server(fedbuff(), model)
+    out = {name: torch.full_like(array, 7) for name, array in model.items()}
+    for name in ("0", "4"):  # strided; integers are written in the other way, too
+        out[name] = torch.full(tuple(out[name].shape[::-1]), 7.0).t()
+    others = []
+    put = fields.put
+    monkeypatch.setattr(fields, "put", lambda array, values: others.append(array) or put(array, values))
+    bad = out | {"2": torch.zeros(2, 4, dtype=torch.int32)}
+    with pytest.raises(AffluxError, match="2 is int32, to which"):
+        server.pull(out=bad)
+    assert not others
+    assert all((array == 7).all() for name, array in bad.items() if name != "2")
+    server.pull(out=out)
+    assert all(torch.equal(out[name], array) for name, array in model.items())
+    assert [array.data_ptr() for array in others] == [out[name].data_ptr() for name in ("0", "4", "5")]
+
+
+def test_a_tensor_beyond_its_storage_is_refused():
+    out = {"w": torch.zeros(64), "u": torch.zeros(2, 2).t()}
+    out["w"].untyped_storage().resize_(4)
+    with pytest.raises(AffluxError, match="w has a storage of 4 bytes, which ends before the tensor does"):
+        Server(fedbuff(), {"w": torch.ones(64), "u": torch.ones(2, 2)}).pull(out=out)
+    assert not out["u"].any()
+
+
+def test_the_strides_of_axes_of_one_element_do_not_count():
+    tied, out = torch.ones(1, 3), torch.zeros(3, 1)
+    Server(fedbuff(), {"a": tied, "b": tied}).pull(out={"a": out.t(), "b": out.view(1, 3)})
+    assert out.tolist() == [[1], [1], [1]]
+
+
+def test_a_tensor_without_memory_beside_a_copied_array():
+    model = {"w": np.zeros(3, np.float32), "c": np.arange(3)}
+    server = Server(fedbuff(), model, layout=Layout.of(model, roles={"c": "copied"}))
+    with pytest.raises(AffluxError, match=r"w is torch\.strided on meta, expected a dense tensor"):
+        server.pull(out={"w": torch.zeros(3, device="meta"), "c": np.arange(3)})
+
+
 @pytest.fixture
 def each_isa():
     before = next(backend.name for backend in ops.backends() if backend.chosen)

@@ -2,7 +2,7 @@
 
 SERVER = {
     "targets: strided arrays may share memory": (
-        "            if np.shares_memory(memory, other_memory):",
+        "            if np.shares_memory(_memory(array), _memory(other_array)):",
         "            if False:",
         "test_unflatten.py",
     ),

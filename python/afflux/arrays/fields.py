@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from afflux._engine import unflatten
+from afflux._engine import unflatten, unready
 from afflux.arrays.interop import (
     FLOATS,
     REAL,
@@ -219,19 +219,39 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             whole.append(each)
         elif each.arrays:
             parts.append(each)
-    if whole:
+    taken, others = parts, list[Write]()
+    if not _written_by_engine(parts, num_threads, check=check or bool(whole)):
+        taken, others = _parted(parts)
+        if not taken or not _written_by_engine(taken, num_threads, check=True):
+            taken, others = [], parts
+    assignments = []
+    for part in others:
+        for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
+            integers = field.dtype not in (None, *FLOATS)
+            assignments.append((array, prepare(field.name, array, values, integers=integers)))
+    if whole or others:
         _require_apart(parts, whole)
-    if not _written_by_engine(parts, num_threads, check=check):
-        assignments = []
-        for part in parts:
-            for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
-                integers = field.dtype not in (None, *FLOATS)
-                assignments.append((array, prepare(field.name, array, values, integers=integers)))
-        _require_apart(parts, whole)
-        for array, values in () if check else assignments:
-            put(array, values)
+        if not check and taken and not _written_by_engine(taken, num_threads, check=False):
+            raise AffluxError("[layout] an array has changed while others were checked")
+    for array, values in () if check else assignments:
+        put(array, values)
     for each in () if check else whole:
         overwrite(each.array, each.values)
+
+
+def _parted(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:
+    """Divide writes into those of arrays that the engine may take, and the others."""
+    parts: tuple[list[Write], list[Write]] = [], []
+    for write in writes:
+        fields, begin = write.places.fields, 0
+        left = {*unready(write.arrays, write.places.shapes)}
+        for is_left, run in groupby(range(len(fields)), left.__contains__):
+            end = begin + len([*run])
+            places = fields[begin:end]
+            vector = write.vector[places[0].start - fields[0].start : places[-1].stop - fields[0].start]
+            parts[is_left].append(Write(Places(places), vector, write.arrays[begin:end]))
+            begin = end
+    return parts
 
 
 def _require_apart(parts: Iterable[Write], whole: Iterable[Overwrite]) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import islice
 from operator import itemgetter
@@ -102,7 +103,7 @@ def all_own(values: Iterable[object]) -> bool:
 _own: set[type] = {np.ndarray}
 
 
-def memory_of(array: Array) -> object:
+def memory_of(array: Array) -> tuple[Any, ...] | None:
     """Return what is equal for two torch tensors if they are the same elements of the same memory; None for other
     arrays, and for tensors without memory or elements.
     """
@@ -120,11 +121,19 @@ def is_same(one: Array, other: Array) -> bool:
     """Return whether two arrays of NumPy or torch are the same elements of the same memory; no, for other objects."""
     if one is other or 0 in one.shape:
         return tuple(one.shape) == tuple(other.shape)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        places = [(each.ctypes.data, each.dtype, each.shape, each.strides) for each in (one, other)]
-        return places[0] == places[1]
-    memory = memory_of(one)
-    return memory is not None and memory == memory_of(other)
+    places = [_place(each) for each in (one, other)]
+    return places[0] is not None and places[0] == places[1]
+
+
+def _place(array: Array) -> object:
+    """Return `memory_of`, also of an array of NumPy; the strides of axes of one element do not count."""
+    if isinstance(array, np.ndarray):
+        *memory, strides = array.ctypes.data, array.dtype, array.shape, array.strides
+    elif (known := memory_of(array)) is not None:
+        *memory, strides = known
+    else:
+        return None
+    return (*memory, [step for step, size in zip(strides, array.shape, strict=True) if size > 1])
 
 
 def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
@@ -300,6 +309,11 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
     strides = array.stride() if is_torch(array) else array.strides
     if 0 not in array.shape and any(step == 0 and size > 1 for step, size in zip(strides, array.shape, strict=True)):
         raise AffluxError(f"[layout] {label(name)} is expanded: several elements share their memory")
+    if is_torch(array) and array.numel():
+        storage = array.untyped_storage()
+        if storage.data_ptr() + storage.nbytes() < _span(array)[1]:
+            what = f"{label(name)} has a storage of {storage.nbytes()} bytes, which ends before the tensor does"
+            raise AffluxError(f"[layout] {what}")
 
 
 def overwrite(array: Array, values: Array) -> None:
@@ -317,15 +331,25 @@ def require_apart(named: Iterable[tuple[str, Array]]) -> None:
     spans = []
     for name, array in named:
         if 0 not in array.shape:
-            memory = _memory(array)
-            spans.append((*np.lib.array_utils.byte_bounds(memory), name, memory))
+            spans.append((*_span(array), name, array))
     spans.sort(key=itemgetter(0))
-    for i, (_, end, name, memory) in enumerate(spans):
-        for begin, _, other, other_memory in islice(spans, i + 1, None):
+    for i, (_, end, name, array) in enumerate(spans):
+        for begin, _, other, other_array in islice(spans, i + 1, None):
             if begin >= end:
                 break
-            if np.shares_memory(memory, other_memory):
-                raise AffluxError(f"[layout] {label(name)} and {label(other)} share memory, and both are written")
+            if np.shares_memory(_memory(array), _memory(other_array)):
+                both = f"{label(name)} and {label(other)}"
+                raise AffluxError(f"[layout] {both} share memory, and both are written: give one its own memory")
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """Return the addresses at which the bytes of an array with elements begin and end."""
+    if not is_torch(array):
+        return np.lib.array_utils.byte_bounds(_memory(array))
+    begin, last = array.data_ptr(), array.numel() - 1
+    if not array.is_contiguous():
+        last = sum([step * (size - 1) for step, size in zip(array.stride(), array.shape, strict=True)])
+    return begin, begin + (last + 1) * array.element_size()
 
 
 def _memory(array: Array) -> npt.NDArray[Any]:
@@ -387,7 +411,7 @@ def put(array: Array, values: Array) -> None:
         # Not through NumPy: autograd must detect that the tensor has changed.
         import torch
 
-        with torch.inference_mode(array.is_inference()):
+        with torch.inference_mode() if array.is_inference() else nullcontext():
             array.detach().copy_(as_torch(values))
         if is_cupy(values):  # CuPy may reuse this memory, on a stream that does not wait for torch's
             torch.cuda.current_stream(gpu_of(values)).synchronize()
