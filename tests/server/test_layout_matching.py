@@ -84,9 +84,21 @@ def test_a_list_of_the_parameters_is_matched_by_position_and_shape():
     for arrays in (parameters, tuple(parameters), [parameter.detach().numpy() for parameter in parameters]):
         assert layout.flatten(arrays).tobytes() == layout.flatten(net).tobytes()
     buffers = [*net.buffers()]
-    for arrays in (parameters[::-1], parameters[1:], [*parameters, *buffers], [*parameters[:3], np.ones(3)]):
-        with pytest.raises(AffluxError, match=r"the tree lacks 0\.weight"):
+    for arrays, message in (
+        (parameters[::-1], r"array 0 of the list has shape \(2,\), 0.weight has shape \(2, 3\)"),
+        ([None, *parameters[1:]], "array 0 of the list is None, 0.weight has"),
+        (parameters[1:], "a list of 3 arrays without names, the layout has 4 parameters"),
+        ([*parameters, *buffers], "a list of 7 arrays without names"),
+        ([{"a": array} for array in parameters], r"the tree lacks 0\.weight"),
+    ):
+        with pytest.raises(AffluxError, match=message):
             layout.flatten(arrays)
+    selected = Layout.of(net, select=["0.weight", "0.bias"])
+    assert selected.flatten(parameters[:2]).tobytes() == selected.flatten(net).tobytes()
+    server = Server(fedbuff(), net)
+    with pytest.raises(AffluxError, match="client 1's push lacks the model's buffers"):
+        server.push(client=1, version=0, model=parameters)
+    assert server.push(client=1, version=0, model=parameters, buffers=net).status == "joined"
     with pytest.raises(AffluxError, match=r"the tree lacks 1\.running_mean"):
         layout.flatten_buffers(buffers)
     assert Layout.of({"b": np.ones(2), "a": np.ones(3)}).flatten([np.zeros(2), np.ones(3)]).tolist() == [0, 0, 1, 1, 1]

@@ -74,9 +74,9 @@ def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
     if ended:
         assert set(statuses(out)) <= {"ended", "open"}
-        with pytest.raises(ConfigError, match="out holds the runs of another command; choose another --out"):
+        with pytest.raises(ConfigError, match="out holds the runs of another command, or of files that have changed"):
             simulation(arrivals=16).run(out=out, keep_updates=True)
-        with pytest.raises(ConfigError, match="out holds the runs of another command; choose another --out"):
+        with pytest.raises(ConfigError, match="out holds the runs of another command, or of files that have changed"):
             simulation().run(out=out)
         (out / "notes.txt").touch()
         with pytest.raises(ConfigError, match="is not an empty folder"):

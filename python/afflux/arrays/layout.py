@@ -239,6 +239,10 @@ class Layout:
         matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
         return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
 
+    def _is_bare(self, tree: Tree) -> bool:
+        """Return whether a tree is a flat list of the parameters alone, without names."""
+        return self._parameter_matcher.is_bare(tree)
+
     def _leaves(self, tree: Tree) -> Mapping[str, Any]:
         """Return the arrays of a tree by name, those that the layout does not have among them."""
         return self._parameter_matcher.leaves(tree)

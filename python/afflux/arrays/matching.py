@@ -51,7 +51,7 @@ class Matcher:
         self._known = frozenset((*known, *(alias.name for alias in aliases)))
         index = {name: place for place, name in enumerate(names)}
         self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
-        self._partial, self._in_order = partial, in_order and not partial
+        self._partial, self._in_order = partial, in_order
         self._wanted = _Wanted(self._known) if partial else None
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == [*names]
@@ -167,14 +167,32 @@ class Matcher:
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
         """Return the wanted arrays of a flat list; None as in `_quick`."""
-        if not self._places and self._in_order and len(tree) == len(self.names) and interop.all_own(tree):
-            return [*tree] if all(map(eq, (tuple(array.shape) for array in tree), self._shapes)) else None
+        if self.is_bare(tree):
+            return [*tree]
         if not self._places or not interop.all_own(tree) or (not self._partial and len(tree) > self._longest):
             return None
         try:
             return [tree[place] for place in self._places]
         except IndexError:
             return None
+
+    def is_bare(self, tree: Any) -> bool:
+        """Return whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names."""
+        if type(tree) not in (list, tuple) or self._places or not self._in_order or len(tree) != len(self.names):
+            return False
+        return interop.all_own(tree) and all(map(eq, (tuple(array.shape) for array in tree), self._shapes))
+
+    def _require_bare(self, tree: Sequence[Any]) -> None:
+        """Raise AffluxError with the reason why a flat list is none of the wanted arrays."""
+        if len(tree) != len(self.names):
+            raise AffluxError(
+                f"[layout] a list of {len(tree)} arrays without names, the layout has {len(self.names)} parameters: "
+                "give these alone, in their order, or all arrays by name"
+            )
+        for i, (name, array, shape) in enumerate(zip(self.names, tree, self._shapes, strict=True)):
+            if array is None or tuple(array.shape) != shape:
+                what = "is None" if array is None else f"has shape {tuple(array.shape)}"
+                raise AffluxError(f"[layout] array {i} of the list {what}, {interop.label(name)} has shape {shape}")
 
     def _with_first_names(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Return arrays by name; those that the tree has only under further names also by the layout's names."""
@@ -185,6 +203,9 @@ class Matcher:
         missing = [name for name in self.names if name not in leaves]
         unknown = self._unknown(leaves)
         others = f"the tree holds {listed(unknown)}, which the layout does not"
+        nameless = type(tree) in (list, tuple) and self._in_order and not self._places
+        if missing and nameless and all(array is None or hasattr(array, "shape") for array in tree):
+            self._require_bare(tree)
         if missing:
             raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
         if unknown:

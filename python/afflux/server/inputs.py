@@ -272,7 +272,7 @@ class InputAdapter:
         layout = self.layout
         if layout is None:
             return None
-        if buffers is None and model is not None and is_tree(model):
+        if buffers is None and model is not None and is_tree(model) and not layout._is_bare(model):
             buffers = model
         what = f"{whose} buffers"
         if layout.constants and buffers is not None and is_tree(buffers):

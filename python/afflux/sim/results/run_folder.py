@@ -149,7 +149,8 @@ def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: 
         return FinishedRuns(path, jobs, more=more_facts, identity=identity_of(lines))
     own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
     if any(line_key(line) not in own or line.get("output") != more for line in lines):
-        raise ConfigError(f"{folder} holds the runs of another command; choose another --out")
+        what = "the runs of another command, or of files that have changed"
+        raise ConfigError(f"{folder} holds {what}; choose another --out")
     finished = lines_of_jobs(lines, jobs)
     ended = {index: read_line(folder, line) for index, line in finished.items()}
     record = FinishedRuns(path, jobs, more=more_facts, ended=ended)
