@@ -101,7 +101,7 @@ def test_modules(out):
         ([{"w": np.ones(3)}, {"w": np.ones(3, int)}], [1, 1], {}, r"trees\[1\]: \[layout\] w is int64"),
         ([{"w": np.ones(3), "running_var": NAN}] * 2, [1, 1], {}, r"trees\[0\] has a non-finite value \(in running_v"),
         ([{"w": np.ones(3)}] * 2, [1, 1], {"out": {"w": np.ones(2)}}, r"\[layout\] w has shape"),
-        ([{"w": np.ones(3)}] * 2, [1, 1], {"out": [np.ones(2)]}, r"\[layout\] the tree lacks w"),
+        ([{"w": np.ones(3)}] * 2, [1, 1], {"out": [np.ones(2)]}, r"array 0 of the list has shape \(2,\), w has shape"),
         ([{"w": np.ones(3)}] * 2, [1, 1], {"num_threads": 0}, "num_threads is 0"),
     ],
 )
