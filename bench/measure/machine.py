@@ -30,8 +30,8 @@ def text_of(file: Path) -> str:
 
 
 def cpu_model() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def cache_bytes() -> dict[str, int]:
@@ -85,8 +85,8 @@ def available_bytes() -> int | None:
 
 def huge_pages() -> str | None:
     """Return the system's setting for transparent huge pages."""
-    found = re.search(r"\[(\w+)\]", text_of(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
-    return found.group(1) if found else None
+    match = re.search(r"\[(\w+)\]", text_of(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
+    return match.group(1) if match else None
 
 
 def compiler(extension: Path = Path(_engine.__file__)) -> str | None:

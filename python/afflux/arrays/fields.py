@@ -208,7 +208,8 @@ def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
 def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False) -> None:
     """Write into all arrays, or into none if one cannot be written, or with `check`.
 
-    Arrays of numbers on the host that lie in one piece are checked and written by one call of the engine.
+    Arrays of numbers on the host that lie in one piece are checked and written by one call of the engine, the others
+    one by one.
 
     Raises:
         AffluxError: see `interop.prepare`; or two arrays overlap.
@@ -219,11 +220,11 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             whole.append(each)
         elif each.arrays:
             parts.append(each)
-    taken, others = parts, list[Write]()
+    dense, others = parts, list[Write]()
     if not _written_by_engine(parts, num_threads, check=check or bool(whole)):
-        taken, others = _parted(parts)
-        if not taken or not _written_by_engine(taken, num_threads, check=True):
-            taken, others = [], parts
+        dense, others = _dense_and_others(parts)
+        if not dense or not _written_by_engine(dense, num_threads, check=True):
+            dense, others = [], parts
     assignments = []
     for part in others:
         for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
@@ -231,7 +232,7 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             assignments.append((array, prepare(field.name, array, values, integers=integers)))
     if whole or others:
         _require_apart(parts, whole)
-        if not check and taken and not _written_by_engine(taken, num_threads, check=False):
+        if not check and dense and not _written_by_engine(dense, num_threads, check=False):
             raise AffluxError("[layout] an array has changed while others were checked")
     for array, values in () if check else assignments:
         put(array, values)
@@ -239,7 +240,7 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
         overwrite(each.array, each.values)
 
 
-def _parted(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:
+def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:
     """Divide writes into those of arrays that the engine may take, and the others."""
     parts: tuple[list[Write], list[Write]] = [], []
     for write in writes:

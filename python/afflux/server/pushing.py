@@ -193,15 +193,15 @@ class PushCall(Struct):
 
 def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
     """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""
-    aggregator, pushed, receipt, taken = receiver._aggregator, ticket.pushed, None, None
+    aggregator, pushed, receipt, arrival = receiver._aggregator, ticket.pushed, None, None
     try:
         if pushed is not None:
             ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
             return aggregator.join(pushed, ticket)
-        taken = take_in(receiver, ticket, ticket.call)
-        if isinstance(taken, NoArrival):
-            return _no_arrival(aggregator, ticket, taken)
-        pushed = taken
+        arrival = take_in(receiver, ticket, ticket.call)
+        if isinstance(arrival, NoArrival):
+            return _no_arrival(aggregator, ticket, arrival)
+        pushed = arrival
         if aggregator.fast is not None and ticket.staged_row is None and ticket.call.staleness is None:
             receipt = aggregator.fast.join(aggregator, pushed, ticket)
         return aggregator.join(pushed, ticket) if receipt is None else receipt
@@ -221,7 +221,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         raise
     finally:
         # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-        pushed = taken = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = ticket.decision = None
+        pushed = arrival = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = ticket.decision = None
         clear_stored_frames()
         if ticket.reading:
             aggregator.reading.discard(ticket)
@@ -233,7 +233,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
 class Request(Struct):
     """The facts of a push that were read from its arguments."""
 
-    given: Kind
+    kind: Kind  #: of the vector
     vector: Any
     what: str  #: describes the vector in messages
     client_id: ClientId
@@ -266,22 +266,22 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     request = _read(aggregator, adapter.kind, ticket, call)
     if isinstance(request, NoArrival):
         return request
-    given, vector, what, client_id = request.given, request.vector, request.what, request.client_id
+    kind, vector, what, client_id = request.kind, request.vector, request.what, request.client_id
     if not call.copy:
         lend = adapter.lent
     parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
         parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
     if adapter.layout is not None and adapter.layout.apart:
-        most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {given}")
-        statistics = adapter.buffers(whose, vector if given == "model" else None, call.buffers, most)
+        most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {kind}")
+        statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
     row = conversion = None
     if lend is None:
         if ticket.slot is None:
             ticket.slot = aggregator.take_slot(call.timeout)
         rows = aggregator.admission.state.rows
         row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
-    if given != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
+    if kind != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
         ticket.reading = True
         aggregator.reading.add(ticket)
         conversion = _conversion(receiver, call, request)
@@ -523,8 +523,8 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> f
 
 def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Conversion | None:
     """Return the conversion to the rule's kind; None if its base is not held, so that the push makes no arrival."""
-    what, given, wanted = request.what, request.given, receiver._adapter.kind
-    with_base = "model" in (given, wanted)
+    what, kind, wanted = request.what, request.kind, receiver._adapter.kind
+    with_base = "model" in (kind, wanted)
     if call.staleness is not None and with_base:
         raise CallError(f"{what} cannot become {A_KIND[wanted]} with staleness=: give version= or task=")
     base = _base(receiver._aggregator, call.task, call.version, request.pulled)
@@ -532,7 +532,7 @@ def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Con
         if request.entry is None and receiver.options.faults == "raise":
             raise AffluxError(f"{what} needs version {request.pulled}: {_GONE}")
         return None
-    if "gradient" in (given, wanted) and request.scale is None:
+    if "gradient" in (kind, wanted) and request.scale is None:
         raise CallError(f"{what} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
     params = base.params if base is not None and with_base else None
-    return Conversion(given, wanted, params, request.scale or 1.0)
+    return Conversion(kind, wanted, params, request.scale or 1.0)
