@@ -82,7 +82,7 @@ Type type_named(const std::string& name) {
 PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
 
 std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype, int gpu) {
-  auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read);
+  auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read, Shape::any);
   array->check_on(gpu < 0 ? Device{} : Device{DeviceKind::cuda, gpu});
   const View<void> view = array->view();
   check::type("push", "vector", view.type, {type_named(dtype)});

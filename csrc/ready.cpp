@@ -9,6 +9,7 @@
 #include "exchange.hpp"
 #include "expected.hpp"
 #include "formats.hpp"
+#include "numpy_array.hpp"
 
 namespace py = pybind11;
 
@@ -29,6 +30,7 @@ bool is_ready_tensor(py::handle array, py::handle shape) {
 
 // Accepts only the class ndarray itself: a subclass may give its memory another meaning (masked arrays do).
 bool is_ready_array(py::handle array, py::handle shape) {
+  if (const auto plain = numpy_array(array, false)) return has_shape(shape, plain->dimensions, plain->shape);
   Py_buffer buffer;
   if (std::strcmp(Py_TYPE(array.ptr())->tp_name, "numpy.ndarray") != 0) return false;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
@@ -53,7 +55,7 @@ std::vector<std::size_t> unready(const py::list& arrays, const py::tuple& shapes
   std::vector<std::size_t> found;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     const py::object array = arrays[i], shape = shapes[i];
-    if (!is_ready_tensor(array, shape) && !is_ready_array(array, shape)) found.push_back(i);
+    if (!is_ready_array(array, shape) && !is_ready_tensor(array, shape)) found.push_back(i);
   }
   return found;
 }

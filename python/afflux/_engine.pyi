@@ -130,12 +130,14 @@ class Parts:
     borders: list[int]
     conversion: object | None
     dtype: str | None
+    is_lent: bool  # whether one of the arrays is a lent Buffer
     def __init__(
         self,
         arrays: list[Any] | tuple[Any, ...],
         borders: Int64,
         conversion: object | None = None,  # afflux.ops.Conversion
         dtype: str | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None: ...
 
 class PreparedPass:

@@ -16,8 +16,8 @@ from conftest import ISAS, THREADS, FakeCuda, awkward, bits
 from inside import slots_taken
 from pairwise import pairwise
 
-#: They keep no vector between rounds.
-LENDING = [name for name in RULES if name not in presets.VECTORS and name not in presets.NOT_STREAMED]
+#: They need a vector only in the sweep of its round.
+LENDING = [name for name in RULES if name not in presets.NOT_STREAMED]
 COPYING = sorted(set(RULES) - set(LENDING))
 M = 4
 
@@ -64,12 +64,29 @@ def rounds(server, vectors, copy, rounds=3):
     return reports
 
 
-@pairwise("isa, num_threads, size, name", ISAS, THREADS, [0, 1, 33, 2049, 3 * 65536 + 5], LENDING, indirect=["isa"])
-def test_the_bits_are_those_of_copies(isa, rng, name, size, num_threads):
+@pairwise(
+    "isa, num_threads, size, name, form, inplace",
+    ISAS,
+    THREADS,
+    [0, 1, 33, 2049, 3 * 65536 + 5],
+    LENDING,
+    ["flat", "tree"],
+    [False, True],
+    indirect=["isa"],
+)
+def test_the_bits_are_those_of_copies(isa, rng, name, size, num_threads, form, inplace):
+    """As in a vector, so in the arrays of a tree: some are empty, or shorter than a block."""
     vectors = [awkward(rng, size) for _ in range(10)]
-    lent, copied = (made(name, size, num_threads=num_threads) for _ in range(2))
-    ours, theirs = rounds(lent, vectors, False), rounds(copied, vectors, True)
+    borders = np.array([0, 1, 1, 40, 2048]) * size // 2049
+    options = {"num_threads": num_threads, "inplace": inplace}
+    lent, copied = (made(name, size, **options) for _ in range(2))
+    if form == "tree" and size:
+        lent = Server(RULES[name](), np.split(np.zeros(size), borders), num_clients=100, **options)
+    given = vectors if form == "flat" or not size else [np.split(vector, borders) for vector in vectors]
+    ours, theirs = rounds(lent, given, False), rounds(copied, vectors, True)
     assert bits(lent.params) == bits(copied.params)
+    for vector, other in zip(lent.rule_vectors.values(), copied.rule_vectors.values(), strict=True):
+        assert bits(vector) == bits(other)
     assert len(ours) == len(theirs) >= 3
     for one, other in zip(ours, theirs, strict=True):
         assert bits(one.weights) == bits(other.weights)
@@ -239,13 +256,25 @@ def test_a_rule_that_reads_norms_takes_copies():
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [({"inplace": True}, "inplace=True overwrites params"), ({"accumulate": True}, "adds it up at once")],
-)
-def test_servers_that_take_copies(options, why):
-    with pytest.raises(AffluxError, match=why):
-        made(**options).push(client=7, update=np.ones(50, np.float32), version=0, copy=False)
+def test_servers_that_take_copies(tmp_path):
+    with pytest.raises(AffluxError, match="adds it up at once"):
+        made(accumulate=True).push(client=7, update=np.ones(50, np.float32), version=0, copy=False)
+    with made("fadas", store=tmp_path / "store", commit_every=2) as server:
+        with pytest.raises(AffluxError, match="fadas overwrites its m, v, v_hat between two commits"):
+            server.push(client=7, update=np.ones(50, np.float32), version=0, copy=False)
+        assert server.counts["refused"] == 1
+
+
+def test_a_lent_vector_of_a_store_that_then_commits_less_often(tmp_path):
+    """It is checked when the store is opened, because later rounds overwrite what they read."""
+    for value, where in ((np.nan, "bad"), (2.0, "good")):
+        with made("fadas", store=tmp_path / where) as server:
+            server.push(client=7, update=np.full(50, value, np.float32), version=0, copy=False)
+            server.checkpoint()
+    with pytest.raises(AffluxError, match=r"client 7 waits with a lent vector .* between two commits"):
+        Server.open(tmp_path / "bad", commit_every=2)
+    with Server.open(tmp_path / "good", commit_every=2) as server:
+        assert server.flush().norms.tolist() == [np.sqrt(200.0)]
 
 
 ONES = np.ones(101, np.float32)
@@ -275,12 +304,48 @@ def test_what_cannot_be_lent(vector, error, why):
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
-def test_trees_are_copied():
+def test_an_array_of_a_tree_that_cannot_be_lent():
     server = Server(fedbuff(), {"a": np.zeros(2), "b": np.zeros(3)})
-    with pytest.raises(AffluxError, match="is a tree, whose arrays lie apart"):
-        server.push(client=1, update={"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, version=0, copy=False)
-    server.push(client=1, update=np.ones(5, np.float32), version=0, copy=False)
-    assert server.arrivals_waiting == 1
+    with pytest.raises(AffluxError, match=r"\(copy=False\): b is float64, expected float32"):
+        server.push(client=1, update={"a": np.ones(2, np.float32), "b": np.ones(3)}, version=0, copy=False)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ["fedbuff", "fadas"])
+def test_a_round_without_a_tree_that_is_not_finite(name, inplace):
+    torch = pytest.importorskip("torch")
+    server = Server(RULES[name](buffer_size=3), {"a": np.zeros((2, 2)), "b": np.zeros(3)}, inplace=inplace)
+    copied = Server(RULES[name](buffer_size=3), np.zeros(7))
+    for client, value in enumerate([1.0, np.nan, 3.0]):
+        given = {"a": torch.ones(2, 2), "b": np.full(3, value, np.float32)}
+        report = server.push(client=client, update=given, version=0, copy=False).report
+        flat = np.concatenate([np.ones(4), given["b"]]).astype(np.float32)
+        other = copied.push(client=client, update=flat, version=0, copy=False).report
+    assert report.rejected == other.rejected == ("", "non-finite value at index 4", "")
+    assert (server.version, bits(server.params)) == (1, bits(copied.params))
+
+
+def test_the_state_and_the_log_of_lent_trees():
+    model = {"a": {"x": np.zeros(2), "y": np.zeros((1, 3))}, "b": np.zeros(0)}
+    given = {"a": {"x": np.ones(2, np.float32), "y": np.ones((1, 3), np.float32)}, "b": np.zeros(0, np.float32)}
+    server, other = (Server(fadas(buffer_size=2), model, log=True) for _ in range(2))
+    for client in range(3):
+        server.push(client=client, update=given, version=0, copy=False)
+    other.load_state_dict(through_json(server.state_dict()))
+
+    def again(_):
+        given["a"]["x"] += 1  # the same tree each time
+        return given
+
+    repeated = replay(server.log, Server(fadas(buffer_size=2), model, log=True), again)
+    assert bits(other.flush().weights) == bits(repeated.flush().weights)
+    assert repeated.state_dict()["meta"]["log"] == other.state_dict()["meta"]["log"]
+    assert repeated.params.tolist() != other.params.tolist()
+    given["a"]["x"][:] = 1
+    repeated = replay(server.log, Server(fadas(buffer_size=2), model, log=True), lambda _: given)
+    repeated.flush()
+    assert bits(repeated.params) == bits(other.params)
 
 
 class Vector(np.ndarray):
@@ -387,7 +452,7 @@ def through_json(state):
     return {"meta": json.loads(json.dumps(state["meta"])), "arrays": state["arrays"]}
 
 
-@pytest.mark.parametrize("options", [{"inplace": True}, {"accumulate": True}, {"max_norm": 1e12}])
+@pytest.mark.parametrize("options", [{"accumulate": True}, {"max_norm": 1e12}])
 def test_a_state_with_lent_vectors_where_vectors_are_copied(rng, options):
     """They are checked as a push checks them, and the round has their norms."""
     vectors = [awkward(rng, 50) for _ in range(5)]
@@ -459,8 +524,3 @@ def test_replay(rng):
     assert bits(again.params) == bits(server.params)
     assert (again.log, again.arrivals_waiting) == (server.log, 3)
     assert [entry.lent for entry in server.log[:4]] == [True, False] * 2
-
-
-def test_rules_with_states_say_which():
-    with pytest.raises(AffluxError, match="fadas overwrites its m, v, v_hat"):
-        Server(fadas(), np.zeros(2)).push(client=1, update=np.ones(2, np.float32), version=0, copy=False)

@@ -138,7 +138,7 @@ def test_what_a_client_sent_never_raises_where_faults_are_recorded(sent, reason,
 
 
 def test_the_operators_own_mistakes_raise_also_where_faults_are_recorded():
-    server = Server(fadas(buffer_size=2), vector(0.0), faults="record")
+    server = Server(fadas(buffer_size=2), vector(0.0), faults="record", max_norm=1e30)
     task = server.checkout(2)
     mistakes = [
         (dict(timeout=-1), AffluxError, "timeout is -1"),

@@ -110,17 +110,23 @@ class LocalPlane(DataPlane):
     ) -> ops.Ingested:
         return self.device.ingest(parts, vector, num_threads, conversion, shapes, beside)
 
-    def lend(self, vector: ops.Array) -> Slot:
+    def lend(self, vector: ops.Array, size: int) -> Slot:
         if gpu_of(vector) is not None and not self.device.owns(vector):
             raise AffluxError("is of another library than params, whose work a round does not wait for")
-        slot = Buffer.lent(vector, self.size, self.options.slot_dtype, self.device.index)
+        slot = Buffer.lent(vector, size, self.options.slot_dtype, self.device.index)
         self.device.wait()  # because a round may read the vector on another stream
         return slot
 
-    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
+    def in_parts(
+        self,
+        arrays: list[Any],
+        borders: Int64,
+        conversion: ops.Conversion | None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+    ) -> Slot:
         if {*map(type, arrays)} != {np.ndarray}:
             arrays = [each.detach() if is_torch(each) else each for each in arrays]
-        return ops.Parts(arrays, borders, conversion, self.slots.dtype)
+        return ops.Parts(arrays, borders, conversion, self.slots.dtype, shapes)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)

@@ -417,24 +417,10 @@ def why_copied(rule: Rule, options: ServerOptions) -> str | None:
     """Return the reason why a server copies pushed vectors; None if a round may read them in place.
 
     A round that has read a non-finite value in a vector that is not copied is repeated without this vector. So such a
-    round must not overwrite vectors that it reads.
-    """
-    if (why := why_checked(rule, options)) is not None:
-        return why
-    if rule.rule_vectors:
-        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)}"
-    return None
-
-
-def why_checked(rule: Rule, options: ServerOptions) -> str | None:
-    """Return the reason why vectors are checked before the sweep of their round; None if that sweep may check them.
-
-    New rule vectors may then have memory of their own.
+    round writes new memory only; with inplace it looks for such values first.
     """
     if options.accumulate:
         return "accumulate=True adds it up at once"
-    if options.inplace:
-        return "inplace=True overwrites params"
     if options.max_norm is not None:
         return "max_norm needs its norm"
     if options.clip_norms is not None:
@@ -445,6 +431,8 @@ def why_checked(rule: Rule, options: ServerOptions) -> str | None:
         return f"{rule.name} takes inner products first"
     if rule.calibrate.cached:
         return f"{rule.name} overwrites cached rows"
+    if rule.needs.passes:
+        return f"{rule.name} has arrivals wait for the next pass"
     return None
 
 

@@ -142,11 +142,19 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def lend(self, vector: ops.Array) -> Slot:
-        """Return the caller's own vector as a slot that is read in place."""
+    def lend(self, vector: ops.Array, size: int) -> Slot:
+        """Return the caller's own vector, or a part of `size` elements, as a slot that is read in place."""
 
-    def in_parts(self, arrays: list[Any], borders: Int64, conversion: ops.Conversion | None) -> Slot:
-        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices."""
+    def in_parts(
+        self,
+        arrays: list[Any],
+        borders: Int64,
+        conversion: ops.Conversion | None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+    ) -> Slot:
+        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices. The round
+        refuses arrays of other shapes than `shapes`.
+        """
         raise NotImplementedError
 
     @abstractmethod

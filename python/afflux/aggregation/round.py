@@ -115,19 +115,26 @@ class Round(Struct, eq=False):
         return sound == [True]
 
     def _make_with_lent(self, lent: LentArrivals, plane: DataPlane) -> None:
-        """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated."""
-        sound: list[bool] = []
-        plane.make(self.prepared, sound)
-        if not sound[0]:
+        """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated.
+
+        A sweep that overwrites params is made once, after a look at all lent vectors.
+        """
+        sound = self.done if plane.inplace else list[bool]()
+        if not plane.inplace:
+            plane.make(self.prepared, sound)
+        if sound != [True]:
             # In the engine's floating-point mode, like `prepare`.
             strict_float_mode(lambda known: self._make_without(known, plane, sound), lent)
-        self.done.append(sound[-1])
+        if sound is not self.done:
+            self.done.append(sound[-1])
 
     def _make_without(self, lent: LentArrivals, plane: DataPlane, sound: list[bool]) -> None:
-        """Repeat the sweep without the arrivals that hold invalid values, if there are any."""
+        """Make the sweep without the arrivals that hold invalid values; do nothing if it was made, and none does."""
         bad = plane.problems(self.prepared)
         if not bad:
-            return  # a result of the round is not finite
+            if not sound:
+                plane.make(self.prepared, sound)
+            return  # if it was made, a result of the round is not finite
         vectors = np.array(lent.weights.vectors)
         vectors[list(bad)] = 0.0  # the other weights do not change
         weights = replace(lent.weights, vectors=frozen(vectors, np.float64), rejected={**lent.weights.rejected, **bad})

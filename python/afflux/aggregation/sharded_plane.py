@@ -233,7 +233,7 @@ class ShardedPlane(DataPlane):
         dtype = np.asarray(vector.parts[0]).dtype.name
         return "bfloat16" if dtype == "uint16" else dtype
 
-    def lend(self, vector: ops.Array) -> Slot:
+    def lend(self, vector: ops.Array, size: int) -> Slot:
         raise AffluxError("cannot be read in place: " + self.copies)
 
     def first_beyond(self, vector: Shards, most: float) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Pool
+from afflux._engine import Buffer, Parts, Pool
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import dtype_name, raise_if_from_signal
 
@@ -178,9 +178,11 @@ def on_gpu(array: Array) -> bool:
 
 
 def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
-    """Return the array as NumPy reads it, or a copy of it. An array on a GPU is always copied. bfloat16, which NumPy
-    lacks, becomes uint16.
+    """Return the array as NumPy reads it, or a copy of it. An array on a GPU is always copied, and so are parts.
+    bfloat16, which NumPy lacks, becomes uint16.
     """
+    if isinstance(vector, Parts):
+        return np.concatenate([on_host(array) for array in vector.arrays])
     if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
         vector = vector.vector  # on the host the buffer gives the bytes, for any library
     if is_torch(vector):

@@ -80,13 +80,15 @@ def aggregate(
     buffers = mixed_buffers(
         "update", read[0][1], [own for _, own in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
-    wide = any(kind_of("", array) == "float64" for arrays, _ in read for array in arrays)
-    target: Any = np.empty(layout.size, "float64" if wide else "float32")
+    kinds = {(type(array), array.dtype): array for arrays, _ in read for array in arrays}  # kind_of takes a microsecond
+    wide = any(kind_of("", array) == "float64" for array in kinds.values())
+    dtype = "float64" if wide else "float32"
+    target: Any = np.empty(layout.size, dtype)
     constants = adapter.constants if layout.constants else None
     if out is not None:
         layout._load(out, target, buffers, constants, check=True)
         target = _parts_of(out, layout) or target
-    _sweep([arrays for arrays, _ in read], numbers, target, layout, threads)
+    _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
         return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
     if not isinstance(target, ops.Parts):
@@ -146,20 +148,17 @@ def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
     return ops.Parts(arrays, layout._borders) if plain else None
 
 
-def _sweep(trees: list[list[Any]], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
+def _sweep(trees: list[ops.Parts], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
     """Write the weighted sum to the target."""
-    kinds = {kind_of("", array) for arrays in trees for array in arrays}
-    dtype = "float64" if "float64" in kinds else "float32"
-    updates = [ops.Parts(arrays, layout._borders, dtype=dtype) for arrays in trees]
-    params_weight, done = 0.0, list[bool]()
-    if isinstance(target, ops.Parts) and all(is_same(a, b) for a, b in zip(trees[0], target.arrays, strict=True)):
-        params_weight, updates, weights = float(weights[0]), updates[1:], weights[1:]
+    params_weight, done, updates = 0.0, list[bool](), trees
+    if isinstance(target, ops.Parts) and all(map(is_same, trees[0].arrays, target.arrays)):
+        params_weight, updates, weights = float(weights[0]), trees[1:], weights[1:]
     combine = ops.Combine(updates, np.ascontiguousarray(weights), params_weight, float_info.max)
     ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
     if done[0]:
         return
-    for i, arrays in enumerate(trees):
-        for field, array in zip(layout.fields, arrays, strict=True):
+    for i, tree in enumerate(trees):
+        for field, array in zip(layout.fields, tree.arrays, strict=True):
             if first_beyond(array, float_info.max) is not None:
                 raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value (in {field.name})")
     raise AffluxError("[aggregate] the mean has a non-finite value")

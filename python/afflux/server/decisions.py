@@ -21,6 +21,7 @@ class RoundStorage(Protocol):
     """What rounds need of a store (`afflux.store.store.Store`). Each method raises StoreError if the disk fails."""
 
     path: Path  #: for messages
+    commit_every: int | None  #: rounds of a commit; None: no round commits
 
     def check(self) -> None:
         """Check that the open files still exist and are complete."""
@@ -33,6 +34,15 @@ class RoundStorage(Protocol):
 
     def next_durable_version(self, version: int) -> int | None:
         """Return the first version, from this one on, that a round commits; None if no round commits."""
+
+
+def why_copied_here(admission: Admission, storage: RoundStorage | None) -> str | None:
+    """Return the reason why a server copies pushed vectors; None if a round may read them in place."""
+    rule = admission.state.rule
+    # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
+    if storage is not None and storage.commit_every != 1 and rule.rule_vectors:
+        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)} between two commits (commit_every)"
+    return admission.copies
 
 
 def arrival_of(

@@ -229,26 +229,36 @@ class InputAdapter:
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
     def lent(self, what: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
-        """Return the caller's own vector, of the rule's kind, as a slot that is read in place."""
+        """Return the caller's own arrays, of the rule's kind, as a slot that is read in place."""
+        if not isinstance(parts, list):
+            return self._lent(what, "it", parts, self.size)
+        assert self.layout is not None
+        if not self.plane.reads_parts:
+            raise AffluxError(f"{what} cannot be read in place (copy=False): it is a tree, whose arrays lie apart")
+        fields = zip(self.layout.fields, parts, strict=True)
+        lent = [self._lent(what, each.name, array, each.stop - each.start) for each, array in fields]
+        return ops.Parts(lent, self.layout._borders)
+
+    def _lent(self, what: str, name: str, array: ops.Array, size: int) -> Slot:
+        """Return an array of a caller, with this number of elements, as a slot."""
         try:
-            if isinstance(parts, list):
-                raise AffluxError("is a tree, whose arrays lie apart")
-            if not is_torch(parts):
-                return self.plane.lend(parts)
             # An alias keeps the memory, even if the tensor gets other memory (set_, .data =).
-            alias = parts.detach()
-            slot = self.plane.lend(alias)
-            forbid_resizing(alias)
+            alias: Any = array.detach() if is_torch(array) else array
+            slot = self.plane.lend(alias, size)
+            if alias is not array:
+                forbid_resizing(alias)
             return slot
         except (AffluxError, UnavailableError) as error:
             why = str(error).removeprefix("[push] vector ")
-            raise type(error)(f"{what} cannot be read in place (copy=False): it {why}") from None
+            raise type(error)(f"{what} cannot be read in place (copy=False): {name} {why}") from None
         except Exception as error:
             unreadable(what, error)
 
     def in_place(self, what: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
-        """Return the result of `parts` as a slot of a round that is made at once."""
+        """Return the result of `parts` or `found` as a slot of a round that is made at once."""
         borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
+        if type(parts) is Found:
+            return self.plane.in_parts(parts.arrays, borders, conversion, parts.shapes)
         if not isinstance(parts, list):
             copy = readable_copy(parts)
             flat = parts if copy is None else copy

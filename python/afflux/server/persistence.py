@@ -31,6 +31,7 @@ from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import brief, integer, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
+from afflux.server.decisions import RoundStorage, why_copied_here
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
 from afflux.server.versions import shared
@@ -176,7 +177,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     admission.load(structs.replace(admission.state, current=now, rows=store.rows), [])
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
-    arrivals = arrivals_of(saved, aggregator)
+    arrivals = arrivals_of(saved, aggregator, storage=store)
     older = [
         last if store.is_newest(version) else Pulled(in_slot(version, newest=False), version, buffers)
         for version, buffers in store.retained_buffers.items()
@@ -263,17 +264,20 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
 
 
 def arrivals_of(
-    saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None] | None = None
+    saved: Saved,
+    aggregator: Aggregator,
+    take: Callable[[], Slot | None] | None = None,
+    storage: RoundStorage | None = None,
 ) -> list[PendingArrival]:
     """Return the arrivals of a saved state, with vectors in the server's own memory. An error changes nothing.
 
-    `take` returns a slot, or None; the default is a slot of the server.
+    `take` returns a slot, or None; the default is a slot of the server. `storage` is the store that the server gets.
 
     Raises:
         BusyError: `take` has returned None.
         AffluxError: the server cannot hold these arrivals.
     """
-    take = take or aggregator.plane.reserve
+    take, storage = take or aggregator.plane.reserve, storage or aggregator.storage
     if saved.added and not aggregator.accumulate:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
@@ -281,7 +285,8 @@ def arrivals_of(
         )
     if aggregator.accumulate:
         return _accumulated(saved, aggregator, take)
-    return [_filled(take(), arrival, aggregator) for arrival in saved.arrivals]
+    copies = why_copied_here(aggregator.admission, storage)
+    return [_filled(take(), arrival, aggregator, copies) for arrival in saved.arrivals]
 
 
 def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None]) -> list[PendingArrival]:
@@ -289,7 +294,8 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
-            arrival = _filled(take() if slot is None else slot, arrival, aggregator)
+            copies = aggregator.admission.copies
+            arrival = _filled(take() if slot is None else slot, arrival, aggregator, copies)
             slot = arrival.slot
             if arrival.norm * arrival.norm > MOST_SQUARES:
                 raise AffluxError(
@@ -309,12 +315,15 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     return arrivals
 
 
-def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> PendingArrival:
-    """Return a saved arrival whose vector is in this slot; with its norm, if it was lent and this server copies."""
+def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator, copies: str | None) -> PendingArrival:
+    """Return a saved arrival whose vector is in this slot; with its norm, if it was lent and this server copies.
+
+    `copies` is the reason why it copies; None: it does not.
+    """
     slot, admission, plane = aggregator.checked("load_state_dict", slot), aggregator.admission, aggregator.plane
     plane.fill(slot, np.asarray(arrival.slot))
     norm = arrival.norm
-    if norm != norm and admission.copies is not None:  # lent: no push has checked it
+    if norm != norm and copies is not None:  # lent: no push has checked it
         index = plane.first_beyond(slot, admission.limits.max_abs)
         norm = nan if index is not None else sqrt(plane.gram([slot])[0, 0])
         if not norm <= admission.limits.max_norm:
@@ -323,7 +332,7 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) 
                 why = f"a value at index {index} that is not finite, or is beyond max_abs"
             raise AffluxError(
                 f"[load_state_dict] client {brief(arrival.client_id)} waits with a lent vector (copy=False) that has "
-                f"{why}, and here {admission.copies}: save the state after a flush() or discard()"
+                f"{why}, and here {copies}: save the state after a flush() or discard()"
             )
     return arrival._replace(slot=slot, norm=norm)
 

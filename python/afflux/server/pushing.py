@@ -37,7 +37,7 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
-from afflux.server.decisions import count_without_arrival
+from afflux.server.decisions import count_without_arrival, why_copied_here
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
 from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket, add_joined
 from afflux.server.tasks import OpenTask
@@ -105,11 +105,12 @@ class PushReceiver:
             timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
                 the rule's own code (weigh, step) in any case.
             copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
-                Receipt.step) or the buffer is discarded, the vector must not be changed, and its memory must not be
-                resized, freed or moved (by torch's share_memory_ or queues). The vector's norm is NaN in the report.
-                The round rejects the vector (weight 0) if it has a non-finite value, and makes its step. For one
-                contiguous vector of the slots' dtype and the rule's kind, and rules that keep no vectors (FedBuff, for
-                example).
+                Receipt.step; for the push that completes a round, until it returns) or the buffer is discarded, the
+                vector must not be changed, and its memory must not be resized, freed or moved (by torch's share_memory_
+                or queues). The vector's norm is NaN in the report. The round rejects the vector (weight 0) if it has a
+                non-finite value, and makes its step. For contiguous arrays of the slots' dtype and the rule's kind
+                (trees on the CPU only), and rules that need a vector only in the sweep of its round: no norms, inner
+                products, cached rows or passes.
 
         Returns:
             The receipt of the push.
@@ -271,7 +272,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         lend = adapter.lent
     parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(what, vector) if lend is None else adapter.parts(what, vector)
+        parts = adapter.found(what, vector) if call.copy else adapter.parts(what, vector)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
@@ -414,7 +415,7 @@ def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: obje
     if copy is not False and not isinstance(copy, bool | np.bool_):
         raise AffluxError(f"[push] copy is {brief(copy)}, must be True or False")
     if not copy:
-        why, rule = aggregator.admission.copies, aggregator.rule
+        why, rule = why_copied_here(aggregator.admission, aggregator.storage), aggregator.rule
         if given != rule.kind:
             why = f"{rule.name} takes {A_KIND[rule.kind]}"
         if why is not None:

@@ -115,7 +115,15 @@ def _made(entry: Replaced) -> Rule:
 
 
 def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree | None") -> None:
-    own: Any = {server.rule.kind: private_copy(given) if entry.lent and not is_tree(given) else given}
+    vector: Any = given
+    if entry.lent and is_tree(given):
+        if buffers is None and server.rule.kind == "model":
+            buffers = given
+        parts: Any = server._adapter.parts(f"[replay] join {entry.number}", given)
+        vector = dict(zip(server._adapter.names, map(private_copy, parts), strict=True))
+    elif entry.lent:
+        vector = private_copy(vector)
+    own: Any = {server.rule.kind: vector}
     receipt = server.push(
         **own,
         client=entry.client_id,

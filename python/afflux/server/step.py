@@ -10,7 +10,6 @@ from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
-from afflux.aggregation.options import why_checked
 from afflux.aggregation.reports import Closed, Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
@@ -20,7 +19,7 @@ from afflux.ops.validation import brief, unreadable
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
-from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
+from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of, why_copied_here
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
 from afflux.server.tasks import OpenTask
@@ -114,12 +113,10 @@ class StepReceiver(PushReceiver):
 
 def _reads_in_place(receiver: PushReceiver) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
-    aggregator, options = receiver._aggregator, receiver.options
-    deferring = aggregator.admission.state.passes is not None
-    # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
-    updating = aggregator.storage is not None and options.commit_every != 1 and bool(aggregator.rule.rule_vectors)
-    reads = aggregator.plane.reads_parts and not deferring and not updating
-    return reads and why_checked(aggregator.rule, options) is None
+    admission, plane, storage = receiver._aggregator.admission, receiver._aggregator.plane, receiver._aggregator.storage
+    if not plane.reads_parts or plane.inplace or admission.state.passes is not None:
+        return False
+    return why_copied_here(admission, storage) is None
 
 
 def _calls(pushes: object, kind: str) -> list[PushCall]:
