@@ -159,10 +159,11 @@ def inner_products(num_threads: int, vectors: Typed) -> str:
     return digest.hexdigest()
 
 
+#: Of every kind but `assign`, which adds up the sums of a server.
 STEPS: dict[str, ops.Step] = {
+    **{kind: ops.Step(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind in _engine.STEP_KINDS if kind != "assign"},
     "sgd": ops.Step("sgd", 0.3),
     "momentum": ops.Step("momentum", -0.3, 0.9),
-    **{kind: ops.Step(kind, 0.01, 0.9, 0.99, 1e-3, 1.25) for kind, states in _engine.STEP_KINDS.items() if states > 1},
 }
 
 

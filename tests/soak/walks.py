@@ -1,0 +1,180 @@
+"""The walks of CONTRIBUTING.md, as a contributor makes them: what is inserted, and after which text.
+
+test_walks.py checks that the files are those which CONTRIBUTING.md names, and that each text stands once. In soak it
+makes the walks in a copy of the project, and runs the suite of what is new.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Walk(NamedTuple):
+    """One walk: its section of CONTRIBUTING.md, and the files in the order of its steps."""
+
+    section: str
+    #: file: [(the text after which is inserted, what is inserted)]; "" makes a new file
+    files: dict[str, list[tuple[str, str]]]
+    #: the same in tests, oracles and pages
+    tests: dict[str, list[tuple[str, str]]]
+
+
+OPTIMIZER = Walk(
+    "A new optimizer is three source files",
+    {
+        "engine/include/afflux/step.hpp": [
+            ("  KIND(assign, 0, false)", " \\\n  KIND(nesterov, 1, false)"),
+            ("//   momentum  m = beta1 * m + d,  out = params + lr * m\n",
+             "//   nesterov  m as momentum,  out = params + lr * (d + beta1 * m)\n"),
+        ],
+        "engine/formula/step.hpp": [
+            ("      return yogi_square(v, direction, rest);\n    case StepKind::sgd:\n",
+             "    case StepKind::nesterov:\n"),
+            ("      return params + lanes.fill(step.lr) * states[0];\n",
+             "    case StepKind::nesterov:\n"
+             "      states[0] = lanes.fill(step.beta1) * states[0] + direction;\n"
+             "      return params + lanes.fill(step.lr) * (direction + lanes.fill(step.beta1) * states[0]);\n"),
+        ],
+        "python/afflux/rules/optimizers.py": [
+            ('        "momentum": Reach(lambda step: 1 / (1 - step.beta1)),\n',
+             '        "nesterov": Reach(lambda step: 1 + step.beta1 / (1 - step.beta1)),\n'),
+            ('        return ops.Step("momentum", rate(self.lr, arrivals), self.beta)\n',
+             '\n\n@register("nesterov", "step")\nclass Nesterov(Momentum):\n'
+             '    """velocity = beta velocity + v, params += lr (v + beta velocity). Keeps one vector."""\n\n'
+             "    __slots__ = ()\n\n"
+             "    def __call__(self, arrivals: Arrivals, /) -> ops.Step:\n"
+             '        """See the class."""\n'
+             '        return ops.Step("nesterov", rate(self.lr, arrivals), self.beta)\n'),
+        ],
+    },
+    {
+        "tests/oracle/oracle.py": [
+            ("        move = beta1 * m + d\n        new = [move]\n",
+             '    elif kind == "nesterov":\n        new = [beta1 * m + d]\n        move = d + beta1 * new[0]\n'),
+        ],
+    },
+)  # fmt: skip
+
+#: A bfloat16 that is rounded towards zero.
+CODEC = Walk(
+    "A new codec is five source files",
+    {
+        "engine/include/afflux/codec.hpp": [
+            ('  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, kBlock, 4 * kRotations)',
+             ' \\\n  CODING(cut16, "cut16", 16, "uint8", false, false, kCodecBlock, 0)'),
+        ],
+        "engine/formula/half.hpp": [
+            ("AFFLUX_FN float widened(Bfloat16 value) { "
+             "return float_of(static_cast<std::uint32_t>(value.bits) << 16); }\n",
+             "\n// The upper half of a float32, rounded towards zero.\n"
+             "struct Cut16 {\n  std::uint16_t bits;\n};\n"
+             "AFFLUX_FN float widened(Cut16 value) { return float_of(static_cast<std::uint32_t>(value.bits) << 16); }\n"
+             "AFFLUX_FN void narrow_finite(float value, Cut16* to) {\n"
+             "  to->bits = static_cast<std::uint16_t>(bits_of(value) >> 16);\n}\n"),
+        ],
+        "engine/cpu/codec.cpp": [
+            ("struct Coder<Coding::bfloat16> : HalvesCoder<Bfloat16> {};\n",
+             "template <>\nstruct Coder<Coding::cut16> : HalvesCoder<formula::Cut16> {};\n"),
+        ],
+        "engine/cuda/codec.hpp": [
+            ("  using Type = Halves<Bfloat16>;\n};\n",
+             "template <>\nstruct CoderOf<Coding::cut16> {\n  using Type = Halves<formula::Cut16>;\n};\n"),
+        ],
+        "python/afflux/ops/codecs.py": [
+            ('bfloat16 = Codec("bfloat16")  #: 2 bytes per element\n',
+             'cut16 = Codec("cut16")  #: 2 bytes per element\n'),
+            ('__all__ = ["Codec", "affine", "bfloat16", ', '"cut16", '),
+        ],
+    },
+    {
+        "tests/oracle/rows.py": [
+            ('    if name in ("float16", "bfloat16"):\n        return halves(name, x).tobytes()\n',
+             '    if name == "cut16":\n        return (x.view(u32) >> u32(16)).astype(np.uint16).tobytes()\n'),
+            ("        return np.frombuffer(row, np.float16).astype(f32)\n",
+             '    if name == "cut16":\n'
+             "        return (np.frombuffer(row, np.uint16).astype(u32) << u32(16)).view(f32)\n"),
+        ],
+        "tests/engine/test_codecs.py": [
+            ('"float16": (3e-8, 6e-8), "bfloat16": (2e-6, 4e-6),\n', '    "cut16": (8e-6, 16e-6),\n'),
+        ],
+    },
+)  # fmt: skip
+
+PRESET = Walk(
+    "A preset is five files",
+    {
+        "python/afflux/rules/presets/fedavgm.py": [
+            ("",
+             '"""FedAvgM: FedAvg with momentum on the server.\n\n'
+             "@article{hsu2019fedavgm,\n"
+             "  title = {Measuring the Effects of Non-Identical Data Distribution\n"
+             "    for Federated Visual Classification},\n"
+             "  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},\n"
+             "  journal = {arXiv:1909.06335},\n"
+             "  year = {2019}\n"
+             '}\n"""\n\n'
+             "from afflux.rules.calibration import NONE\n"
+             "from afflux.rules.optimizers import Momentum\n"
+             "from afflux.rules.rule import Rule\n"
+             "from afflux.rules.schedules import Rate\n"
+             "from afflux.rules.weights import Examples\n\n\n"
+             "def fedavgm(*, buffer_size: int = 10, server_lr: Rate = 1.0, beta: float = 0.9) -> Rule:\n"
+             '    """velocity = beta velocity + sum_i (n_i / sum n) u_i, x += server_lr velocity (Section 4.2).\n\n'
+             "    State on the server: params, the buffer and the velocity. Sweeps: one.\n"
+             '    """\n'
+             '    return Rule("fedavgm", "update", buffer_size, Examples(), NONE, Momentum(server_lr, beta))\n'),
+        ],
+        "python/afflux/rules/presets/__init__.py": [
+            ("from afflux.rules.presets.fedavg import fedavg\n", "from afflux.rules.presets.fedavgm import fedavgm\n"),
+            ('    "fedavg": fedavg,\n', '    "fedavgm": fedavgm,\n'),
+            ('    "fedavg",\n', '    "fedavgm",\n'),
+        ],
+        "tests/oracle/presets/fedavgm.py": [
+            ("",
+             '"""FedAvgM."""\n\n'
+             "import numpy as np\n\n"
+             "from oracle import EPS\nfrom papers import decided, facts, moved, total\n\n\n"
+             "def fedavgm(state, buffer, *, server_lr=1.0, beta=0.9):\n"
+             '    """velocity = beta velocity + the mean of updates by examples; x + eta velocity."""\n'
+             "    _, n, _, updates = facts(buffer)\n"
+             "    weights = n / n.sum()\n"
+             "    v, terms = total(weights, updates)\n"
+             '    velocity = beta * state["velocity"] + v\n'
+             '    after = moved(state, state["params"] + server_lr * velocity, velocity=velocity)\n'
+             "    return after, decided(weights, v, terms, server_lr)\n\n\n"
+             "def bounds(before, buffer, after, decisions, dv, options):\n"
+             '    """The error of the direction, and of a product and a sum."""\n'
+             '    beta, lr = options.get("beta", 0.9), options.get("server_lr", 1.0)\n'
+             '    error = dv + 4 * EPS * (np.abs(beta * before["velocity"]) + np.abs(after["velocity"]))\n'
+             '    return {"velocity": error, "params": lr * error + 4 * EPS * np.abs(after["params"])}\n\n\n'
+             'ROUNDS, BOUNDS, VECTORS = {"fedavgm": fedavgm}, {"fedavgm": bounds}, {"fedavgm": ("velocity",)}\n'
+             'VARIANTS = {"fedavgm-slow": ("fedavgm", {"beta": 0.5, "server_lr": 0.1})}\n'),
+        ],
+        "docs/rules.md": [
+            ("| `fedavg` | update | x += eta sum (n_i / sum n) u_i | `4*d*(M + 1)` | 1 | "
+             "McMahan et al. 2017, Algorithm 1 |\n",
+             "| `fedavgm` | update | velocity = beta velocity + sum (n_i / sum n) u_i, x += eta velocity | "
+             "`4*d*(M + 2)` | 1 | Hsu et al. 2019, as in Section 4.2 |\n"),
+        ],
+        "python/afflux/selftest/golden.json": [],
+    },
+    {},
+)  # fmt: skip
+
+WALKS = (OPTIMIZER, CODEC, PRESET)
+
+
+def insert(project: Path, walk: Walk) -> None:
+    """Make a walk in a copy of the project.
+
+    Raises:
+        LookupError: a text does not stand once in its file, or a new file is there.
+    """
+    for name, insertions in (walk.files | walk.tests).items():
+        path = project / name
+        for anchor, text in insertions:
+            if (not anchor) == path.exists():
+                raise LookupError(f"{name} is {'there already' if path.exists() else 'not there'}")
+            before = path.read_text() if anchor else ""
+            if anchor and before.count(anchor) != 1:
+                raise LookupError(f"{name} has {anchor!r} {before.count(anchor)} times")
+            path.write_text(before.replace(anchor, anchor + text) if anchor else text)
