@@ -97,9 +97,9 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
     """Clients with the gradient x - x* of the params that they pulled, up to `stale` versions ago, 400 rounds.
 
     A plain step contracts by at most 1 - lr s per round, with s >= 0.4 for the staleness weights here and all lr s
-    below the bound 1 / (2 tau + 1) of delayed gradient descent: 400 rounds are far beyond 1e-4 of the way. Momentum adds
-    up 1 / (1 - beta) directions. An adaptive step is about lr long for each element, whatever the gradient: it ends
-    within a few of them.
+    below the bound 1 / (2 tau + 1) of delayed gradient descent: 400 rounds are far beyond 1e-4 of the way. Momentum
+    adds up 1 / (1 - beta) directions. An adaptive step is about lr long for each element, whatever the gradient: it
+    ends within a few of them.
     """
     rate = (0.3 if make(name).kind == "update" else 0.1) * (1 - getattr(make(name).step, "beta", 0.0))
     if adaptive(make(name)):
