@@ -31,7 +31,7 @@ from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import OF_PRESENCE, UNLIMITED
-from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import ClientResult, Trained, selection_law
 
@@ -78,7 +78,6 @@ class TrainingStream:
             size, codec = len(setup.model.initial_params), Codec(config.control_codec)
             self._controls = ControlVariates(size, len(setup.population.clients), codec, seed)
         self._version = leader.server.version
-        self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
         self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
         self._selection = selection_law(config.selection)
         self._results: list[Trained] = []
@@ -129,7 +128,7 @@ class TrainingStream:
         trained = None if self._workers is None else self._workers.take(sequence)
         if trained is not None:
             return trained
-        batches, model = self._streams.stream(sequence), sent.model
+        batches, model = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence), sent.model
         return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
 
     def _record_result(self, sent: SentModel, trained: TrainingResult) -> None:
