@@ -1,6 +1,5 @@
 """Errors that no other test raises: each says what is wrong, of which file or setting."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -49,10 +48,7 @@ def own_training(**settings):
 
 
 def without_runs(folder):
-    (folder / "summary.json").write_text('{"runs": []}')
-    configuration = {"simulation": {}, "division": {}, "rules": [], "seeds": [], "versions": {}, "machine": ""}
-    (folder / "config.json").write_text(json.dumps(configuration))
-    (folder / "metrics.csv").write_text("")
+    (folder / "finished.jsonl").write_text("")
     return folder
 
 

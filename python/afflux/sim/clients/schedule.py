@@ -143,10 +143,6 @@ def schedule_events(
         ConfigError: no result can arrive any more.
     """
     steps = concurrency_steps(concurrency)
-    if (most := max(count for _, count in steps)) > len(clients):
-        raise ValueError(f"[schedule_events] concurrency {most} is not in 1..{len(clients)}")
-    if not 1 <= refill <= (least := min(count for _, count in steps)):
-        raise ValueError(f"[schedule_events] refill {refill} is not in 1..{least}")
     idle = list(clients)
     away: list[tuple[float, int]] = []  # a heap of idle clients, by the time at which they are there
     # A heap of what ends: time, sequence, client (-1: a step), and the time of the dispatch if its result arrives.

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -406,7 +407,7 @@ def replay(
         task: the task, if it was made in Python (`Simulation.task`); or FILE.py:FUNCTION, which is executed only if it
             is named here.
         data_dir: folder of the data, if it is not the log's.
-        out: a new folder for the results; default: nothing is written.
+        out: a folder for the results, new or that of the same replay; default: nothing is written.
         watch: see `Simulation.run`.
 
     Returns:
@@ -427,9 +428,12 @@ def replay(
     if out is None:
         return SimulationResults(make(None, own), config)
     _require_packages(False)
-    output = AuditOutput(Path(out) / audit_log.FOLDER)
-    with run_folder.open_run_folder((), config, output):
-        return SimulationResults(make(output, own), config).write(Path(out))
+    output, digest = AuditOutput(Path(out) / audit_log.FOLDER), sha256(log.path.read_bytes()).hexdigest()
+    job = Job(specs[0], log.header.seed, tuple(specs[1:]), config, log=digest)
+    with run_folder.open_run_folder([job], config, output) as finished:
+        if 0 not in finished:
+            finished[0] = make(output, own)
+        return SimulationResults.of_runs(finished, config).write(Path(out))
 
 
 def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:

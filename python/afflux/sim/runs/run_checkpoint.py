@@ -197,12 +197,6 @@ class InterruptedRun:
             why = "it is another run's log, or was changed"
             raise ConfigError(f"{self.log} was not written by the run of {self.path}: {why}")
 
-    def remove_files(self) -> None:
-        """Make room for new files if nothing has arrived: they may be missing, or hold more than was committed."""
-        self.output.folder.mkdir(parents=True, exist_ok=True)
-        for path in (self.log, self.updates):
-            path.unlink(missing_ok=True)
-
     def check_server(self, server: Server) -> None:
         """Raise ConfigError if `server` was used after the last checkpoint."""
         now = _counts(server)

@@ -15,6 +15,8 @@ from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
+from afflux.sim.results.finished_runs import Job
+from afflux.sim.results.run_folder import remove_run_files
 from afflux.sim.results.run_history import OnEvaluation, Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
@@ -96,7 +98,7 @@ def simulate(
             stream.restore(begun.notes.stream, begun.read_arrays(), versions)
             header, size = begun.header, begun.notes.log_bytes
         elif interrupted is not None:
-            interrupted.remove_files()
+            remove_run_files(interrupted.output.folder.parent, [Job(specs[0], seed)])
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
