@@ -127,7 +127,7 @@ def schedule_events(
     Args:
         clients: the clients that hold data.
         draws: of clients, running times and dropouts.
-        concurrency: number of clients that train at the same time; see `concurrency_steps`.
+        concurrency: number of clients that train at the same time, at most all; see `concurrency_steps`.
         arrivals: number of arrivals after which the schedule ends.
         refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
             CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K, with all P clients training at
@@ -139,7 +139,6 @@ def schedule_events(
         place of a dispatch whose result is lost.
 
     Raises:
-        ValueError: `concurrency` or `refill` is out of range.
         ConfigError: no result can arrive any more.
     """
     steps = concurrency_steps(concurrency)
