@@ -55,14 +55,12 @@ def test_a_run_that_ends_before_it_is_killed(tmp_path):
 
 
 def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
-    read = InterruptedRun.of
-
     def damaged(store):
-        found = read(store)
+        found = InterruptedRun(store)
         for path in store.rglob("zarr.json"):
             os.truncate(path, 0)
         return found
 
-    monkeypatch.setattr(InterruptedRun, "of", damaged)
+    monkeypatch.setattr(demo, "InterruptedRun", damaged)
     with pytest.raises(AffluxError, match="ended with exit code 2: error: "):
         demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)

@@ -48,7 +48,7 @@ def test_each_arrival_is_one_model_up_and_each_dispatch_one_down(tmp_path):
 def test_buffers_have_their_own_dtypes_and_scaffold_sends_c_too():
     def message(*task, **settings):
         made = simulation(*task, **settings)
-        return SimulationSetup.of(made.config, 0, made.task).message_bytes
+        return SimulationSetup(made.config, 0, made.task).message_bytes
 
     plain, d = sum(message()) // 2, own_tasks.X.shape[1]
     assert message() == (plain, plain)

@@ -245,9 +245,7 @@ def feed_servers(
 class _StartedEvaluation(NamedTuple):
     """An evaluation that is not yet in the history; worker processes evaluate in parallel with training."""
 
-    arrivals: int
-    version: int
-    time: float
+    place: tuple[int, int, float]  #: arrivals, version, virtual time
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
     messages: tuple[int, int]  #: see `RunHistory.messages_at_evaluations`
@@ -373,7 +371,7 @@ class SimulatedServer:
     def _start_evaluation(self) -> None:
         """Evaluate the current model, unless it is that of the last evaluation."""
         history, version = self.history, self.server.version
-        if self._started and self._started[-1].version == version:
+        if self._started and self._started[-1].place[1] == version:
             figures = self._started[-1].figures
         elif not self._started and (last := history.evaluations[-1]).version == version:
             figures = _known(last[len(PLACE) :])
@@ -382,7 +380,7 @@ class SimulatedServer:
         means = self.record.take_round_means()
         place = len(history.staleness), version, history.time
         messages = len(history.staleness) + history.lost_uploads, history.pulls or 0
-        self._started.append(_StartedEvaluation(*place, figures, means, messages))
+        self._started.append(_StartedEvaluation(place, figures, means, messages))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -401,8 +399,8 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures, round_means, messages = started[0]
-            evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
+            place, figures, round_means, messages = started[0]
+            evaluation = Evaluation(*place, *figures.result(), names=self._names)
             started.popleft()
             if self.history.messages_at_evaluations is not msgspec.UNSET:
                 self.history.messages_at_evaluations.append(messages)

@@ -323,7 +323,7 @@ def resume(
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
-        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, named, selection)
+        interrupted = InterruptedRun(Path(interrupted), moved, typed, named, selection)
     config = interrupted.config
     if interrupted.finished:
         _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))

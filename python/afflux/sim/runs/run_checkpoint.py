@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -71,20 +70,12 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
-    path: Path  #: the store
-    output: AuditOutput  #: the files of its log and updates
-    spec: RuleSpec  #: the rule
-    config: SimConfig
-    notes: CheckpointNotes  #: the content of the checkpoint
-
-    @classmethod
-    def of(
-        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
-    ) -> "InterruptedRun":
+    def __init__(
+        self, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
+    ) -> None:
         """Read the last checkpoint in a store; write nothing.
 
         Args:
@@ -113,12 +104,12 @@ class InterruptedRun:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
-        output = AuditOutput(audit, header.updates is not None)
-        config = header.sim_config(path, *named)
-        interrupted = cls(path, output, header.rule_spec(path, typed), config, checkpoint)
-        interrupted._check_run_id(Path(checkpoint.audit).parent, folder)
-        interrupted.check_run_folder()
-        return interrupted
+        self.path, self.notes = path, checkpoint
+        self.output = AuditOutput(audit, header.updates is not None)  #: the files of its log and updates
+        self.config = header.sim_config(path, *named)
+        self.spec = header.rule_spec(path, typed)
+        self._check_run_id(Path(checkpoint.audit).parent, folder)
+        self.check_run_folder()
 
     @property
     def header(self) -> audit_log.Header:
@@ -340,7 +331,7 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
         return None
     try:
         files = (text if ".py" in text else None for text in (config.task, config.selection))
-        interrupted = InterruptedRun.of(path, folder, job.spec, *files)
+        interrupted = InterruptedRun(path, folder, job.spec, *files)
         places = {"data_dir": None, "num_clients": None}  # which the data may set
         if (interrupted.header.seed, interrupted.config.recorded() | places) != (job.seed, config.recorded() | places):
             raise ConfigError("it has other settings")

@@ -75,7 +75,7 @@ def simulate(
     start = process_time()
     killed = "a worker process was killed, or could not be started; the run can be resumed"
     with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed, task, digests=output is not None)
+        setup = SimulationSetup(config, seed, task, digests=output is not None)
         if output is not None and output.updates and setup.model.initial_buffers is not None:
             raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
         interrupted = None if store is None else store.interrupted
@@ -168,7 +168,7 @@ def replay_updates(
         ConfigError: data or initial params are not those of the log, or the model has buffers.
     """
     with reproducible_torch(), ExitStack() as files:
-        setup = SimulationSetup.of(config, log.header.seed, task, digests=True)
+        setup = SimulationSetup(config, log.header.seed, task, digests=True)
         if setup.model.initial_buffers is not None:
             raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
         setup.refuse_other_inputs(log.path, log.header)

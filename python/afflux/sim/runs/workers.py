@@ -91,7 +91,7 @@ class WorkerPool:
 
         Args:
             setup: of the run.
-            task: the argument of `SimulationSetup.of`.
+            task: the argument of `SimulationSetup`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
@@ -220,7 +220,7 @@ def _task() -> Task | None:
 
 @lru_cache(maxsize=1)
 def _trainer(config: SimConfig, seed: int) -> Trainer:
-    return SimulationSetup.of(config, seed, _task()).trainer
+    return SimulationSetup(config, seed, _task()).trainer
 
 
 def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
