@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +25,7 @@ from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_paramete
 from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
+from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import (
@@ -115,7 +114,7 @@ class Simulation:
         """
         if evaluate is None:
             raise ConfigError("give evaluate=, a function (model) -> accuracy, loss")
-        allowed = [field.name for field in fields(SimConfig) if field.name not in _GIVEN_OTHERWISE]
+        allowed = [name for name in SETTINGS if name not in _GIVEN_OTHERWISE]
         for setting in settings:
             known("setting", setting, allowed)
         if training is None:
@@ -184,7 +183,7 @@ class Simulation:
         """
         if isinstance(config, str):
             for setting in settings:
-                known("setting", setting, [field.name for field in fields(SimConfig)])
+                known("setting", setting, SETTINGS)
             unlimit_arrivals(settings, "arrivals" in settings)
             config = SimConfig(task=config, **settings)
             config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
