@@ -108,6 +108,9 @@ class InterruptedRun:
         self.output = AuditOutput(audit, header.updates is not None)  #: the files of its log and updates
         self.config = header.sim_config(path, *named)
         self.spec = header.rule_spec(path, typed)
+        stem = audit / audit_log.file_stem(self.spec.label, header.seed)
+        #: Its audit log, and the file of the kept updates, which exists only if the run keeps them.
+        self.log, self.updates = (Path(f"{stem}{suffix}") for suffix in (".jsonl", ".updates.npy"))
         self._check_run_id(Path(checkpoint.audit).parent, folder)
         self.check_run_folder()
 
@@ -120,19 +123,6 @@ class InterruptedRun:
     def arrivals(self) -> int:
         """Number of arrivals before the checkpoint."""
         return self.notes.stream.arrivals
-
-    @property
-    def log(self) -> Path:
-        """File of the audit log."""
-        return self._file(".jsonl")
-
-    @property
-    def updates(self) -> Path:
-        """File of the kept updates; exists only if the run keeps them."""
-        return self._file(".updates.npy")
-
-    def _file(self, suffix: str) -> Path:
-        return self.output.folder / f"{audit_log.file_stem(self.spec.label, self.header.seed)}{suffix}"
 
     @property
     def finished(self) -> bool:
@@ -327,8 +317,19 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
     Raises:
         ConfigError: the store holds something else.
     """
-    if is_unused_store(path):
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a folder; choose another --store")
+    killed = f"; if a run was killed before its first checkpoint, remove {path} and the folder of the run"
+    try:
+        content = info(path)
+    except StoreError:
+        then = killed if (path / LOCK).exists() else ""
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
+    if not isinstance(content.notes, dict) or "afflux_run" not in content.notes:
+        then = killed if content.notes is None and not content.joins else ""
+        raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
     try:
         files = (text if ".py" in text else None for text in (config.task, config.selection))
         interrupted = InterruptedRun(path, folder, job.spec, *files)
@@ -338,21 +339,3 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
     except ConfigError as error:
         raise ConfigError(f"{path} holds a run; --resume {path} continues it ({error})") from None
     return interrupted
-
-
-def is_unused_store(path: Path) -> bool:
-    """Return whether a place for a store is free, and has no run; raise ConfigError if it holds something else."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return True
-    if not path.is_dir():
-        raise ConfigError(f"{path} is not a folder; choose another --store")
-    killed = f"if a run was killed before its first checkpoint, remove {path} and the folder of the run"
-    try:
-        content = info(path)
-    except StoreError:
-        then = f"; {killed}" if (path / LOCK).exists() else ""
-        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
-    if isinstance(content.notes, dict) and "afflux_run" in content.notes:
-        return False
-    then = f"; {killed}" if content.notes is None and not content.joins else ""
-    raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
