@@ -279,7 +279,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(processes, tmp_path):
         (tmp_path / name).mkdir()
     with pytest.raises(Stopped):
         run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop, seconds=0, **processes)
-    interrupted = InterruptedRun.of(tmp_path / "store")
+    interrupted = InterruptedRun(tmp_path / "store")
     assert interrupted.config.compile
     resumed = resume(interrupted)
     (whole,) = run_paired([RULE], 4, SMALL, output=outputs["whole"])

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from afflux.cli import app, demo
 from afflux.ops.errors import AffluxError
+from afflux.sim.runs import run_checkpoint
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -55,14 +56,12 @@ def test_a_run_that_ends_before_it_is_killed(tmp_path):
 
 
 def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
-    read = InterruptedRun.of
-
     def damaged(store):
-        found = read(store)
+        found = InterruptedRun(store)
         for path in store.rglob("zarr.json"):
             os.truncate(path, 0)
         return found
 
-    monkeypatch.setattr(InterruptedRun, "of", damaged)
+    monkeypatch.setattr(run_checkpoint, "InterruptedRun", damaged)
     with pytest.raises(AffluxError, match="ended with exit code 2: error: "):
         demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)

@@ -79,7 +79,7 @@ def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         output = AuditOutput(tmp_path / "audit")
         run_in_store(tmp_path / "store", RULE, 3, config, output, stop, seconds=0.0, workers=two_workers)
-    stored = InterruptedRun.of(tmp_path / "store")
+    stored = InterruptedRun(tmp_path / "store")
     assert [row.arrivals for row in stored.notes.history.evaluations] == list(range(0, stored.arrivals + 1, 4))
     assert reproducible(resume(stored, workers=two_workers)) == reproducible(run(RULE, 3, config))
 

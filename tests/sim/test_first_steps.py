@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -25,7 +24,6 @@ from afflux.sim import (
     sgd,
 )
 from afflux.sim.results.finished_runs import FILE
-from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.terminal import results_table
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
@@ -130,14 +128,24 @@ def test_a_run_folder_is_read_again(tmp_path):
     results, record = read_results(out), (out / FILE).read_text()
     assert (results.failures, record.count('"status": "open"')) == ((), 2)
     check_same(results, written)
-    (out / FILE).unlink()
-    older = SimulationResults((replace(run, sent_bytes=()) for run in written), written.config)
-    check_same(read_results(out), older)
-    (out / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds results that no run has written: 'runs'"):
+    (out / FILE).write_text("{}\n")
+    with pytest.raises(ConfigError, match="holds no finished runs: KeyError"):
         read_results(out)
     with pytest.raises(ConfigError, match="holds no results of a run"):
         read_results(tmp_path)
+
+
+def test_a_replay_goes_on_and_is_read_again(tmp_path):
+    run, out = simulation(rules=["fedbuff:buffer_size=4"]), tmp_path / "out"
+    run.run(out=tmp_path / "run", keep_updates=True)
+    log = tmp_path / "run" / "audit" / "fedbuff_buffer_size=4-seed0.jsonl"
+    written = replay(log, ["fedbuff:buffer_size=2", "fedasync"], task=run.task, out=out)
+    check_same(read_results(out), written)
+    check_same(replay(log, ["fedbuff:buffer_size=2", "fedasync"], task=run.task, out=out), written)
+    with pytest.raises(ConfigError, match="holds the runs of another command"):
+        replay(log, ["fedasync"], task=run.task, out=out)
+    with pytest.raises(ConfigError, match="holds the runs of another command"):
+        simulation(rules=["fedbuff:buffer_size=2", "fedasync"], paired=True).run(out=out)
 
 
 def check_same(results, written):

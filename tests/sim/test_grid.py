@@ -224,7 +224,7 @@ def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has(
     assert np.abs(after - before / 5).max() <= 0.5
     again = tuned_on_validation(image_task(CONFIG))
     assert torch.equal(again.evaluate.x, held.evaluate.x), "whatever the seed"
-    setup = SimulationSetup.of(replace(CONFIG, part="validation"), 3)
+    setup = SimulationSetup(replace(CONFIG, part="validation"), 3)
     assert setup.num_validation == len(held.clients.y)
 
 

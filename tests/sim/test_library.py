@@ -131,7 +131,7 @@ def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
     assert last["norm.num_batches_tracked"] == 3, "three local steps of each client"
 
     # The statistics are the mean of those that the three clients, trained alone, come to.
-    setup = SimulationSetup.of(made.config, 0, made.task)
+    setup = SimulationSetup(made.config, 0, made.task)
     events = [event for event in setup.schedule(made.jobs[0].spec) if isinstance(event, Arrival)]
     model, found = setup.model, []
     with reproducible_torch():
@@ -150,7 +150,7 @@ def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
 def test_a_trained_part_is_trained_as_torch_would():
     """The clients' momentum training against the same function on a module of its own."""
     made = simulation(own_tasks.linear, training=own_tasks.momentum, client_lr=0.2, local_steps=4)
-    setup = SimulationSetup.of(made.config, 7, made.task)
+    setup = SimulationSetup(made.config, 7, made.task)
     with reproducible_torch():
         trained = setup.trainer.train(2, setup.model.initial_params, random_stream(7, StreamPurpose.BATCHES, 0))
         rng = random_stream(7, StreamPurpose.BATCHES, 0)
@@ -604,7 +604,7 @@ def test_a_simulation_on_a_store_is_resumed_with_its_task(tmp_path):
     )
     with pytest.raises(KeyboardInterrupt):
         run_in_store(*arguments, task=made.task)
-    paused = InterruptedRun.of(tmp_path / "store")
+    paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 12
     with pytest.raises(ConfigError, match="the task python:own was made in Python: continue it in that program"):
         resume(paused)

@@ -109,7 +109,7 @@ def test_an_attempt_to_reach_a_model_hub_is_noticed(attempts):
 
 
 def test_adapters_alone_are_trained_and_pushed(data_dir):
-    setup = SimulationSetup.of(settings(data_dir), 0)
+    setup = SimulationSetup(settings(data_dir), 0)
     names = [field.name for field in setup.model.layout.fields]
     assert len(names) == 4
     assert all("lora_" in name for name in names)
@@ -169,7 +169,7 @@ def test_resumes_bit_for_bit(data_dir, tmp_path, count):
 
     with pytest.raises(StoppedError):
         run_in_store(tmp_path / "store", SPEC, 3, config, output, stop, 0.0)
-    resumed = resume(InterruptedRun.of(tmp_path / "store"))
+    resumed = resume(InterruptedRun(tmp_path / "store"))
     whole = run(SPEC, 3, config)
     assert resumed.digest == whole.digest
     assert resumed.evaluations == whole.evaluations
@@ -204,7 +204,7 @@ def test_errors_are_clear(data_dir, tmp_path):
         (f"lora:dataset=sst2:checkpoint={broken}", "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):
-            SimulationSetup.of(replace(config, task=task), 0)
+            SimulationSetup(replace(config, task=task), 0)
 
 
 def test_pickled_weights_are_refused(data_dir, tmp_path):
@@ -215,4 +215,4 @@ def test_pickled_weights_are_refused(data_dir, tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="cannot be read"):
-        SimulationSetup.of(settings(data_dir, task=f"lora:dataset=sst2:checkpoint={folder}"), 0)
+        SimulationSetup(settings(data_dir, task=f"lora:dataset=sst2:checkpoint={folder}"), 0)

@@ -1,6 +1,5 @@
 """Errors that no other test raises: each says what is wrong, of which file or setting."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from afflux.sim.models import build_model
 from afflux.sim.papers import all_tables, codec_errors, lora_task, paper_task, reproduction, text_set
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.updates_file import read_updates
+from afflux.sim.runs import simulation
 from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
@@ -49,10 +49,7 @@ def own_training(**settings):
 
 
 def without_runs(folder):
-    (folder / "summary.json").write_text('{"runs": []}')
-    configuration = {"simulation": {}, "division": {}, "rules": [], "seeds": [], "versions": {}, "machine": ""}
-    (folder / "config.json").write_text(json.dumps(configuration))
-    (folder / "metrics.csv").write_text("")
+    (folder / "finished.jsonl").write_text("")
     return folder
 
 
@@ -118,7 +115,7 @@ CASES = {
         "'a:b' cannot be the name of a task",
     ),
     "scaffold with a training function": (
-        lambda folder: SimulationSetup.of(
+        lambda folder: SimulationSetup(
             SimConfig(task="own", client_optimizer="scaffold"), 0, own_training(concurrency=1).task
         ),
         "client_optimizer is scaffold, but the task has a training function of its own",
@@ -186,7 +183,7 @@ def test_a_file_that_has_changed_since_its_parent_executed_it(tmp_path, monkeypa
 
 def test_kept_updates_and_buffers(monkeypatch):
     setup = SimpleNamespace(model=SimpleNamespace(initial_buffers=np.zeros(1)))
-    monkeypatch.setattr(SimulationSetup, "of", lambda *given, **options: setup)
+    monkeypatch.setattr(simulation, "SimulationSetup", lambda *given, **options: setup)
     log = SimpleNamespace(header=SimpleNamespace(seed=0), path=Path("a.jsonl"))
     with pytest.raises(ConfigError, match=r"a\.jsonl: the model has buffers, which kept updates do not hold"):
         replay_updates(log, [], SMALL)

@@ -82,13 +82,13 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     digits_with(change, monkeypatch)
     with pytest.raises(ConfigError, match=r"store: the run began with other inputs: data; undo the change"):
-        resume(InterruptedRun.of(store))
+        resume(InterruptedRun(store))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     monkeypatch.undo()
     data_sets._read.cache_clear()
     (tmp_path / "whole").mkdir()
     whole = run(RULE, 3, SMALL, output=AuditOutput(tmp_path / "whole"))
-    assert resume(InterruptedRun.of(store)).digest == whole.digest
+    assert resume(InterruptedRun(store)).digest == whole.digest
 
 
 def test_the_digests_of_data_are_those_of_older_logs(tmp_path):
@@ -108,7 +108,7 @@ def test_another_division_is_named(tmp_path, monkeypatch):
     store = stopped(tmp_path)
     monkeypatch.setitem(PARTITIONS, "iid", lambda labels, count, _, rng: classes(labels, count, 2, rng))
     with pytest.raises(ConfigError, match="other inputs: clients;"):
-        resume(InterruptedRun.of(store))
+        resume(InterruptedRun(store))
 
 
 def test_the_file_of_the_delays_is_an_input(tmp_path):
@@ -117,7 +117,7 @@ def test_the_file_of_the_delays_is_an_input(tmp_path):
     store = stopped(tmp_path / "run", replace(SMALL, delays=f"device-times:file={trace}"))
     trace.write_text("time,deviation\n1,0\n2,0\n3,0.0\n")  # the same times: nothing else would notice it
     with pytest.raises(ConfigError, match="other inputs: delays;"):
-        resume(InterruptedRun.of(store))
+        resume(InterruptedRun(store))
 
 
 def own_task(**changes):
@@ -173,15 +173,15 @@ def test_the_inputs_of_an_own_task(change, name, tmp_path):
     task = own_task()
     change(task)
     with pytest.raises(ConfigError, match=f"other inputs: {name};"):
-        resume(InterruptedRun.of(store, None, None, "python:own"), task=task)
-    resume(InterruptedRun.of(store, None, None, "python:own"), task=own_task())
+        resume(InterruptedRun(store, None, None, "python:own"), task=task)
+    resume(InterruptedRun(store, None, None, "python:own"), task=own_task())
 
 
 def test_clients_that_a_function_makes_may_name_their_source(tmp_path):
     task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=12, source="version 1")
     store = stopped(tmp_path, OWN, task)
     with pytest.raises(ConfigError, match="other inputs: data;"):
-        resume(InterruptedRun.of(store, None, None, "python:own"), task=replace(task, source="version 2"))
+        resume(InterruptedRun(store, None, None, "python:own"), task=replace(task, source="version 2"))
 
 
 def test_a_replay_with_other_data_is_refused(tmp_path, monkeypatch):

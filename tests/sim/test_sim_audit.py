@@ -90,7 +90,7 @@ def test_every_line_is_json_without_nan(tmp_path):
         event_loop.PullEvent(0, 0, 0),
         event_loop.UpdateEvent(0, 0, 0, 7, 1.0, TrainingResult(np.ones(650, np.float32), 5, float("inf"), 2)),
     ]
-    setup = event_loop.SimulationSetup.of(replace(SMALL, faults="raise", arrivals=1), 0)
+    setup = event_loop.SimulationSetup(replace(SMALL, faults="raise", arrivals=1), 0)
     follower = event_loop.SimulatedServer(parse_rule("fedasync"), setup)
     with ExitStack() as files:
         follower.record.open(AuditOutput(tmp_path), files)

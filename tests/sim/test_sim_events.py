@@ -99,15 +99,6 @@ def test_synchronous_rounds_wait_for_the_whole_cohort():
         assert {event.time for event in events[start : start + 3]} == {events[start - 1].time}
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "refill", "what"),
-    [(0, 1, "concurrency"), (4, 1, "concurrency"), (2, 3, "refill")],
-)
-def test_an_impossible_concurrency_or_refill_is_refused(concurrency, refill, what):
-    with pytest.raises(ValueError, match=what):
-        events_of(range(3), concurrency, 1, delay_law("constant")(3, generator()), refill=refill)
-
-
 def staleness_of(events, buffer_size):
     """Staleness of each arrival for a rule that steps every `buffer_size` arrivals."""
     pulled, staleness = {}, []

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -18,7 +17,6 @@ from afflux.sim.errors import ConfigError
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report
-from afflux.sim.results.run_folder import Configuration, RuleConfiguration
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import paired_differences
@@ -90,11 +88,15 @@ def result_of(label, seed, accuracies, every=10):
     )
 
 
+def rule_row(label, name, options, updates_of):
+    return {"label": label, "name": name, "options": options, "parts": {}, "updates_of": updates_of}
+
+
 def page_of(results, **changes):
     groups = group_by_rule(results).items()
-    rules = [RuleConfiguration(label, runs[0].spec.name, {"a": 1}, {}, label) for label, runs in groups]
-    content = Configuration(asdict(CONFIG), {}, rules, [0], {"afflux": "1"}, "machine")
-    content = msgspec.structs.replace(content, **changes)
+    rules = [rule_row(label, runs[0].spec.name, {"a": 1}, label) for label, runs in groups]
+    content = {"simulation": asdict(CONFIG), "division": {}, "rules": rules, "seeds": [0]}
+    content |= {"versions": {"afflux": "1"}, "machine": "machine"} | changes
     return render_report(results, "setting", 0.9, content, {"log.jsonl": "0" * 64})
 
 
@@ -195,7 +197,7 @@ def test_all_text_from_data_is_escaped():
         "versions": {HOSTILE: HOSTILE},
         "machine": HOSTILE,
         "seeds": [HOSTILE],
-        "rules": [RuleConfiguration(HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, {}, HOSTILE)],
+        "rules": [rule_row(HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE)],
     }
     text = page_of(results, **changes).replace(":<wbr>", ":")
     page = Page(text)
@@ -203,7 +205,7 @@ def test_all_text_from_data_is_escaped():
     assert "<script" not in text
     assert "<img" not in text
     assert page.text.count(HOSTILE) >= 15
-    content = Configuration({}, {}, [], [], changes["versions"], changes["machine"])
+    content = {"simulation": {}, "division": {}, **changes, "rules": [], "seeds": []}
     logs = render_report(results, HOSTILE, 0.9, content, {HOSTILE: HOSTILE})
     assert set(Page(logs.replace(":<wbr>", ":")).tags) <= set(Page(plain).tags)
 

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,13 +116,13 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
         begin(name, tmp_path, stop_at(2), seconds)
     before = 2
     for count in (5, 6, 14, 20, 31, 36):
-        paused = InterruptedRun.of(tmp_path / "store")
+        paused = InterruptedRun(tmp_path / "store")
         assert paused.arrivals < before if seconds else paused.arrivals == before - 1
         with pytest.raises(Stopped):
             resume(paused, stop_at(count), seconds)
         before = count
     for _ in range(2):  # the second time there is nothing left to do
-        result = resume(InterruptedRun.of(tmp_path / "store"), None, seconds)
+        result = resume(InterruptedRun(tmp_path / "store"), None, seconds)
         assert (reproducible(result), files(tmp_path / "run")) == expected(name)
     assert not list((tmp_path / "store").glob("*.new"))
 
@@ -162,18 +163,18 @@ def test_killed_again_and_again(name, expected, tmp_path):
 
     def go_on(progress):
         if store.exists():
-            resume(InterruptedRun.of(store), progress, 0.0)
+            resume(InterruptedRun(store), progress, 0.0)
         else:
             begin(name, tmp_path, progress)
 
-    while kills == 0 or InterruptedRun.of(store).arrivals < 20:
+    while kills == 0 or InterruptedRun(store).arrivals < 20:
         progress = kill_after(chance.randint(1, 3), chance.randrange(3000))
         child, reading = in_child(lambda tell, progress=progress: go_on(progress))
         os.close(reading)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         kills += 1
     assert kills >= 3
-    assert (reproducible(resume(InterruptedRun.of(store))), files(tmp_path / "run")) == whole
+    assert (reproducible(resume(InterruptedRun(store))), files(tmp_path / "run")) == whole
 
 
 def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
@@ -183,7 +184,7 @@ def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
 
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         begin("ca2fl", tmp_path, press, seconds=1000)
-    paused = InterruptedRun.of(tmp_path / "store")
+    paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 10
     seen = []
     result = resume(paused, seen.append)
@@ -200,8 +201,8 @@ def test_a_run_folder_that_has_moved(expected, tmp_path):
     for folder in (None, tmp_path / "elsewhere"):
         expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
         with pytest.raises(ConfigError, match=f"there is no {expected_at}: {where}"):
-            InterruptedRun.of(tmp_path / "store", folder)
-    result = resume(InterruptedRun.of(tmp_path / "store", tmp_path / "moved"))
+            InterruptedRun(tmp_path / "store", folder)
+    result = resume(InterruptedRun(tmp_path / "store", tmp_path / "moved"))
     assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
 
 
@@ -213,10 +214,10 @@ def test_files_that_lack_what_the_checkpoint_has(tmp_path):
         whole = file.read_bytes()
         os.truncate(file, 700)
         with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
-            resume(InterruptedRun.of(tmp_path / "store"))
+            resume(InterruptedRun(tmp_path / "store"))
         assert file.stat().st_size == 700
         file.write_bytes(whole)
-    resume(InterruptedRun.of(tmp_path / "store"))
+    resume(InterruptedRun(tmp_path / "store"))
 
 
 def contents(folder):
@@ -239,9 +240,9 @@ def test_another_runs_folder_is_refused(count, expected, tmp_path):
         begin("fedbuff", tmp_path, stop_at(count))
     said = f"other/audit/fedbuff-seed4.jsonl was not written by the run of {tmp_path}/store"
     with pytest.raises(ConfigError, match=said):
-        InterruptedRun.of(tmp_path / "store", tmp_path / "other")
+        InterruptedRun(tmp_path / "store", tmp_path / "other")
     assert contents(tmp_path / "other") == before
-    result = resume(InterruptedRun.of(tmp_path / "store"))
+    result = resume(InterruptedRun(tmp_path / "store"))
     assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
 
 
@@ -269,10 +270,10 @@ def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
             assert str(mine) in result.stderr
             assert contents(mine) == before
     with pytest.raises(ConfigError, match=f"{mine} is the folder of another run than that of {store}; choose another"):
-        InterruptedRun.of(store, mine)
+        InterruptedRun(store, mine)
     forge(store, audit=str(tmp_path / "new" / "audit"))
     with pytest.raises(ConfigError, match=f"{tmp_path}/new"):
-        InterruptedRun.of(store)
+        InterruptedRun(store)
     assert not (tmp_path / "new").exists()
 
 
@@ -282,10 +283,10 @@ def test_a_store_of_before_runs_had_ids_is_resumed_in_the_folder_that_is_named(e
     (tmp_path / "run" / "audit" / "run_id.txt").unlink()
     forge(tmp_path / "store", run_id=None)
     with pytest.raises(ConfigError, match=f"has no id of its run folder, which was {tmp_path}/run: name it by --out"):
-        InterruptedRun.of(tmp_path / "store")
+        InterruptedRun(tmp_path / "store")
     with pytest.raises(Stopped):
-        resume(InterruptedRun.of(tmp_path / "store", tmp_path / "run"), stop_at(20), 0.0)
-    result = resume(InterruptedRun.of(tmp_path / "store"))  # they have an id now
+        resume(InterruptedRun(tmp_path / "store", tmp_path / "run"), stop_at(20), 0.0)
+    result = resume(InterruptedRun(tmp_path / "store"))  # they have an id now
     assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
 
 
@@ -300,10 +301,10 @@ def test_a_log_that_was_edited_is_refused(line, tmp_path):
     log.write_text("".join(lines))
     before = contents(tmp_path / "run")
     with pytest.raises(ConfigError, match="it is another run's log, or was changed"):
-        InterruptedRun.of(tmp_path / "store")
+        InterruptedRun(tmp_path / "store")
     assert contents(tmp_path / "run") == before
     log.write_text(whole)
-    resume(InterruptedRun.of(tmp_path / "store"))
+    resume(InterruptedRun(tmp_path / "store"))
 
 
 def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
@@ -313,16 +314,16 @@ def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
     beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
     beside.touch()
     with pytest.raises(ConfigError, match=r"run/audit holds other runs' logs: ca2fl-seed4.jsonl; choose another --out"):
-        InterruptedRun.of(tmp_path / "store")
+        InterruptedRun(tmp_path / "store")
     new = tmp_path / "new"
     with pytest.raises(Stopped):
         begin("fedbuff", new, stop_at(1))
     with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
         for name in ("fedbuff-seed4.jsonl", "run_id.txt"):
             (tmp_path / "run" / "audit" / name).unlink()
-        InterruptedRun.of(new / "store", tmp_path / "run")
+        InterruptedRun(new / "store", tmp_path / "run")
     (new / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()  # as a run leaves it that goes on and is killed at once
-    resume(InterruptedRun.of(new / "store"))
+    resume(InterruptedRun(new / "store"))
     assert files(new / "run") == expected("fedbuff")[1]
 
 
@@ -336,7 +337,7 @@ def test_a_server_that_was_pushed_to_is_refused(count, tmp_path):
         server.push(client=1, update=np.zeros(server.params.size), version=server.version)
     said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; the server was used since"
     with pytest.raises(ConfigError, match=said):
-        resume(InterruptedRun.of(tmp_path / "store"))
+        resume(InterruptedRun(tmp_path / "store"))
     assert contents(tmp_path / "run") == before
 
 
@@ -346,11 +347,11 @@ def test_a_server_whose_arrivals_or_versions_are_gone_is_refused(tmp_path):
     with Server.open(tmp_path / "store") as server:
         server.checkpoint(server.notes)  # without what was kept
     with pytest.raises(ConfigError, match=r"the store no longer keeps version [0-9]+ of params"):
-        resume(InterruptedRun.of(tmp_path / "store"))
+        resume(InterruptedRun(tmp_path / "store"))
     with Server.open(tmp_path / "store") as server:
         assert server.discard() == 2
     with pytest.raises(ConfigError, match="store: arrivals_waiting is 0, but was 2 when"):
-        resume(InterruptedRun.of(tmp_path / "store"))
+        resume(InterruptedRun(tmp_path / "store"))
 
 
 def test_looking_into_the_server_is_harmless(expected, tmp_path):
@@ -358,7 +359,7 @@ def test_looking_into_the_server_is_harmless(expected, tmp_path):
         begin("ca2fl", tmp_path, stop_at(11))
     with Server.open(tmp_path / "store") as server:
         server.pull()
-    result = resume(InterruptedRun.of(tmp_path / "store"))
+    result = resume(InterruptedRun(tmp_path / "store"))
     assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
 
 
@@ -366,15 +367,17 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
     with pytest.raises(ConfigError, match="server holds no run that could be resumed"):
-        InterruptedRun.of(tmp_path / "server")
+        InterruptedRun(tmp_path / "server")
     with pytest.raises(StoreError, match="there is no folder"):
-        InterruptedRun.of(tmp_path / "nowhere")
+        InterruptedRun(tmp_path / "nowhere")
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
-    paused = InterruptedRun.of(tmp_path / "store")
+    paused = InterruptedRun(tmp_path / "store")
 
     def with_notes(**changes):
-        return replace(paused, notes=msgspec.structs.replace(paused.notes, **changes))
+        changed = copy(paused)
+        changed.notes = msgspec.structs.replace(paused.notes, **changes)
+        return changed
 
     with pytest.raises(ConfigError, match="other inputs: first params;"):
         resume(with_notes(header=msgspec.structs.replace(paused.header, first_params_sha256="0")))
@@ -385,7 +388,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
         resume(with_notes(stream=msgspec.structs.replace(stream, training=training)))
     monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
     with pytest.raises(ConfigError, match="holds a run of format 2, this afflux reads 3"):
-        InterruptedRun.of(tmp_path / "store")
+        InterruptedRun(tmp_path / "store")
 
 
 def test_controls_of_more_than_two_gib_are_read(expected, tmp_path, monkeypatch):
@@ -393,7 +396,7 @@ def test_controls_of_more_than_two_gib_are_read(expected, tmp_path, monkeypatch)
     monkeypatch.setattr("zipfile.ZIP64_LIMIT", 100)
     with pytest.raises(Stopped):
         begin("afa_cs", tmp_path, stop_at(10))
-    assert reproducible(resume(InterruptedRun.of(tmp_path / "store"))) == expected("afa_cs")[0]
+    assert reproducible(resume(InterruptedRun(tmp_path / "store"))) == expected("afa_cs")[0]
 
 
 def test_damaged_controls_are_an_error(tmp_path):
@@ -402,7 +405,7 @@ def test_damaged_controls_are_an_error(tmp_path):
     (file,) = (tmp_path / "store").glob("clients-*.npz")
     os.truncate(file, 1000)
     with pytest.raises(StoreError, match=f"cannot read {file}"):
-        resume(InterruptedRun.of(tmp_path / "store"))
+        resume(InterruptedRun(tmp_path / "store"))
 
 
 SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 200 --eval-every 100"
@@ -452,11 +455,11 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
     )
     status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
     assert (status, out, told) == (130, "", f"{kept}\nstopped\n")
-    interrupted = InterruptedRun.of(store).arrivals
+    interrupted = InterruptedRun(store).arrivals
     assert 0 < interrupted < 200
     status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
     assert (status, out, told) == (143, "", f"{kept}\nstopped\n")
-    assert interrupted < InterruptedRun.of(store).arrivals < 200
+    assert interrupted < InterruptedRun(store).arrivals < 200
     result = called(*SETTINGS.split(), "--out", on, *keep)
     assert (result.exit_code, result.stderr) == (0, ""), "the same command goes on, too"
     assert "wrote " in result.stdout
@@ -475,7 +478,7 @@ def test_the_progress_bar_goes_on_where_it_was(tmp_path):
         begin("fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with show_progress(["fedbuff"], SMALL.arrivals, console) as watch:
-        resume(InterruptedRun.of(tmp_path / "store"), partial(watch, 0))
+        resume(InterruptedRun(tmp_path / "store"), partial(watch, 0))
     shown = console.file.getvalue()
     assert "10/36 arrivals" in shown
     assert "36/36 arrivals" in shown

@@ -86,7 +86,7 @@ def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds,
 
     with pytest.raises(Stopped), tensorboard.event_files(tmp_path / "parts") as write:
         run_in_store(tmp_path / "store", SPEC, 0, config, output, stop, seconds=seconds, on_evaluation=write)
-    paused = InterruptedRun.of(tmp_path / "store")
+    paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == kept
     with tensorboard.event_files(tmp_path / "parts") as write:
         result = resume(paused, on_evaluation=write)

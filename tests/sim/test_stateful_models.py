@@ -41,7 +41,7 @@ def with_models(made):
 
 def plain_loop(made):
     """Params and buffers after the rounds: each client trains in a new module; means are made in float64."""
-    setup = SimulationSetup.of(made.config, 0, made.task)
+    setup = SimulationSetup(made.config, 0, made.task)
     data = CLIENTS.for_seed(0)
     arrivals = [event for event in setup.schedule(made.jobs[0].spec) if isinstance(event, Arrival)]
     state, trained = make_module(made.task.model, 0).state_dict(), {"head.weight", "head.bias"}
@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(kind, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_in_store(tmp_path / "store", rule, 0, made.config, AuditOutput(audit[1]), stop, 0.0, task=made.task)
-    result = resume(InterruptedRun.of(tmp_path / "store"), task=made.task)
+    result = resume(InterruptedRun(tmp_path / "store"), task=made.task)
     assert reproducible(result) == reproducible(whole)
     logs = [next(folder.glob("*.jsonl")).read_bytes() for folder in audit]
     assert logs[0] == logs[1]

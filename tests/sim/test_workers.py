@@ -138,8 +138,8 @@ def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, 
     with pytest.raises(Stopped):
         begin(tmp_path, config, stop_at(8), workers=two_workers)
     with pytest.raises(Stopped):
-        resume(InterruptedRun.of(tmp_path / "store"), stop_at(17), 0.0, workers=1)
-    result = resume(InterruptedRun.of(tmp_path / "store"), None, 0.01, workers=two_workers)
+        resume(InterruptedRun(tmp_path / "store"), stop_at(17), 0.0, workers=1)
+    result = resume(InterruptedRun(tmp_path / "store"), None, 0.01, workers=two_workers)
     same_as_one_process(tmp_path, result, config)
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
 
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         begin(tmp_path, SCAFFOLD, press, seconds=1000, workers=two_workers)
-    paused = InterruptedRun.of(tmp_path / "store")
+    paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 10
     assert paused.notes.stream.training
     same_as_one_process(tmp_path, resume(paused), SCAFFOLD)
@@ -180,8 +180,8 @@ def test_killed_with_trainings_in_flight(tmp_path):
     while any(str(tmp_path) in command for command in commands()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [command for command in commands() if str(tmp_path) in command]
-    assert InterruptedRun.of(tmp_path / "store").arrivals == 10
-    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)
+    assert InterruptedRun(tmp_path / "store").arrivals == 10
+    same_as_one_process(tmp_path, resume(InterruptedRun(tmp_path / "store")), SMALL)
 
 
 def commands():
@@ -208,7 +208,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
     ):
         begin(tmp_path, SMALL, kill)
     assert not started[0]._processes, "all have been ended"
-    same_as_one_process(tmp_path, resume(InterruptedRun.of(tmp_path / "store")), SMALL)
+    same_as_one_process(tmp_path, resume(InterruptedRun(tmp_path / "store")), SMALL)
 
 
 RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"

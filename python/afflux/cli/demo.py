@@ -85,7 +85,7 @@ def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, 
     process.join()
     if process.exitcode != -signal.SIGKILL:
         raise AffluxError(f"the process was to be killed, but ended with exit code {process.exitcode}")
-    resumed_from = InterruptedRun.of(store).arrivals
+    resumed_from = InterruptedRun(store).arrivals
     command = [sys.executable, "-m", "afflux", "run", "--resume", str(store)]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if ended.returncode != 0:

@@ -240,7 +240,7 @@ def run(
 
         files = (getattr(config, name) if is_on_command_line(context, name) else None for name in ("task", "selection"))
         typed = None if rule is None else parse_rules([rule])[0]
-        stored = InterruptedRun.of(resume, out, typed, *files)
+        stored = InterruptedRun(resume, out, typed, *files)
         shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
         shared["save_every"] = save_every
         title = Job(stored.spec, stored.header.seed).title

@@ -13,7 +13,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from afflux.ops.validation import shortened
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import PROXIMAL, SimConfig
+from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.task import Loss
 
 #: Shapes of full batches for which one run compiles a step.
@@ -43,7 +43,7 @@ INDUCTOR_OPTIONS = {
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 Steps = Callable[[int], float]
-_kept: dict[str, Run] = {}
+_kept: dict[str | None, Run] = {}
 
 
 def require_compiler() -> None:
@@ -183,7 +183,9 @@ def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Ru
 
     A graph that this process has compiled before is not compiled again.
     """
-    key = _digest(graph, inputs)
+    constants = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    shapes = [str((tensor.shape, tensor.stride(), tensor.dtype)) for tensor in inputs]
+    key = content_digest([graph.code, constants, shapes])
     if key not in _kept:
         shape = " and ".join(str(tuple(tensor.shape)) for tensor in inputs[-2:])
         print(f"compiling the clients' step for batches {shape} ...", file=sys.stderr, flush=True)
@@ -205,18 +207,3 @@ def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=INDUCTOR_OPTIONS)
         # The loader has its own copy of the code, so that the folder can be deleted.
         return torch._inductor.aoti_load_package(path).loader.run
-
-
-def _digest(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
-    """Return a digest of the graph: its operations, their constants, and the shapes and dtypes of the inputs."""
-    digest = sha256(graph.code.encode())
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            value = getattr(graph, node.target)
-            content = repr(value).encode()
-            if isinstance(value, torch.Tensor):
-                digest.update(f"{value.shape} {value.dtype}".encode())
-                content = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-            digest.update(content)
-    digest.update(repr([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]).encode())
-    return digest.hexdigest()

@@ -127,7 +127,7 @@ def schedule_events(
     Args:
         clients: the clients that hold data.
         draws: of clients, running times and dropouts.
-        concurrency: number of clients that train at the same time; see `concurrency_steps`.
+        concurrency: number of clients that train at the same time, at most all; see `concurrency_steps`.
         arrivals: number of arrivals after which the schedule ends.
         refill: replacements start when this number of clients have finished. 1: at once; the buffer size: the loop of
             CA2FL and FADAS; `concurrency`: FedAvg's rounds. WKAFL's K-async law is K, with all P clients training at
@@ -139,14 +139,9 @@ def schedule_events(
         place of a dispatch whose result is lost.
 
     Raises:
-        ValueError: `concurrency` or `refill` is out of range.
         ConfigError: no result can arrive any more.
     """
     steps = concurrency_steps(concurrency)
-    if (most := max(count for _, count in steps)) > len(clients):
-        raise ValueError(f"[schedule_events] concurrency {most} is not in 1..{len(clients)}")
-    if not 1 <= refill <= (least := min(count for _, count in steps)):
-        raise ValueError(f"[schedule_events] refill {refill} is not in 1..{least}")
     idle = list(clients)
     away: list[tuple[float, int]] = []  # a heap of idle clients, by the time at which they are there
     # A heap of what ends: time, sequence, client (-1: a step), and the time of the dispatch if its result arrives.

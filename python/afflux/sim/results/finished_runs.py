@@ -44,6 +44,7 @@ class Job(NamedTuple):
     followers: tuple[RuleSpec, ...] = ()
     config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
     may_diverge: bool = False  #: Whether the first client that diverges ends the job.
+    log: str = ""  #: SHA-256 of the audit log that is replayed; empty: the clients train.
 
     @property
     def label(self) -> str:
@@ -172,7 +173,7 @@ def all_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 evaluations_of(line)
                 line_key(line)
                 records.append(line | {name: dict(line[name]) for name in ("inputs", "versions") if name in line})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
     return records
 
@@ -216,6 +217,7 @@ def _identity(job: Job) -> dict[str, Any]:
     if job.followers:
         facts["followers"] = [[rule.identity, rule.plain_options()] for rule in job.followers]
     code = code_digests(job.spec.name, *(str(config.get(name, "")) for name in ("task", "selection")))
+    code |= {"log": job.log} if job.log else {}
     return facts | ({"code": code} if code else {})
 
 

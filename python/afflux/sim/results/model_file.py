@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afflux.arrays.interop import raw_bytes
 from afflux.sim.errors import ConfigError, require
+from afflux.sim.workload.inputs import content_digest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,10 +22,7 @@ def module_arrays(module: "nn.Module") -> "dict[str, Tensor]":
 def constants_sha256(module: "nn.Module", roles: Mapping[str, str]) -> str:
     """Return the SHA-256 of the arrays without a role, which no client trains; empty if there are none."""
     constants = {name: tensor for name, tensor in module_arrays(module).items() if name not in roles}
-    digest = sha256(repr([(name, tensor.shape) for name, tensor in constants.items()]).encode())
-    for name, tensor in constants.items():
-        digest.update(raw_bytes(name, tensor.cpu()).tobytes())
-    return digest.hexdigest() if constants else ""
+    return content_digest(constants) or ""
 
 
 def write_model(path: Path, module: "nn.Module", roles: Mapping[str, str]) -> None:

@@ -49,7 +49,7 @@ Rows = list[list[str]]
 
 
 def render_report(
-    results: Sequence[RunResult], setting: str, target: float, configuration: Any, logs: Mapping[str, str]
+    results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any], logs: Mapping[str, str]
 ) -> str:
     """Return the page.
 
@@ -57,7 +57,7 @@ def render_report(
         results: one for each rule and seed; at least one.
         setting: the settings in one line.
         target: score that the settings name.
-        configuration: a `Configuration`, the content of config.json.
+        configuration: the content of config.json.
         logs: SHA-256 of each audit log, by file name.
     """
     groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)

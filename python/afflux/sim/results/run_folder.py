@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
-
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
@@ -95,7 +93,7 @@ def open_run_folder(
     folder holds and how to go on; the folder is removed if nothing has arrived.
 
     Args:
-        jobs: the runs, with their settings; none of a replay, which has no record.
+        jobs: the runs, with their settings; or a replay.
         config: the settings for tables.
         output: what the runs write; the run folder around it is new or empty, or that of a command which had no other
             runs than `jobs`, however it has ended.
@@ -128,7 +126,7 @@ def open_run_folder(
             if remove_empty_logs(folder):
                 count = len(record) - sum(run.status in AGAIN for run in failures)
                 goes_on = "; the same command goes on" if count < len(jobs) else ""
-                error.add_note(f"{count} of {len(jobs) or 1} runs were finished; kept {folder}/{goes_on}")
+                error.add_note(f"{count} of {len(jobs)} runs were finished; kept {folder}/{goes_on}")
             raise
 
 
@@ -320,39 +318,25 @@ def _settings_read(results: Sequence[RunResult], config: SimConfig) -> dict[str,
     return {name: value for run in results for name, value in run.settings.items()} or asdict(config)
 
 
-class RuleConfiguration(Struct, frozen=True):
-    """A rule in config.json."""
-
-    label: str
-    name: str
-    options: dict[str, Any]
-    parts: dict[str, Any]
-    updates_of: str
-    settings: dict[str, Any] | UnsetType = UNSET  #: those that differ between the rules
-
-
-class Configuration(Struct, frozen=True):
-    """The content of config.json."""
-
-    simulation: dict[str, Any]
-    division: dict[str, Any]
-    rules: list[RuleConfiguration]
-    seeds: list[int]
-    versions: dict[str, str]
-    machine: str
-
-
-def _configuration(results: Sequence[RunResult], config: SimConfig) -> Configuration:
+def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
+    """Return the content of config.json."""
     rules = []
     names = {name: value for run in results for name, value in run.settings.items()}
     differing = {name for run in results for name in names if run.settings.get(name, names[name]) != names[name]}
     for label, (run, *_) in group_by_rule(results).items():
-        options = dict(run.options) or run.spec.plain_options()
-        own = {name: value for name, value in run.settings.items() if name in differing} or UNSET
-        rules.append(RuleConfiguration(label, run.spec.name, options, dict(run.parts), run.leader or label, own))
-    seeds, versions = sorted({run.seed for run in results}), package_versions() | {"python": platform.python_version()}
-    settings = {name: value for name, value in _settings_read(results, config).items() if name not in differing}
-    return Configuration(settings, dict(results[0].division), rules, seeds, versions, platform.machine())
+        row: dict[str, Any] = {"label": label, "name": run.spec.name}
+        row |= {"options": dict(run.options) or run.spec.plain_options(), "parts": dict(run.parts)}
+        row["updates_of"] = run.leader or label
+        own = {name: value for name, value in run.settings.items() if name in differing}
+        rules.append(row | ({"settings": own} if own else {}))
+    return {
+        "simulation": {n: value for n, value in _settings_read(results, config).items() if n not in differing},
+        "division": dict(results[0].division),
+        "rules": rules,
+        "seeds": sorted({run.seed for run in results}),
+        "versions": package_versions() | {"python": platform.python_version()},
+        "machine": platform.machine(),
+    }
 
 
 def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:

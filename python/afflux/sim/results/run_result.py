@@ -365,7 +365,7 @@ class Number(NamedTuple):
 
     name: str  #: in which the name of the first metric replaces "score"
     title: str
-    digits: int
+    digits: int | None  #: after the point; None: significant ones
     of_score: bool = False  #: whether it is in the unit of the score
     brief: bool = True  #: whether the terminal shows it
     #: Of a time to the target: what is larger at the end of a run without the target, see `RunResult.places`.
@@ -389,9 +389,9 @@ NUMBERS = (
     Number("rejected_arrivals", "rejected arrivals", 0, brief=False),
     Number("participating_clients", "clients that took part", 0, brief=False),
     Number("participation_gini", "Gini coefficient of participation", 2, brief=False),
-    Number("bytes_up", "MB from clients to the server", 1, brief=False, scale=1e-6),
-    Number("bytes_down", "MB from the server to clients", 1, brief=False, scale=1e-6),
-    Number("bytes_to_target", "MB, up and down, to {}", 1, brief=False, horizon="bytes", scale=1e-6),
+    Number("bytes_up", "MB from clients to the server", None, brief=False, scale=1e-6),
+    Number("bytes_down", "MB from the server to clients", None, brief=False, scale=1e-6),
+    Number("bytes_to_target", "MB, up and down, to {}", None, brief=False, horizon="bytes", scale=1e-6),
 )
 #: Beginnings of the names of further numbers, by `ClientEvaluation.model`, and ends of their names with their titles.
 MODELS = {"server": "client", "personal": "personal_client"}

@@ -1,15 +1,11 @@
 """The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
-import csv
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from afflux.sim.errors import ConfigError, known, require
 from afflux.sim.results import run_folder
@@ -27,7 +23,6 @@ from afflux.sim.results.statistics import (
     usual_targets,
 )
 from afflux.sim.workload.config import SimConfig
-from afflux.store.files import read_bytes
 
 
 class SimulationResults(tuple[RunResult, ...]):
@@ -187,12 +182,8 @@ class SimulationResults(tuple[RunResult, ...]):
         return f"SimulationResults({'; '.join(found)})"
 
 
-#: The most bytes of a file that is read as a whole.
-MOST_BYTES = 1 << 30
-
-
 def read_results(*folders: Path | str, labels: Mapping[str, str] | None = None) -> SimulationResults:
-    """Read the results of the runs in run folders, from their records, tables and audit logs; nothing is executed.
+    """Read the results of the runs in run folders, from their records and audit logs; nothing is executed.
 
     A command may still write to a folder: the runs that have ended are read.
 
@@ -213,52 +204,9 @@ def read_results(*folders: Path | str, labels: Mapping[str, str] | None = None) 
 
 
 def _read_folder(folder: Path) -> SimulationResults:
-    try:
-        has_record = (folder / FILE).exists()
-        lines = all_lines([folder / FILE]) if has_record else list(_lines_of_tables(folder))
-    except OSError as error:
-        raise ConfigError(f"{folder} holds no results of a run: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{folder} holds results that no run has written: {error}") from None
-    last = {line_key(line) if has_record else number: line for number, line in enumerate(lines)}
-    runs, failures = split_runs({number: read_line(folder, line) for number, line in enumerate(last.values())})
+    lines = {line_key(line): line for line in all_lines([folder / FILE])}
+    runs, failures = split_runs({number: read_line(folder, line) for number, line in enumerate(lines.values())})
     if not runs:
         raise ConfigError(f"{folder} holds no results of a run")
     path = folder / FOLDER / f"{file_stem(runs[0].spec.label, runs[0].seed)}.jsonl"
     return SimulationResults(runs, read_audit_log(path).header.settings(path), failures)
-
-
-def _lines_of_tables(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines that a folder from before there was a record would have; see `read_line`."""
-    contents = (read_bytes(folder / name, MOST_BYTES) for name in ("summary.json", "config.json"))
-    summary, config = map(msgspec.json.decode, contents)
-    evaluations = _rows_by_run(folder / "metrics.csv")
-    clients = _rows_by_run(folder / "clients.csv") if (folder / "clients.csv").exists() else {}
-    rules = {rule["label"]: rule for rule in config["rules"]}
-    for run in summary["runs"]:
-        label, rule = run["rule"], rules[run["rule"]]
-        rows = [[int(a), int(v), *map(float, row)] for a, v, *row in evaluations[label, run["seed"]]]
-        own = clients.get((label, run["seed"]), [])
-        client_rows = [(int(a), int(client), model, (*map(float, row),)) for a, client, model, *row in own]
-        facts = {
-            "num_clients": run["clients_with_data"],
-            "state_bytes": int(run["state_bytes"]),
-            "server_ms": math.nan if run.get("server_ms") is None else run["server_ms"],
-            "digest": run["params_sha256"],
-            "leader": "" if rule["updates_of"] == label else rule["updates_of"],
-            "settings": config["simulation"],
-            "division": config["division"],
-            "options": rule["options"],
-            "parts": rule["parts"],
-            "buffers_digest": run.get("buffers_sha256", ""),
-            "client_evaluations": client_rows,
-        }
-        yield {"rule": label, "seed": run["seed"], "evaluations": rows, "result": facts}
-
-
-def _rows_by_run(path: Path) -> dict[tuple[str, int], list[list[str]]]:
-    """Return the cells behind rule and seed of the rows of each run."""
-    rows: dict[tuple[str, int], list[list[str]]] = {}
-    for rule, seed, *cells in list(csv.reader(read_bytes(path, MOST_BYTES).decode().splitlines()))[1:]:
-        rows.setdefault((rule, int(seed)), []).append(cells)
-    return rows

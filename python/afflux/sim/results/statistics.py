@@ -133,6 +133,9 @@ def paired_differences(
             name = number or f"final_{run.metrics[0].name}"
             known("number", name, summary)
             values.setdefault(label, {})[run.seed] = summary[name]
+    require("sklearn")  # which brings SciPy
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
     rows = []
     for (first, mine), (second, theirs) in combinations(values.items(), 2):
         both = [gap for seed in mine if seed in theirs and not math.isnan(gap := mine[seed] - theirs[seed])]
@@ -140,7 +143,7 @@ def paired_differences(
         if seeds:
             error = std / math.sqrt(seeds) if seeds > 1 else math.nan
             half = t_quantile(seeds - 1, (1 + level) / 2) * error
-            p = 2 * t_probability(seeds - 1, -abs(mean) / error) if error > 0 else math.nan
+            p = 2 * float(stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else math.nan
             tests = p, math.nan, _wilcoxon(both)
             rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, *tests))
     adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
@@ -160,14 +163,6 @@ def _wilcoxon(differences: Sequence[float]) -> float:
     from scipy.stats import wilcoxon  # type: ignore[import-untyped]
 
     return float(wilcoxon(differences).pvalue)
-
-
-def t_probability(degrees: int, value: float) -> float:
-    """Return the probability of at most `value` under Student's t distribution."""
-    require("sklearn")  # which brings SciPy
-    from scipy.special import stdtr  # type: ignore[import-untyped]
-
-    return float(stdtr(degrees, value))
 
 
 def t_quantile(degrees: int, probability: float) -> float:

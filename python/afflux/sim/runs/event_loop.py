@@ -31,7 +31,7 @@ from afflux.sim.runs.run_record import RunRecord, UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import OF_PRESENCE, UNLIMITED
-from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import ClientResult, Trained, selection_law
 
@@ -78,7 +78,6 @@ class TrainingStream:
             size, codec = len(setup.model.initial_params), Codec(config.control_codec)
             self._controls = ControlVariates(size, len(setup.population.clients), codec, seed)
         self._version = leader.server.version
-        self._streams = StreamSeries(seed, StreamPurpose.BATCHES)
         self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
         self._selection = selection_law(config.selection)
         self._results: list[Trained] = []
@@ -129,7 +128,7 @@ class TrainingStream:
         trained = None if self._workers is None else self._workers.take(sequence)
         if trained is not None:
             return trained
-        batches, model = self._streams.stream(sequence), sent.model
+        batches, model = random_stream(self._setup.seed, StreamPurpose.BATCHES, sequence), sent.model
         return self._setup.trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
 
     def _record_result(self, sent: SentModel, trained: TrainingResult) -> None:
@@ -246,9 +245,7 @@ def feed_servers(
 class _StartedEvaluation(NamedTuple):
     """An evaluation that is not yet in the history; worker processes evaluate in parallel with training."""
 
-    arrivals: int
-    version: int
-    time: float
+    place: tuple[int, int, float]  #: arrivals, version, virtual time
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
     messages: tuple[int, int]  #: see `RunHistory.messages_at_evaluations`
@@ -374,7 +371,7 @@ class SimulatedServer:
     def _start_evaluation(self) -> None:
         """Evaluate the current model, unless it is that of the last evaluation."""
         history, version = self.history, self.server.version
-        if self._started and self._started[-1].version == version:
+        if self._started and self._started[-1].place[1] == version:
             figures = self._started[-1].figures
         elif not self._started and (last := history.evaluations[-1]).version == version:
             figures = _known(last[len(PLACE) :])
@@ -383,7 +380,7 @@ class SimulatedServer:
         means = self.record.take_round_means()
         place = len(history.staleness), version, history.time
         messages = len(history.staleness) + history.lost_uploads, history.pulls or 0
-        self._started.append(_StartedEvaluation(*place, figures, means, messages))
+        self._started.append(_StartedEvaluation(place, figures, means, messages))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -402,8 +399,8 @@ class SimulatedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            arrivals, version, time, figures, round_means, messages = started[0]
-            evaluation = Evaluation(arrivals, version, time, *figures.result(), names=self._names)
+            place, figures, round_means, messages = started[0]
+            evaluation = Evaluation(*place, *figures.result(), names=self._names)
             started.popleft()
             if self.history.messages_at_evaluations is not msgspec.UNSET:
                 self.history.messages_at_evaluations.append(messages)

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_paramete
 from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings, unread_by_rules
+from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import (
@@ -114,7 +114,7 @@ class Simulation:
         """
         if evaluate is None:
             raise ConfigError("give evaluate=, a function (model) -> accuracy, loss")
-        allowed = [field.name for field in fields(SimConfig) if field.name not in _GIVEN_OTHERWISE]
+        allowed = [name for name in SETTINGS if name not in _GIVEN_OTHERWISE]
         for setting in settings:
             known("setting", setting, allowed)
         if training is None:
@@ -183,7 +183,7 @@ class Simulation:
         """
         if isinstance(config, str):
             for setting in settings:
-                known("setting", setting, [field.name for field in fields(SimConfig)])
+                known("setting", setting, SETTINGS)
             unlimit_arrivals(settings, "arrivals" in settings)
             config = SimConfig(task=config, **settings)
             config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
@@ -322,7 +322,7 @@ def resume(
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
-        interrupted = InterruptedRun.of(Path(interrupted), moved, typed, named, selection)
+        interrupted = InterruptedRun(Path(interrupted), moved, typed, named, selection)
     config = interrupted.config
     if interrupted.finished:
         _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
@@ -406,7 +406,7 @@ def replay(
         task: the task, if it was made in Python (`Simulation.task`); or FILE.py:FUNCTION, which is executed only if it
             is named here.
         data_dir: folder of the data, if it is not the log's.
-        out: a new folder for the results; default: nothing is written.
+        out: a folder for the results, new or that of the same replay; default: nothing is written.
         watch: see `Simulation.run`.
 
     Returns:
@@ -427,9 +427,12 @@ def replay(
     if out is None:
         return SimulationResults(make(None, own), config)
     _require_packages(False)
-    output = AuditOutput(Path(out) / audit_log.FOLDER)
-    with run_folder.open_run_folder((), config, output):
-        return SimulationResults(make(output, own), config).write(Path(out))
+    output, digest = AuditOutput(Path(out) / audit_log.FOLDER), sha256(log.path.read_bytes()).hexdigest()
+    job = Job(specs[0], log.header.seed, tuple(specs[1:]), config, log=digest)
+    with run_folder.open_run_folder([job], config, output) as finished:
+        if 0 not in finished:
+            finished[0] = make(output, own)
+        return SimulationResults.of_runs(finished, config).write(Path(out))
 
 
 def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:

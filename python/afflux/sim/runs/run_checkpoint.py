@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -71,20 +70,12 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{stream.events} events do not agree with {stream.arrivals} arrivals")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
-    path: Path  #: the store
-    output: AuditOutput  #: the files of its log and updates
-    spec: RuleSpec  #: the rule
-    config: SimConfig
-    notes: CheckpointNotes  #: the content of the checkpoint
-
-    @classmethod
-    def of(
-        cls, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
-    ) -> "InterruptedRun":
+    def __init__(
+        self, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
+    ) -> None:
         """Read the last checkpoint in a store; write nothing.
 
         Args:
@@ -113,12 +104,15 @@ class InterruptedRun:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
-        output = AuditOutput(audit, header.updates is not None)
-        config = header.sim_config(path, *named)
-        interrupted = cls(path, output, header.rule_spec(path, typed), config, checkpoint)
-        interrupted._check_run_id(Path(checkpoint.audit).parent, folder)
-        interrupted.check_run_folder()
-        return interrupted
+        self.path, self.notes = path, checkpoint
+        self.output = AuditOutput(audit, header.updates is not None)  #: the files of its log and updates
+        self.config = header.sim_config(path, *named)
+        self.spec = header.rule_spec(path, typed)
+        stem = audit / audit_log.file_stem(self.spec.label, header.seed)
+        #: Its audit log, and the file of the kept updates, which exists only if the run keeps them.
+        self.log, self.updates = (Path(f"{stem}{suffix}") for suffix in (".jsonl", ".updates.npy"))
+        self._check_run_id(Path(checkpoint.audit).parent, folder)
+        self.check_run_folder()
 
     @property
     def header(self) -> audit_log.Header:
@@ -129,19 +123,6 @@ class InterruptedRun:
     def arrivals(self) -> int:
         """Number of arrivals before the checkpoint."""
         return self.notes.stream.arrivals
-
-    @property
-    def log(self) -> Path:
-        """File of the audit log."""
-        return self._file(".jsonl")
-
-    @property
-    def updates(self) -> Path:
-        """File of the kept updates; exists only if the run keeps them."""
-        return self._file(".updates.npy")
-
-    def _file(self, suffix: str) -> Path:
-        return self.output.folder / f"{audit_log.file_stem(self.spec.label, self.header.seed)}{suffix}"
 
     @property
     def finished(self) -> bool:
@@ -196,12 +177,6 @@ class InterruptedRun:
         if not same:
             why = "it is another run's log, or was changed"
             raise ConfigError(f"{self.log} was not written by the run of {self.path}: {why}")
-
-    def remove_files(self) -> None:
-        """Make room for new files if nothing has arrived: they may be missing, or hold more than was committed."""
-        self.output.folder.mkdir(parents=True, exist_ok=True)
-        for path in (self.log, self.updates):
-            path.unlink(missing_ok=True)
 
     def check_server(self, server: Server) -> None:
         """Raise ConfigError if `server` was used after the last checkpoint."""
@@ -342,32 +317,25 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
     Raises:
         ConfigError: the store holds something else.
     """
-    if is_unused_store(path):
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a folder; choose another --store")
+    killed = f"; if a run was killed before its first checkpoint, remove {path} and the folder of the run"
+    try:
+        content = info(path)
+    except StoreError:
+        then = killed if (path / LOCK).exists() else ""
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
+    if not isinstance(content.notes, dict) or "afflux_run" not in content.notes:
+        then = killed if content.notes is None and not content.joins else ""
+        raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
     try:
         files = (text if ".py" in text else None for text in (config.task, config.selection))
-        interrupted = InterruptedRun.of(path, folder, job.spec, *files)
+        interrupted = InterruptedRun(path, folder, job.spec, *files)
         places = {"data_dir": None, "num_clients": None}  # which the data may set
         if (interrupted.header.seed, interrupted.config.recorded() | places) != (job.seed, config.recorded() | places):
             raise ConfigError("it has other settings")
     except ConfigError as error:
         raise ConfigError(f"{path} holds a run; --resume {path} continues it ({error})") from None
     return interrupted
-
-
-def is_unused_store(path: Path) -> bool:
-    """Return whether a place for a store is free, and has no run; raise ConfigError if it holds something else."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return True
-    if not path.is_dir():
-        raise ConfigError(f"{path} is not a folder; choose another --store")
-    killed = f"if a run was killed before its first checkpoint, remove {path} and the folder of the run"
-    try:
-        content = info(path)
-    except StoreError:
-        then = f"; {killed}" if (path / LOCK).exists() else ""
-        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
-    if isinstance(content.notes, dict) and "afflux_run" in content.notes:
-        return False
-    then = f"; {killed}" if content.notes is None and not content.joins else ""
-    raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")

@@ -1,7 +1,7 @@
 """Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from afflux.sim.workload.ignored_settings import (
     unread_by_rules,
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
-from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import Population, Uniform
@@ -54,25 +53,10 @@ def refuse_pair(clients: Any) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class SimulationSetup:
-    """Clients, initial params and schedule of one task, config and seed; made by `SimulationSetup.of`."""
+    """Clients, initial params and schedule of one task, config and seed."""
 
-    config: SimConfig
-    seed: int
-    population: Population
-    trainer: Trainer
-    num_validation: int  #: number of examples of the server's validation data; 0: no validation data
-    model: FlatModel
-    delays: DelayLaw | None  #: the task's own delays, or those tied to the data; None: those of the settings
-    settings: Mapping[str, Any]  #: those that runs of this task read
-    division: Mapping[str, Any]  #: see `RunResult.division`
-    inputs: Mapping[str, str]  #: see `input_digests`; empty unless they were asked for
-    metrics: tuple[Metric, ...]  #: of the task
-    sample: Sequence[int]  #: the clients that are evaluated each, in ascending order
-
-    @classmethod
-    def of(cls, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> "SimulationSetup":
+    def __init__(self, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> None:
         """Load the data and divide it among the clients.
 
         Args:
@@ -102,23 +86,25 @@ class SimulationSetup:
             raise ConfigError("client_optimizer is scaffold, but the task has a training function of its own")
         if config.delays == DELAYS_OF_TASK and task.delays is None:
             raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
-        model = FlatModel(make_module(task.model, seed), task.roles, config.device)
+        self.config, self.seed = config, seed
+        self.model = FlatModel(make_module(task.model, seed), task.roles, config.device)
         clients = clients_with_data(data)
         counts = [num_examples(own) for own in data] if isinstance(data, list | tuple) else ()
-        return cls(
-            config,
-            seed,
-            Population(len(data), clients, counts),
-            Trainer(model, data, task, config),
-            (num_examples(task.validation) or 0) if task.validation is not None else 0,
-            model,
-            task.delays if config.delays == DELAYS_OF_TASK else _tied(config.delays, data),
-            settings_read(config, task, function),
-            {"num_clients": len(data)} | (task.clients.division if isinstance(task.clients, Partitioned) else {}),
-            input_digests(config, task, data, model.module) if digests else {},
-            tuple(task.metrics),
-            () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed),
-        )
+        self.population = Population(len(data), clients, counts)
+        self.trainer = Trainer(self.model, data, task, config)
+        #: Number of examples of the server's validation data; 0: no validation data.
+        self.num_validation = (num_examples(task.validation) or 0) if task.validation is not None else 0
+        #: The task's own delays, or those tied to the data; None: those of the settings.
+        self.delays = task.delays if config.delays == DELAYS_OF_TASK else _tied(config.delays, data)
+        #: Those that runs of this task read.
+        self.settings: Mapping[str, Any] = settings_read(config, task, function)
+        division = task.clients.division if isinstance(task.clients, Partitioned) else {}
+        self.division: Mapping[str, Any] = {"num_clients": len(data)} | division  #: see `RunResult.division`
+        #: See `input_digests`; empty unless they were asked for.
+        self.inputs: Mapping[str, str] = input_digests(config, task, data, self.model.module) if digests else {}
+        self.metrics = tuple(task.metrics)  #: of the task
+        #: The clients that are evaluated each, in ascending order.
+        self.sample = () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed)
 
     def refuse_other_inputs(self, path: Path, header: Header) -> None:
         """Compare the inputs with those of a run that is continued or replayed.
@@ -193,7 +179,7 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
         task: the task of the clients; default the task in the settings.
 
     Raises:
-        ConfigError: see `SimulationSetup.of`.
+        ConfigError: see `SimulationSetup`.
     """
     digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
     inputs = []
@@ -202,7 +188,7 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
             settings = replace(job.config or config, compile=False)
             key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)
             if key not in digests:
-                digests[key] = SimulationSetup.of(settings, job.seed, task, digests=True).inputs
+                digests[key] = SimulationSetup(settings, job.seed, task, digests=True).inputs
             inputs.append(digests[key])
     return inputs
 

@@ -15,6 +15,8 @@ from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
+from afflux.sim.results.finished_runs import Job
+from afflux.sim.results.run_folder import remove_run_files
 from afflux.sim.results.run_history import OnEvaluation, Progress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
@@ -73,7 +75,7 @@ def simulate(
     start = process_time()
     killed = "a worker process was killed, or could not be started; the run can be resumed"
     with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
-        setup = SimulationSetup.of(config, seed, task, digests=output is not None)
+        setup = SimulationSetup(config, seed, task, digests=output is not None)
         if output is not None and output.updates and setup.model.initial_buffers is not None:
             raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
         interrupted = None if store is None else store.interrupted
@@ -96,7 +98,7 @@ def simulate(
             stream.restore(begun.notes.stream, begun.read_arrays(), versions)
             header, size = begun.header, begun.notes.log_bytes
         elif interrupted is not None:
-            interrupted.remove_files()
+            remove_run_files(interrupted.output.folder.parent, [Job(specs[0], seed)])
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
@@ -166,7 +168,7 @@ def replay_updates(
         ConfigError: data or initial params are not those of the log, or the model has buffers.
     """
     with reproducible_torch(), ExitStack() as files:
-        setup = SimulationSetup.of(config, log.header.seed, task, digests=True)
+        setup = SimulationSetup(config, log.header.seed, task, digests=True)
         if setup.model.initial_buffers is not None:
             raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
         setup.refuse_other_inputs(log.path, log.header)

@@ -24,7 +24,7 @@ from afflux.sim.errors import ConfigError, TrainingError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig, concurrency_steps
-from afflux.sim.workload.random_streams import StreamPurpose, StreamSeries
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
 
 #: The number of trainings of each worker that are sent ahead: when it has finished one, the next one is already there.
@@ -91,7 +91,7 @@ class WorkerPool:
 
         Args:
             setup: of the run.
-            task: the argument of `SimulationSetup.of`.
+            task: the argument of `SimulationSetup`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
@@ -220,12 +220,7 @@ def _task() -> Task | None:
 
 @lru_cache(maxsize=1)
 def _trainer(config: SimConfig, seed: int) -> Trainer:
-    return SimulationSetup.of(config, seed, _task()).trainer
-
-
-@lru_cache(maxsize=1)
-def _streams(seed: int) -> StreamSeries:
-    return StreamSeries(seed, StreamPurpose.BATCHES)
+    return SimulationSetup(config, seed, _task()).trainer
 
 
 def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -240,7 +235,7 @@ def _reported(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _train(config: SimConfig, seed: int, place: int, sequence: int, client: int) -> TrainingResult:
     """Write the update and the buffers of a training into its place; return the other facts."""
-    (params, buffers), batches = _model(_memory, place), _streams(seed).stream(sequence)
+    (params, buffers), batches = _model(_memory, place), random_stream(seed, StreamPurpose.BATCHES, sequence)
     shift = _memory["shifts"][place] if _memory["shifts"].size else None
     trained = _trainer(config, seed).train(client, params, batches, shift, buffers)
     params[:] = trained.update

@@ -103,12 +103,8 @@ class ReadyTimes:
         first = starts[0] if period is None else 0.0
         self._starts, self._ends, self._begin = starts - first, ends - first, begin
         self._worked = np.concatenate([[0.0], np.cumsum(ends - starts)])
+        self.total = float(self._worked[-1])  #: the time for which the device is ready, in one pass of the trace
         self._period = float(self._ends[-1]) if period is None else period
-
-    @property
-    def total(self) -> float:
-        """The time for which the device is ready, in one pass of the trace."""
-        return float(self._worked[-1])
 
     def elapsed(self, begin: float, work: float) -> float:
         """Return the time that `work` takes.

@@ -5,7 +5,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from functools import lru_cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from afflux.sim.errors import ConfigError, known, note_on_errors
 from afflux.sim.models import build_model
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.evaluation import Classification
-from afflux.sim.workload.ignored_settings import refuse_ignored_settings
+from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings
 from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
 from afflux.sim.workload.rule_specs import read_options
@@ -165,8 +164,7 @@ def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:
 
 def _options(config: SimConfig, name: str, function: Callable[..., Any], assignments: list[str]) -> dict[str, Any]:
     taken = inspect.signature(function, eval_str=True).parameters
-    settings = {field.name for field in fields(SimConfig)}
-    options = {option: getattr(config, option) for option in taken if option in settings}
+    options = {option: getattr(config, option) for option in taken if option in SETTINGS}
     if "settings" in taken:
         options["settings"] = config
     annotations = {option: parameter.annotation for option, parameter in taken.items() if option != "settings"}
