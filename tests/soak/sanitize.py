@@ -36,8 +36,8 @@ SHORT = {
 }
 FULL = {
     "thread": "buffers concurrency cut_vectors host_races log models ops policy rules server stress types",
-    "address": "arrays buffers concurrency cut_vectors errors fork host_races layout log matrix models ops policy rules "
-    "server stress types",
+    "address": "arrays buffers concurrency cut_vectors errors fork host_races layout log matrix models ops policy "
+    "rules server stress types",
 }
 
 
