@@ -55,7 +55,9 @@ class Host:
         self.lists = [[list(tree.values()) for tree in trees] for trees in self.trees]
         self.arrays = list(self.model.values())
         self.states: dict[str, Any] = {}
+        #: The outputs, copied by `outputs`, which is not timed.
         self.params: Callable[[], Any] = lambda: self.flat
+        self.vectors: Callable[[], Any] = lambda: self.states
 
     def state(self, name: str, value: float) -> list[Any]:
         """Return the arrays of a state, which the outputs contain."""
@@ -63,7 +65,7 @@ class Host:
         return list(cut(self.states[name]).values())
 
     def outputs(self, _: object = None) -> Arrays:
-        return {"params": self.params(), **self.states}
+        return {"params": self.params(), **self.vectors()}
 
 
 def round_of(row: str, name: str, host: Host, run: Callable[[int], object]) -> Round:
@@ -136,14 +138,8 @@ class NesterovMean:
 def nesterov_step(host: Host) -> Callable[[int], object]:
     rule = Rule("nesterov", "gradient", 1, NesterovMean(), Calibrate(cached=False), Sgd(LR))
     server = Server(rule, host.model, num_threads=1)
-    host.states["velocity"] = server.rule_vectors["velocity"]
-
-    def run(k: int) -> object:
-        result = server.step([("ann", server.version, host.trees[k][0])], out=host.model)
-        host.states["velocity"] = server.rule_vectors["velocity"]
-        return result
-
-    return run
+    host.vectors = lambda: server.rule_vectors
+    return lambda k: server.step([("ann", server.version, host.trees[k][0])], out=host.model)
 
 
 def optimizer_step(host: Host, make: Callable[[Any], Any], velocity: str) -> Callable[[int], object]:
@@ -282,13 +278,11 @@ def fadas_step(host: Host) -> Callable[[int], object]:
     inputs = host.inputs
     rule = fadas(buffer_size=inputs.m, server_lr=LR, initial_v=0.01**2 / inputs.m)
     server = Server(rule, host.model, num_threads=1)
-    host.states.update(server.rule_vectors)
+    host.vectors = lambda: server.rule_vectors
 
     def run(k: int) -> object:
         version = server.version
-        result = server.step([(i, version, tree) for i, tree in enumerate(host.trees[k])], out=host.model)
-        host.states.update(server.rule_vectors)
-        return result
+        return server.step([(i, version, tree) for i, tree in enumerate(host.trees[k])], out=host.model)
 
     return run
 
