@@ -7,8 +7,8 @@ import pytest
 
 from conftest import ROOT
 
-#: Pages of other frameworks run beside them, in tests/integrations.
-OF_FRAMEWORKS = re.compile(r"afflux\.(integrations|distributed)|^(from|import) pfl\b", re.MULTILINE)
+#: Pages of other frameworks run beside them, in tests/integrations; torch is installed here.
+OF_FRAMEWORKS = re.compile(r"afflux\.(integrations\.(?!torch)|distributed)|^(from|import) pfl\b", re.MULTILINE)
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

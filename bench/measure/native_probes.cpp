@@ -191,3 +191,11 @@ extern "C" double afflux_additions(int64_t rounds) {
     }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+// A host's kernel: the weighted sum of vectors in float32, one after the other.
+extern "C" void afflux_accumulate(float* out, const float* const* vectors, const float* weights, int64_t count,
+                                  int64_t size) {
+  std::fill(out, out + size, 0.0f);
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t j = 0; j < size; ++j) out[j] += weights[i] * vectors[i][j];
+}

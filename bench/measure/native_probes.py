@@ -107,6 +107,8 @@ def library() -> ctypes.CDLL:
     loaded.afflux_probe.restype = ctypes.c_double
     loaded.afflux_additions.argtypes = [ctypes.c_int64]
     loaded.afflux_additions.restype = ctypes.c_double
+    loaded.afflux_accumulate.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2]
+    loaded.afflux_accumulate.restype = None
     return loaded
 
 

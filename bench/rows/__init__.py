@@ -6,6 +6,7 @@ from bench.rows.fadas import FADAS
 from bench.rows.fedbuff import CACHED, FEDBUFF, ROUNDS
 from bench.rows.fedbuff_bf16 import FEDBUFF_BF16
 from bench.rows.gram import GRAM
+from bench.rows.hosts import HOSTS
 from bench.rows.ingest import INGEST
 from bench.rows.mf_ca2fl import MF_CA2FL
 from bench.rows.peers.rows import PEERS
@@ -21,7 +22,7 @@ from bench.rows.wkafl import WKAFL
 from bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS, *SIMULATORS]
+ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS, *SIMULATORS, *HOSTS]
 #: Names of groups of rows.
 GROUPS: dict[str, list[Row]] = {
     "all": OPERATIONS,
@@ -30,4 +31,5 @@ GROUPS: dict[str, list[Row]] = {
     "peers": PEERS,
     "adapters": ADAPTERS,
     "simulators": SIMULATORS,
+    "hosts": HOSTS,
 }

@@ -171,3 +171,29 @@ def test_scaling(tmp_path):
         assert 0 < line["errors"]["params"]["ulp"] < 1
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob("growth-*"))
+
+
+def test_hosts(tmp_path):
+    """All forms of a row compute the same; a step has its time beside the sweep of its arrays."""
+    path = tmp_path / "out.json"
+    done = bench("--quick", "--rows", "hosts", "-d", 3_001, "--json", path)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        (name, row)
+        for case in json.loads(path.read_text(encoding="utf-8"))["cases"]
+        for name, row in case["rows"].items()
+    ]
+    assert len(rows) == 8
+    for name, row in rows:
+        first = row[0]
+        assert [line["role"] for line in row] == sorted((line["role"] for line in row), reverse=True)
+        assert {line["role"] for line in row} == {"ours", "best"}
+        for line in row:
+            assert line["threads"] == 1
+            assert line["times_cpu"] == pytest.approx(line["cpu"] / first["cpu"])
+            error = line["errors"]["params"]
+            assert error["abs"] <= (line["m"] + 12) * U32 * error["terms"]
+            assert line["role"] == "best" or error["ulp"] < 1
+        if name == "hosts-step":
+            (sweep,) = [line for line in row if line["name"] == "sweep"]
+            assert first["us_beside"] == pytest.approx(1e6 * (first["median"] - sweep["median"]))

@@ -27,6 +27,14 @@ def rounds(server, count):
 """
 
 
+PUSH = "server.push(client=client, update=one, version=server.version, **options)"
+#: A step reads the vectors where they are, and so does a mean without a server.
+STEP = """
+        server.step([(client, server.version, one), (client + 3, server.version, one)])
+        assert (aggregate([one, one], [1, client + 1], num_threads=2) == 1).all()
+""".strip()
+
+
 def run(code, timeout=60):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -153,23 +161,29 @@ def test_a_fork_amid_a_round_raises_in_the_child():
 
 
 @pytest.mark.parametrize(
-    ("rule", "accumulate"),
+    ("rule", "accumulate", "call"),
     [
-        ("fedbuff(buffer_size=3)", False),
-        ("ca2fl(buffer_size=3)", False),
-        ("fedbuff(buffer_size=3)", True),
+        ("fedbuff(buffer_size=3)", False, PUSH),
+        ("ca2fl(buffer_size=3)", False, PUSH),
+        ("fedbuff(buffer_size=3)", True, PUSH),
+        ("fadas(buffer_size=3)", False, STEP),
     ],
+    ids=["fedbuff", "ca2fl", "accumulate", "step"],
 )
-def test_forks_while_threads_push(rule, accumulate):
+def test_forks_while_threads_push(rule, accumulate, call):
     """Wherever the fork hits: the child works on a whole copy, or raises; and it ends."""
     out = run(
         f"""
+    from afflux import aggregate
+    from afflux.rules import fadas
+    def push_once(client, **options):
+        {call}
     server = Server({rule}, np.zeros(d, np.float32), num_clients=8, num_threads=2, max_slots=4,
                     accumulate={accumulate})
     stop = threading.Event()
     def push(client):
         while not stop.is_set():
-            server.push(client=client, update=one, version=server.version)
+            push_once(client)
     threads = [threading.Thread(target=push, args=(client,)) for client in range(3)]
     for thread in threads:
         thread.start()
@@ -180,7 +194,7 @@ def test_forks_while_threads_push(rule, accumulate):
         if child == 0:
             try:
                 for client in range(6):
-                    server.push(client=client, update=one, version=server.version, timeout=5)
+                    push_once(client, timeout=5)
                 os._exit(10 if float(server.params[0]) == float(server.params[-1]) else 1)
             except UnavailableError:
                 os._exit(11)
@@ -202,7 +216,7 @@ def test_forks_while_threads_push(rule, accumulate):
         def use(client):
             try:
                 for _ in range(5):
-                    server.push(client=client, update=one, version=server.version)
+                    push_once(client)
             except BaseException as error:
                 failures.append(error)
         users = [threading.Thread(target=use, args=(client,)) for client in range(4)]

@@ -31,13 +31,13 @@ SANITIZERS = {
 }
 #: Test files, by their names without test_. ThreadSanitizer goes without JAX, whose own threads it cannot follow.
 SHORT = {
-    "thread": "concurrency stress",
-    "address": "arrays buffers cut_vectors errors policy server stress",
+    "thread": "concurrency host_races stress",
+    "address": "arrays buffers cut_vectors errors host_races policy server stress",
 }
 FULL = {
-    "thread": "buffers concurrency cut_vectors log models ops policy rules server stress types",
-    "address": "arrays buffers concurrency cut_vectors errors fork layout log matrix models ops policy rules server "
-    "stress types",
+    "thread": "buffers concurrency cut_vectors host_races log models ops policy rules server stress types",
+    "address": "arrays buffers concurrency cut_vectors errors fork host_races layout log matrix models ops policy "
+    "rules server stress types",
 }
 
 

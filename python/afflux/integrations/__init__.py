@@ -1,1 +1,1 @@
-"""Adapters to other frameworks. `import afflux` imports none of them; each adapter imports only its framework."""
+"""Adapters to other frameworks, and an optimizer of torch. `import afflux` imports none of them."""

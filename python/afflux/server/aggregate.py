@@ -1,6 +1,7 @@
 """`aggregate`: the mean of models or updates, without a server."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from sys import float_info
 from typing import Any
 
@@ -80,9 +81,7 @@ def aggregate(
     buffers = mixed_buffers(
         "update", read[0][1], [own for _, own in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
-    kinds = {(type(array), array.dtype): array for arrays, _ in read for array in arrays}  # kind_of takes a microsecond
-    wide = any(kind_of("", array) == "float64" for array in kinds.values())
-    dtype = "float64" if wide else "float32"
+    dtype = "float64" if "float64" in _kinds(chain(*(arrays for arrays, _ in read))) else "float32"
     target: Any = np.empty(layout.size, dtype)
     constants = adapter.constants if layout.constants else None
     if out is not None:
@@ -122,6 +121,11 @@ def _shares(weights: object, count: int) -> Float64:
     return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
 
 
+def _kinds(arrays: Iterable[Any]) -> set[str]:
+    """Return the names of the dtypes of arrays."""
+    return {kind_of("", array) for array in {getattr(array, "dtype", id(array)): array for array in arrays}.values()}
+
+
 def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[list[Any], Float64 | None]:
     """Return the parameters and the buffers of a tree."""
     try:
@@ -140,7 +144,7 @@ def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[lis
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
     """Return the parameters of `out`, if the engine can write them where they are."""
     arrays = layout._parameter_matcher.find(out)
-    kinds = {kind_of("", array) for array in arrays}
+    kinds = _kinds(arrays)
     if len(kinds) > 1 or not kinds <= FLOATS - {"float16", "bfloat16"} or layout.aliases:
         return None
     arrays = [each.detach() if is_torch(each) else each for each in arrays]
@@ -148,11 +152,11 @@ def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
     return ops.Parts(arrays, layout._borders) if plain else None
 
 
-def _sweep(trees: list[ops.Parts], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
+def _sweep(updates: list[ops.Parts], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
     """Write the weighted sum to the target."""
-    params_weight, done, updates = 0.0, list[bool](), trees
+    trees, params_weight, done = updates, 0.0, list[bool]()
     if isinstance(target, ops.Parts) and all(map(is_same, trees[0].arrays, target.arrays)):
-        params_weight, updates, weights = float(weights[0]), trees[1:], weights[1:]
+        params_weight, updates, weights = float(weights[0]), updates[1:], weights[1:]
     combine = ops.Combine(updates, np.ascontiguousarray(weights), params_weight, float_info.max)
     ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
     if done[0]:

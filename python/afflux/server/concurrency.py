@@ -240,7 +240,8 @@ class Monitor(Generic[_Job]):
             try:
                 if forks[0] == self.forks:
                     return  # another thread was first
-                if self._at_rest() and not self._mutex.locked():
+                # `locked` is False if a thread had the mutex, but not yet the GIL, when the process forked.
+                if self._at_rest() and self._locked_if_free(lambda: True) is not None:
                     self.forks = forks[0]
                     return
             finally:

@@ -1,0 +1,214 @@
+"""The step of a rule as an optimizer of torch, for a training loop that computes its pseudo-gradients itself."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import accumulate
+from typing import Any, overload
+
+import numpy as np
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch.optim.optimizer import ParamsT
+
+from afflux import ops
+from afflux.aggregation.limits import MAX_ABS
+from afflux.arrays.interop import count_writes, first_beyond, kind_of, ready
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import brief, flag
+from afflux.rules.optimizers import Adam, Momentum, Sgd
+from afflux.rules.registry import registered_parts, to_plain
+from afflux.rules.rule import Arrivals
+
+StepPart = Sgd | Momentum | Adam
+
+
+class OuterOptimizer(torch.optim.Optimizer):
+    """The outer step of a loop such as DiLoCo's: params change by the step of a rule, with `p.grad` as the gradient.
+
+    The step has the bits of a `Server` that makes a round of this one gradient: float64 inside, each result rounded
+    once, equal on any number of threads and any instruction set. Up to rounding to float32 it is, by step,
+
+        Sgd                torch.optim.SGD
+        Momentum           SGD(momentum=beta), and with nesterov=True SGD(momentum=beta, nesterov=True)
+        Adam, AmsGrad      with bias_correction=True: Adam, and Adam(amsgrad=True)
+
+    and Yogi and Adagrad as in afflux.rules.optimizers. A group of params may have its own `lr` and other fields of the
+    step. `state_dict` has them and the moments; after `load_state_dict`, the steps have the same bits.
+
+    A parameter is a contiguous float32 or float64 tensor on the CPU. A parameter without a gradient does not change,
+    as in torch. Tensors are read and written where they are; only gradients that are not contiguous are copied.
+
+    >>> from afflux.rules.optimizers import Momentum
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimizer = OuterOptimizer([weight], Momentum(lr=0.5, beta=0.9), nesterov=True)
+    >>> weight.grad = torch.ones(2)
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.05000000074505806, 0.05000000074505806]
+    """
+
+    def __init__(self, params: ParamsT, step: StepPart, *, nesterov: bool = False) -> None:
+        """Keep no state before the first step.
+
+        Args:
+            params: tensors, named tensors or groups, as for any optimizer of torch.
+            step: a part of afflux.rules.optimizers whose `lr` is a number.
+            nesterov: with Momentum: params -= lr (gradient + beta velocity), after the velocity has changed.
+
+        Raises:
+            AffluxError: the step is no such part, or a parameter cannot be updated where it is.
+        """
+        if not isinstance(step, StepPart) or callable(step.lr):
+            raise AffluxError(
+                f"[OuterOptimizer] step is {brief(step)}, must be a part of afflux.rules.optimizers with a number as lr"
+            )
+        super().__init__(params, {**to_plain(step), "nesterov": nesterov})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of params, as in torch.
+
+        Raises:
+            AffluxError: as the constructor; no group was added.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups.pop()
+        _part_of(group)
+        for i, param in enumerate(group["params"]):
+            kind, layout = kind_of(_label(group, i), param), "" if param.is_contiguous() else "strided "
+            if layout or kind not in MAX_ABS or param.device.type != "cpu" or param.is_neg():
+                raise AffluxError(
+                    f"[OuterOptimizer] {_label(group, i)} is {layout}{kind} on {param.device}, must be contiguous "
+                    "float32 or float64 on the CPU"
+                )
+        self.param_groups.append(group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one step with the gradients of all params that have one.
+
+        Args:
+            closure: computes the gradients and returns the loss, before the step.
+
+        Returns:
+            The closure's result.
+
+        Raises:
+            AffluxError: a gradient has a value that is not finite, or a norm beyond 1e15 (float64: 1e150), or is
+                sparse or complex; a field of a group or a loaded state is not valid: nothing has changed. Or a result
+                overflows, because params or lr are near the largest number of the dtype: params have been written.
+
+        Cost: each gradient is read twice, params and states once; params and states are written once.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        threads, sound = torch.get_num_threads(), list[bool]()
+        batches = [batch for group in self.param_groups for batch in self._batches(group)]
+        sweeps = [batch.sweep(threads) for batch in batches]
+        checked = [ops.check(sweep) for sweep in sweeps]
+        for batch, sweep, prepared in zip(batches, sweeps, checked, strict=True):
+            ops.apply(sweep, num_threads=threads, done=sound, checked=prepared)
+            for param, state in zip(batch.params, batch.states, strict=True):
+                if state:
+                    self.state[param] = state
+            count_writes([*batch.params, *(state[name] for state in batch.states for name in batch.part.states)])
+        if not all(sound):
+            raise AffluxError("[OuterOptimizer] the step overflows: params or states have values that are not finite")
+        return loss
+
+    def _batches(self, group: dict[str, Any]) -> "list[_Batch]":
+        """Return the params of a group that have a gradient, by dtype and by the number of steps that they have made.
+
+        A state that is returned may be new; the optimizer keeps it after the step.
+        """
+        part = _part_of(group)
+        batches: dict[tuple[int, torch.dtype], _Batch] = {}
+        for i, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
+            label = _label(group, i)
+            steps, state = self._state(param, part, label)
+            if (batch := batches.get((steps, param.dtype))) is None:
+                batches[steps, param.dtype] = batch = _Batch(part, group["nesterov"], steps)
+            batch.labels.append(label)
+            batch.params.append(param)
+            batch.gradients.append(ready(f"the gradient of {label}", param.grad))
+            batch.states.append(state)
+        return list(batches.values())
+
+    def _state(self, param: torch.Tensor, part: StepPart, label: str) -> tuple[int, dict[str, Any]]:
+        """Return the number of steps of a parameter, and its state after one more."""
+        state, steps = self.state.get(param), 0
+        if not state:
+            state = {name: torch.full_like(param, first) for name, first in part.states.items()}
+        elif {*state} - {"step"} != {*part.states} or any(state[name].shape != param.shape for name in part.states):
+            raise AffluxError(f"[OuterOptimizer] the state of {label} is not one of {type(part).__name__}")
+        else:
+            steps = int(state.get("step", 0))
+        return steps, {**state, "step": steps + 1} if isinstance(part, Adam) else state
+
+
+class _Batch(Struct):
+    """Params that one sweep changes, with their gradients and states."""
+
+    part: StepPart
+    nesterov: bool
+    steps: int
+    labels: list[str] = []
+    params: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    states: list[dict[str, Any]] = []
+
+    def sweep(self, threads: int) -> ops.Pass:
+        """Return the sweep, once all gradients are checked."""
+        borders = np.array([0, *accumulate(param.numel() for param in self.params)])
+        dtype = str(self.params[0].dtype).removeprefix("torch.")
+        params = ops.Parts([param.detach() for param in self.params], borders)
+        gradient = ops.Parts(self.gradients, borders, dtype=dtype)
+        norm = ops.inner([gradient], num_threads=threads).squares[0] ** 0.5
+        if not norm <= MAX_ABS[dtype]:
+            for label, array in zip(self.labels, self.gradients, strict=True):
+                if first_beyond(array, MAX_ABS[dtype]) is not None:
+                    raise AffluxError(f"[OuterOptimizer] the gradient of {label} has a non-finite or too large value")
+            raise AffluxError(
+                f"[OuterOptimizer] gradients have the norm {norm:.3g}, at most {MAX_ABS[dtype]:g} is served"
+            )
+        step = self.part(Arrivals(self.steps, (), _INTS, _INTS, _INTS, _FLOATS, _FLOATS))
+        step = replace(step, lr=-step.lr)
+        states = [ops.Parts([state[name] for state in self.states], borders) for name in self.part.states]
+        if not self.nesterov:
+            return ops.Pass(params, params, ops.Combine([gradient], np.ones(1)), step=step, states=states)
+        # velocity = beta velocity + gradient; its new value is not needed for gradient + beta velocity.
+        beta = step.beta1
+        velocity = ops.RuleVectors(states, np.array([beta * beta]), np.array([[beta, 1.0]]))
+        combine = ops.Combine([gradient], np.array([1.0 + beta]))
+        return ops.Pass(params, params, combine, step=ops.Step("sgd", step.lr), rule_vectors=velocity)
+
+
+_INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
+
+
+def _part_of(group: dict[str, Any]) -> StepPart:
+    """Return the step part of a group, with the group's own numbers."""
+    known = registered_parts("step").get(group["part"])
+    if known is None:
+        raise AffluxError(f"[OuterOptimizer] part is {brief(group['part'])}, must be the name of a step")
+    numbers = {field.name: group.get(field.name) for field in fields(known.cls)}
+    numbers["lr"] = float(group["lr"])  # torch's schedulers may give a tensor
+    part: StepPart = known.cls(**numbers)
+    if flag("OuterOptimizer", "nesterov", group["nesterov"]) and not isinstance(part, Momentum):
+        raise AffluxError(f"[OuterOptimizer] nesterov is True, which is for Momentum, not for {type(part).__name__}")
+    return part
+
+
+def _label(group: dict[str, Any], i: int) -> str:
+    names = group.get("param_names")
+    return f"params[{i}]" if names is None else str(names[i])
