@@ -1,7 +1,7 @@
 // Common rounds in registers: {no rows, plain rows} x {every step} x {float32, bfloat16 updates}; and one rule vector,
-// without rows and with the step sgd; updates are checked without rows and rule vectors; all with float32 params. They
-// are composed of the functions that the tiles call (apply.cpp), and give the same bits. The direction is never stored
-// to memory, so that the rounds are not slower than memory, even where memory is about as fast as L1.
+// without rows and with the step sgd; updates are checked without rows; all with float32 params. They are composed of
+// the functions that the tiles call (apply.cpp), and give the same bits. The direction is never stored to memory, so
+// that the rounds are not slower than memory, even where memory is about as fast as L1.
 #include "cpu/fused.hpp"
 
 #include "cpu/codec.hpp"
@@ -99,10 +99,12 @@ AFFLUX_FN bool fuse_step(const Pass& pass, const MemoryUse& memory, std::int64_t
 template <class U, bool kStreams>
 AFFLUX_FN bool fuse_updates(const Pass& pass, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
   using Targets = StepTargets<StepKind::sgd, 0, kStreams>;
-  if (pass.combine.most != kNoLimit) return fuse_step<CombinedUpdates<U, true>, kStreams>(pass, memory, begin, end);
+  const bool checks = pass.combine.most != kNoLimit;
   if (pass.rule_vectors.vectors.size == 0)
-    return fuse_step<CombinedUpdates<U, false>, kStreams>(pass, memory, begin, end);
-  return fuse<RenewingUpdates<U, kStreams>, Targets, kStreams>(pass, memory, begin, end);
+    return checks ? fuse_step<CombinedUpdates<U, true>, kStreams>(pass, memory, begin, end)
+                  : fuse_step<CombinedUpdates<U, false>, kStreams>(pass, memory, begin, end);
+  return checks ? fuse<RenewingUpdates<U, kStreams, true>, Targets, kStreams>(pass, memory, begin, end)
+                : fuse<RenewingUpdates<U, kStreams, false>, Targets, kStreams>(pass, memory, begin, end);
 }
 
 // Chooses the directions. Only rounds without rows store past the caches: beside rows that are written in place, such
@@ -127,8 +129,7 @@ AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t
 bool can_fuse(const Pass& pass, Type updates) {
   if (pass.params.type != Type::float32 || (updates != Type::float32 && updates != Type::bfloat16)) return false;
   if (!can_fuse(pass.rule_vectors, pass)) return false;
-  const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
-  if (pass.combine.most != kNoLimit && !alone) return false;
+  if (pass.combine.most != kNoLimit && pass.calibrate.kind != Calibration::none) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
   std::int64_t count = 0;
   const bool holds = pass.rule_vectors.vectors.size > 0;  // then any update may be read for the rule vector

@@ -82,12 +82,17 @@ class CombinedUpdates {
   Soundness sound_;
 };
 
-// The direction without rows and with one rule vector, which is replaced in the same sweep, or only read.
-template <class U, bool kStreams>
+// The direction without rows and with one rule vector, which is replaced in the same sweep, or only read. kChecks: the
+// elements of the updates are compared with combine.most.
+template <class U, bool kStreams, bool kChecks>
 class RenewingUpdates {
  public:
   AFFLUX_INLINE RenewingUpdates(const Pass& pass, const MemoryUse& memory, std::int64_t begin)
-      : params_(pass), ahead_(memory.prefetch), renews_(pass.rule_vectors.next.size > 0), sound_(pass.most) {
+      : params_(pass),
+        ahead_(memory.prefetch),
+        renews_(pass.rule_vectors.next.size > 0),
+        sound_(pass.most),
+        valid_(pass.combine.most) {
     const RuleVectors& held = pass.rule_vectors;
     const double* const next = held.next.data;
     vector_ = static_cast<const float*>(held.vectors.data[0].data);
@@ -110,7 +115,9 @@ class RenewingUpdates {
     for (int k = 0; k < count_; ++k) {
       const Update& update = updates_[k];
       lanes.prefetch(update.values + i, ahead_);
-      add(lanes.load(update.values + i), update.weight, update.other, sum, renewed);
+      const simd::Pack values = lanes.load(update.values + i);
+      if (kChecks) valid_.check(update.values + i, values);
+      add(values, update.weight, update.other, sum, renewed);
     }
     if (renews_) {
       sound_.check(renewed);
@@ -121,7 +128,7 @@ class RenewingUpdates {
     }
     return sum;
   }
-  AFFLUX_INLINE bool sound() const { return sound_.everywhere(); }
+  AFFLUX_INLINE bool sound() const { return sound_.everywhere() && (!kChecks || valid_.everywhere()); }
 
  private:
   struct Update {
@@ -145,7 +152,7 @@ class RenewingUpdates {
   Target<kStreams> out_;
   Update updates_[kMostFused];
   int count_ = 0;
-  Soundness sound_;
+  Soundness sound_, valid_;
 };
 
 // The direction with plain rows. The rows and their sum are replaced in the same sweep. kWeighted: CA2FL, else AFA-CS.
