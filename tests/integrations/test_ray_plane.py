@@ -17,7 +17,8 @@ import afflux.store
 import pairwise
 from afflux import AffluxError, Server, StoreError, UnavailableError, rules
 from afflux.distributed import RayPlane
-from afflux.distributed.ray_plane import RemoteShard
+from afflux.distributed.connection import RemoteShard
+from afflux.distributed.handle import Request
 from afflux.selftest.digest import vectors
 from conftest import ROOT, bits
 from sharded_runs import CASES, SUPERBLOCK, D, served
@@ -144,10 +145,117 @@ def test_a_server_without_a_store_fails_when_a_shard_dies(planes, cluster, data)
         server.params  # noqa: B018
 
 
+def pushes(data):
+    """By their client: an update, a model as a tree, an update behind a reference."""
+    tree = {"b": data[2][:SUPERBLOCK].copy(), "w": data[2][SUPERBLOCK:SIZE].reshape(3, -1).copy()}
+    return [("update", data[1][:SIZE]), ("model", tree), ("update", data[3][:SIZE])]
+
+
+def test_clients_push_by_a_handle(planes, cluster, data):
+    """The bits and the log are those of one server; trees, tasks, references and ranges."""
+    params = {"b": data[0][:SUPERBLOCK], "w": data[0][SUPERBLOCK:SIZE].reshape(3, -1)}
+    one = Server(rules.fedbuff(buffer_size=2), params, log=True)
+    server = Server(rules.fedbuff(buffer_size=2), params, log=True, plane=planes(2))
+    handle = server.handle()
+
+    @cluster.remote(num_cpus=0)
+    def client(handle, number, kind, vector):
+        task = handle.checkout(number)
+        pulled = handle.pull(100, SIZE - 100, task=task)
+        receipt = handle.push(task=task, num_examples=1 + number, **{kind: vector[0]})
+        return task, pulled, receipt
+
+    for _ in range(2):
+        for number, (kind, vector) in enumerate(pushes(data)):
+            sent = [cluster.put(vector)] if number == 2 else [vector]  # Ray resolves references that are not in a list
+            task, pulled, receipt = cluster.get(client.remote(handle, number, kind, sent))
+            expected = one.checkout(number)
+            assert (task.version, pulled.version) == (expected.version, expected.version)
+            assert bits(pulled.params) == bits(expected.params[100:-100])
+            other = one.push(task=expected, num_examples=1 + number, **{kind: vector})
+            assert (receipt.status, receipt.version, receipt.join) == (other.status, other.version, other.join)
+    assert (server.version, server.tasks) == (3, ())
+    assert bits(server.params) == bits(handle.pull().params) == bits(one.params)
+    strip = re.compile(r"task='[^']*'|")
+    assert [strip.sub("", str(entry)) for entry in server.log] == [strip.sub("", str(entry)) for entry in one.log]
+
+
+def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
+    """It ends after one of two slices, or its slices are refused. The only slot comes back, and the server goes on."""
+    plane = planes(2)
+    server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], max_slots=1, max_versions=2, plane=plane)
+    handle, before = server.handle(timeout=1.0), server.state_dict()
+
+    def objects():
+        plane.wait_for_shards()
+        return [
+            cluster.get(each.actor.__ray_call__.remote(lambda shard: len(shard._objects))) for each in plane.remotes
+        ]
+
+    @cluster.remote(max_retries=0, num_cpus=0)
+    def end_after_one_slice(handle, vector):
+        def settled(connection, calls):
+            cluster.get(connection.remotes[0].send(connection.epoch, [calls[0]]))
+            os._exit(1)
+
+        type(handle._connection).settled = settled
+        handle.push(client=1, version=0, update=vector)
+
+    count = objects()
+    with pytest.raises(cluster.exceptions.WorkerCrashedError):
+        cluster.get(end_after_one_slice.remote(handle, data[1][:SIZE]))
+    vector = data[1][:SIZE].copy()
+    vector[-5] = np.nan
+    for wrong, message in (
+        ({"update": vector}, f"non-finite value at index {SIZE - 5}"),
+        ({"update": np.ones(SIZE, np.int32)}, "is int32"),
+        ({"update": vector[1:]}, f"has {SIZE - 1} elements"),
+        ({"update": vector, "version": 7}, "the server has made 0 to 0"),
+        ({"update": vector, "model": vector}, "give one of"),
+        ({"update": vector, "copy": False}, "copy=False: a handle sends"),
+        ({"update": vector, "colour": "blue"}, "colour"),
+    ):
+        with pytest.raises((AffluxError, UnavailableError, TypeError), match=message):
+            handle.push(**{"client": 1, "version": 0, "timeout": 30.0, **wrong})
+    with pytest.raises(AffluxError, match="elements 3 to 3 are not among"):
+        handle.pull(3, 3)
+    handle._request(Request("pull", {"task": None}, 0.5))  # a client that pulls and ends: the version is free again
+    assert objects() == count
+    after = server.state_dict()
+    for state in (before, after):
+        state["meta"]["counts"].pop("refused")
+    assert after["meta"] == before["meta"]
+    assert bits(after["arrays"]["params"]) == bits(before["arrays"]["params"])
+    for i in range(3):
+        assert handle.push(client=1, version=i, update=data[1][:SIZE]).version == i + 1
+    del server
+    with pytest.raises(AffluxError, match="the server was deleted"):
+        handle.pull()
+
+
+def test_a_pull_amid_publications_has_one_version(planes, cluster):
+    server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), plane=planes(2))
+
+    @cluster.remote(num_cpus=0)
+    def pull(handle):
+        seen = set()  # versions
+        while len(seen) < 3:
+            pulled = handle.pull()
+            assert (pulled.params == pulled.version).all(), pulled.version
+            seen.add(pulled.version)
+        return seen
+
+    reply = pull.remote(server.handle())
+    while not cluster.wait([reply], timeout=0)[0]:
+        server.push(client=1, version=server.version, update=np.ones(SIZE, np.float32))
+    assert len(cluster.get(reply)) == 3
+
+
 def test_the_page_runs(cluster, capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL)
-    exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL):
+        exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
+        printed = capsys.readouterr().out.splitlines()
+        assert printed == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []
 
 
 def test_what_a_plane_on_ray_cannot_do(planes):
@@ -159,6 +267,8 @@ def test_what_a_plane_on_ray_cannot_do(planes):
         Server(rules.fedbuff(), np.zeros(3), plane=planes(2), check_versions=True)
     with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
         RayPlane(2, actor_options=[{}])
+    with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):
+        Server(rules.fedbuff(), np.zeros(3), plane=planes(2), inplace=True).handle()
 
 
 RULE = rules.ca2fl(buffer_size=2, codec="affine-4")
@@ -240,7 +350,8 @@ ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 import test_ray_plane as own
 from afflux import Server
 from afflux.distributed import RayPlane
-from afflux.distributed.ray_plane import RemoteShard
+from afflux.distributed.connection import RemoteShard
+from afflux.distributed.handle import Request
 from afflux.store.commits import Commits
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)

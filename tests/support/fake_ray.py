@@ -1,6 +1,6 @@
 """Ray in this process: actors are objects, and each message is pickled. Calls of an actor run in their order, at once.
 
-`ray_plane._ray` returns a `FakeRay` where a test has put it there. `crash` may raise where a real process would end.
+`connection.import_ray` returns a `FakeRay` where a test has put it there. `crash` may raise where a real process would end.
 """
 
 import pickle

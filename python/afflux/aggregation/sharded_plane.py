@@ -209,8 +209,7 @@ class ShardedPlane(DataPlane):
         try:
             if conversion is not None and not (conversion.base is None or isinstance(conversion.base, Shards)):
                 cut = conversion._replace(base=self._scattered(conversion.base))
-            arrays = [_flat(array) for array in as_list(parts)]
-            pieces = Shards([_cut(arrays, span) for span in self._spans])
+            pieces = Shards(flat_pieces(as_list(parts), self._spans))
             facts: list[ops.Ingested] = self.call("ingest", pieces, vector, num_threads, cut)
         except (AffluxError, UnavailableError, TypeError, ValueError, BufferError):
             # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
@@ -220,6 +219,10 @@ class ShardedPlane(DataPlane):
             whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
             self.fill(vector, np.asarray(whole))
             return whole_facts
+        return self._facts_of(facts)
+
+    def _facts_of(self, facts: Sequence[ops.Ingested]) -> ops.Ingested:
+        """Return the facts of a vector, from those of its parts."""
         return self._root(
             [
                 each._replace(first_nonfinite=None if each.first_nonfinite is None else each.first_nonfinite + begin)
@@ -431,6 +434,12 @@ def _both(left: ops.Ingested, right: ops.Ingested) -> ops.Ingested:
     first = right.first_nonfinite if left.first_nonfinite is None else left.first_nonfinite
     low, high = right.min if right.min < left.min else left.min, left.max if right.max < left.max else right.max
     return ops.Ingested(first, left.sum_of_squares + right.sum_of_squares, low, high)
+
+
+def flat_pieces(arrays: Sequence[Any], spans: Sequence[slice]) -> list[Any]:
+    """Return, for each of these ranges of elements, the pieces of arrays that form one flat vector."""
+    flat = [_flat(array) for array in arrays]
+    return [_cut(flat, span) for span in spans]
 
 
 def _flat(array: Any) -> Any:
