@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import warnings
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,16 @@ from afflux.distributed import RayPlane
 from afflux.distributed.connection import RemoteShard
 from afflux.distributed.handle import Request
 from afflux.selftest.digest import vectors
-from conftest import ROOT, bits
+from afflux.sim import ConfigError
+from afflux.sim.errors import TrainingError
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import Job
+from afflux.sim.runs.compare import compare
+from afflux.sim.runs.simulation import simulate
+from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+from conftest import ROOT, bits, reproducible
 from sharded_runs import CASES, SUPERBLOCK, D, served
 
 pytestmark = [
@@ -269,6 +280,25 @@ def test_what_a_plane_on_ray_cannot_do(planes):
         RayPlane(2, actor_options=[{}])
     with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):
         Server(rules.fedbuff(), np.zeros(3), plane=planes(2), inplace=True).handle()
+
+
+def test_clients_of_the_simulator_train_in_tasks(cluster, tmp_path):
+    """The files are those of a run that trains itself, and so are errors."""
+    config = SimConfig(model="logreg", num_clients=8, concurrency=3, arrivals=6, local_steps=2, eval_every=3)
+    rule, outcomes = parse_rule("ca2fl:buffer_size=3"), []
+    for workers in (1, "ray"):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        with closing(WorkerPool(workers)) as pool:
+            (result,) = simulate([rule], 4, config, output=AuditOutput(folder, True), pool=pool)
+            with pytest.raises(TrainingError) as caught:
+                simulate([rule], 4, replace(config, client_lr=1e30), pool=pool)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        outcomes.append((reproducible(result), str(caught.value), files))
+    assert outcomes[0] == outcomes[1]
+    assert len(files) == 2
+    with pytest.raises(ConfigError, match="workers='ray' trains the clients of one run at a time"):
+        compare([Job(rule, seed) for seed in (1, 2)], config, workers="ray", processes=2)
 
 
 RULE = rules.ca2fl(buffer_size=2, codec="affine-4")
