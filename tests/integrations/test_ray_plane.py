@@ -262,6 +262,29 @@ def test_a_pull_amid_publications_has_one_version(planes, cluster):
     assert len(cluster.get(reply)) == 3
 
 
+def test_shards_on_two_nodes(planes, cluster, data):
+    """A second raylet of the same cluster, on this machine; each shard is placed by a resource of one of them."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    nodes.head_node = cluster._private.worker.global_worker.node  # that of the cluster which the first plane has started
+    second = nodes.add_node(wait=False, num_cpus=0, resources={"second": 1}, object_store_memory=100_000_000)
+    try:
+        resources = [{"node:__internal_head__": 0.01}, {"second": 1}]
+        plane = planes(2, actor_options=[{"resources": each} for each in resources])
+        server = Server(rules.fadas(buffer_size=1), data[0][:SIZE], plane=plane)
+        one = Server(rules.fadas(buffer_size=1), data[0][:SIZE])
+        actors = [remote.actor for remote in plane.remotes]
+        ids = [each.__ray_call__.remote(lambda _: cluster.get_runtime_context().get_node_id()) for each in actors]
+        assert len({*cluster.get(ids)}) == 2
+        for each in (one, server):
+            each.push(client=1, version=0, update=data[1][:SIZE])
+        assert bits(server.handle().pull().params) == bits(one.params)
+    finally:
+        plane.close()
+        nodes.remove_node(second)
+
+
 def test_the_page_runs(cluster, capsys):
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL):
         exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
