@@ -262,13 +262,15 @@ def test_a_pull_amid_publications_has_one_version(planes, cluster):
     assert len(cluster.get(reply)) == 3
 
 
-def test_shards_on_two_nodes(planes, cluster, data):
+def test_shards_on_two_nodes(planes, cluster, data, tmp_path):
     """A second raylet of the same cluster, on this machine; each shard is placed by a resource of one of them."""
     from ray.cluster_utils import Cluster
 
     nodes = Cluster()
-    nodes.head_node = cluster._private.worker.global_worker.node  # that of the cluster which the first plane has started
-    second = nodes.add_node(wait=False, num_cpus=0, resources={"second": 1}, object_store_memory=100_000_000)
+    nodes.head_node = (
+        cluster._private.worker.global_worker.node
+    )  # that of the cluster which the first plane has started
+    second = nodes.add_node(wait=False, num_cpus=0, resources={"second": 2}, object_store_memory=100_000_000)
     try:
         resources = [{"node:__internal_head__": 0.01}, {"second": 1}]
         plane = planes(2, actor_options=[{"resources": each} for each in resources])
@@ -280,9 +282,15 @@ def test_shards_on_two_nodes(planes, cluster, data):
         for each in (one, server):
             each.push(client=1, version=0, update=data[1][:SIZE])
         assert bits(server.handle().pull().params) == bits(one.params)
+        apart = planes(2, actor_options=[{"resources": each} for each in resources])
+        for path, own_plane, expected in (("apart", apart, "power"), ("together", planes(2), "process")):
+            Server(rules.fadas(), data[0][:SIZE], plane=own_plane, store=tmp_path / path).close()
+            assert afflux.store.info(tmp_path / path).durability == expected
     finally:
         plane.close()
         nodes.remove_node(second)
+        del nodes, second
+        gc.collect()  # of Ray's processes, within the filter of warnings
 
 
 def test_the_page_runs(cluster, capsys):
@@ -346,19 +354,19 @@ def undisturbed():
     return params_of(Server(RULE, np.ones(SIZE, np.float32), num_clients=9))
 
 
-def killing(patch, plane, ray, number, name, when):
-    """Kill a shard before or after the next message with this call was sent; None: any call."""
+def killing(patch, plane, ray, number, name, when, skipped=0):
+    """Kill a shard before or after a message with this call was sent, None: any call; after so many others."""
     pids = [ray.get(remote.actor.__ray_call__.remote(lambda shard: os.getpid())) for remote in plane.remotes]
-    send, left = RemoteShard.send, [when]
+    send, left = RemoteShard.send, [when, *[""] * skipped]
 
     def sent(remote, epoch, calls):
         names = {call.name for call in (*remote.later, *calls)}
         hit = left and remote is plane.remotes[number] and (name in names or name is None)
-        if hit and left.pop() == "before":
+        moment = left.pop() if hit else ""
+        if moment == "before":
             os.kill(pids[number], signal.SIGKILL)
-            hit = False
         reply = send(remote, epoch, calls)
-        if hit:
+        if moment == "after":
             os.kill(pids[number], signal.SIGKILL)
         return reply
 
@@ -377,17 +385,22 @@ def test_after_the_end_of_a_shard_a_store_goes_on_with_the_same_bits(
     name, when, number, planes, cluster, undisturbed, tmp_path, monkeypatch
 ):
     """The receipts tell what is lost: here the arrivals after the last commit."""
-    path, plane, receipts = tmp_path / "store", planes(2), []
+    end_of_a_shard(name, when, number, 0, 2, (planes, cluster, undisturbed, tmp_path, monkeypatch))
+
+
+def end_of_a_shard(name, when, number, skipped, shards, fixtures):
+    planes, cluster, undisturbed, tmp_path, monkeypatch = fixtures
+    path, plane, receipts = tmp_path / "store", planes(shards), []
     server = Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=plane, store=path)
     for _ in range(3):
         receipts.append(push(server))
     with monkeypatch.context() as patch:
-        killing(patch, plane, cluster, number, name, when)
-        with pytest.raises(StoreError, match=f"shard {number} of 2 has ended.*Server.open"):
+        killing(patch, plane, cluster, number, name, when, skipped)
+        with pytest.raises(StoreError, match=f"shard {number} of {shards} has ended.*Server.open"):
             while server.joins < PUSHES:
                 receipts.append(push(server))
     server.close(checkpoint=False)
-    with Server.open(path, plane=planes(2)) as server:
+    with Server.open(path, plane=planes(shards)) as server:
         kept = [receipt.durable is not None and receipt.durable <= server.version for receipt in receipts]
         assert kept == [i < server.joins for i in range(len(receipts))]
         assert params_of(server) == undisturbed
@@ -408,17 +421,22 @@ from afflux.distributed.handle import Request
 from afflux.store.commits import Commits
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
-server = Server.open(sys.argv[2], plane=RayPlane(2))
-point = sys.argv[3]
+server = Server.open(sys.argv[2], plane=RayPlane(int(sys.argv[5])))
+point, skipped = sys.argv[3], int(sys.argv[4])
 if point == "transaction":
-    Commits._write_lists = killed
+    write = Commits._write_lists
+    def wrote(*arguments):
+        global skipped
+        skipped -= 1
+        return killed() if skipped < 0 else write(*arguments)
+    Commits._write_lists = wrote
 else:
     send = RemoteShard.send
     def sent(remote, epoch, calls):
+        global skipped
         reply = send(remote, epoch, calls)
-        if any(call.name == point for call in calls):
-            killed()
-        return reply
+        skipped -= point == "any" or any(call.name == point for call in calls)
+        return killed() if skipped < 0 else reply
     RemoteShard.send = sent
 own.params_of(server)
 """
@@ -427,15 +445,35 @@ own.params_of(server)
 @pytest.mark.parametrize("point", ["sweep", "transaction", *pairwise.soak_all([("save",), ("prepare",)])])
 def test_after_the_end_of_control_a_store_goes_on_with_the_same_bits(point, planes, cluster, undisturbed, tmp_path):
     """Its shards may still sweep when the next server opens the store: each waits for the lock of its folder."""
+    end_of_control(point, 0, 2, (planes, cluster, undisturbed, tmp_path))
+
+
+def end_of_control(point, skipped, shards, fixtures):
+    planes, cluster, undisturbed, tmp_path = fixtures
     path = tmp_path / "store"
-    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(2), store=path) as server:
+    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(shards), store=path) as server:
         for _ in range(3):
             push(server)
     address = cluster.get_runtime_context().gcs_address
     paths = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *map(str, sys.path)]))}
-    command = [sys.executable, "-c", CONTROL, address, path, point]
+    command = [sys.executable, "-c", CONTROL, address, path, point, str(skipped), str(shards)]
     ended = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    with Server.open(path, plane=planes(2)) as server:
+    with Server.open(path, plane=planes(shards)) as server:
         assert params_of(server) == undisturbed
     assert afflux.store.check(path).sound
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(50))
+def test_kills_at_random(seed, planes, cluster, undisturbed, tmp_path, monkeypatch):
+    """The first ten come amid a sweep, a save or the transaction; the others before or after any message."""
+    draw = np.random.default_rng(seed)
+    shards, skipped = int(draw.integers(2, 4)), int(draw.integers(0, 4 if seed < 10 else 20))
+    name = str(draw.choice(["sweep", "save", "transaction"])) if seed < 10 else None
+    if name == "transaction" or draw.random() < 0.4:
+        skipped //= 1 + (name == "transaction")  # fewer commits are left than messages
+        end_of_control(name or "any", skipped, shards, (planes, cluster, undisturbed, tmp_path))
+    else:
+        number, when = int(draw.integers(shards)), str(draw.choice(["before", "after"]))
+        end_of_a_shard(name, when, number, skipped, shards, (planes, cluster, undisturbed, tmp_path, monkeypatch))

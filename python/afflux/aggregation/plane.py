@@ -92,6 +92,7 @@ class DataPlane(ABC):
     gpu: str | None = None  #: the name of the GPU that has the vectors
     fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
     num_threads: int = 1  #: of a round's sweep
+    on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
 
     def cuts(self, size: int) -> tuple[int, ...]:
         """Return the superblocks with which the second shard of `size` elements and the later ones begin."""

@@ -1,4 +1,4 @@
-"""Messages to the shards of a server: one for each shard, to all of them at once. This module imports Ray when it is used.
+"""Messages to the shards of a server: one for each shard, to all of them at once. Ray is imported when it is used.
 
 Who has a `Connection` is the process of the server, or a client to which it was sent.
 """
@@ -134,6 +134,12 @@ def import_ray() -> Any:
     except ImportError as error:
         raise UnavailableError(f"[RayPlane] needs Ray: pip install 'afflux[ray]' ({error})") from None
     return ray
+
+
+def node_id() -> str:
+    """Return the id of the node of Ray on which this process is."""
+    node: str = import_ray().get_runtime_context().get_node_id()
+    return node
 
 
 def connect() -> None:

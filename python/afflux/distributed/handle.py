@@ -1,4 +1,4 @@
-"""A handle of a server for the tasks and actors of Ray: slices go to the shards, and only facts to the server's process.
+"""A handle of a server for tasks and actors of Ray: slices go to the shards, and only facts to the server's process.
 
 Ray cannot call into the process that has the server. Clients' requests therefore wait in a `Mailbox`, an actor, until a
 thread of that process takes them (service.py). A push has two requests: after the first one the process reserves the

@@ -74,11 +74,13 @@ class Exchange:
         aggregator.enter("pull")
         aggregator.flush_late()
         with reading(aggregator):
-            version = aggregator.locked(lambda: _version(server, task))
-            self._service.wait_for_shards()  # they have made the version before the client's message comes
-            parts = version.params.parts
-            self.next(lambda token: VersionParts(token, version.version, version.buffers, parts))
-            del version, parts  # a round that waits for the end of this block may need the memory
+            self._show(server, task)  # a round that waits for the end of this block finds the version released
+
+    def _show(self, server: Server, task: str | None) -> None:
+        """Let the client read a version."""
+        version = server._aggregator.locked(lambda: _version(server, task))
+        self._service.wait_for_shards()  # they have made the version before the client's message comes
+        self.next(lambda token: VersionParts(token, version.version, version.buffers, version.params.parts))
 
 
 class RemoteSlices:

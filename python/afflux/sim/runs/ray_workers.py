@@ -37,7 +37,8 @@ class RayPool:
         """Call a function in a task."""
         config, seed, place, *rest = arguments
         rows, job = {name: array[place] for name, array in self._memory.items()}, Future[Any]()
-        reply = self._running[job] = self._task.remote(*self._setup, rows, self._use, reported, function, config, seed, *rest)
+        call = self._use, reported, function, config, seed, *rest
+        reply = self._running[job] = self._task.remote(*self._setup, rows, *call)
 
         def end(ended: "Future[Any]") -> None:
             self._running.pop(job, None)
