@@ -30,6 +30,6 @@ GROUPS: dict[str, list[Row]] = {
     "mf-ca2fl": MF_CA2FL,
     "peers": PEERS,
     "adapters": ADAPTERS,
-    "ray": RAY,
     "simulators": SIMULATORS,
+    "ray": RAY,
 }
