@@ -19,6 +19,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
 collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py", "*sharded_servers.py"]
+collect_ignore_glob += ["*ray_servers.py"]
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
 

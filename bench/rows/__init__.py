@@ -10,6 +10,7 @@ from bench.rows.hosts import HOSTS
 from bench.rows.ingest import INGEST
 from bench.rows.mf_ca2fl import MF_CA2FL
 from bench.rows.peers.rows import PEERS
+from bench.rows.ray import RAY
 from bench.rows.scaling import SCALING
 from bench.rows.server.push import PUSH
 from bench.rows.server.pushers import PUSHERS_ROW
@@ -22,7 +23,20 @@ from bench.rows.wkafl import WKAFL
 from bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
-ROWS = [*OPERATIONS, *MF_CA2FL, STORE, COLD, POWER, THROUGHPUT, PUSHERS_ROW, *PEERS, *ADAPTERS, *SIMULATORS, *HOSTS]
+ROWS = [
+    *OPERATIONS,
+    *MF_CA2FL,
+    STORE,
+    COLD,
+    POWER,
+    THROUGHPUT,
+    PUSHERS_ROW,
+    *RAY,
+    *PEERS,
+    *ADAPTERS,
+    *SIMULATORS,
+    *HOSTS,
+]
 #: Names of groups of rows.
 GROUPS: dict[str, list[Row]] = {
     "all": OPERATIONS,
@@ -32,4 +46,5 @@ GROUPS: dict[str, list[Row]] = {
     "adapters": ADAPTERS,
     "simulators": SIMULATORS,
     "hosts": HOSTS,
+    "ray": RAY,
 }

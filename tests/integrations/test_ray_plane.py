@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import warnings
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,19 @@ import afflux.store
 import pairwise
 from afflux import AffluxError, Server, StoreError, UnavailableError, rules
 from afflux.distributed import RayPlane
-from afflux.distributed.ray_plane import RemoteShard
+from afflux.distributed.connection import RemoteShard
+from afflux.distributed.handle import Request
 from afflux.selftest.digest import vectors
-from conftest import ROOT, bits
+from afflux.sim import ConfigError
+from afflux.sim.errors import TrainingError
+from afflux.sim.results.audit_log import AuditOutput
+from afflux.sim.results.finished_runs import Job
+from afflux.sim.runs.compare import compare
+from afflux.sim.runs.simulation import simulate
+from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.rule_specs import parse_rule
+from conftest import ROOT, bits, reproducible
 from sharded_runs import CASES, SUPERBLOCK, D, served
 
 pytestmark = [
@@ -144,10 +156,148 @@ def test_a_server_without_a_store_fails_when_a_shard_dies(planes, cluster, data)
         server.params  # noqa: B018
 
 
+def pushes(data):
+    """By their client: an update, a model as a tree, an update behind a reference."""
+    tree = {"b": data[2][:SUPERBLOCK].copy(), "w": data[2][SUPERBLOCK:SIZE].reshape(3, -1).copy()}
+    return [("update", data[1][:SIZE]), ("model", tree), ("update", data[3][:SIZE])]
+
+
+def test_clients_push_by_a_handle(planes, cluster, data):
+    """The bits and the log are those of one server; trees, tasks, references and ranges."""
+    params = {"b": data[0][:SUPERBLOCK], "w": data[0][SUPERBLOCK:SIZE].reshape(3, -1)}
+    one = Server(rules.fedbuff(buffer_size=2), params, log=True)
+    server = Server(rules.fedbuff(buffer_size=2), params, log=True, plane=planes(2))
+    handle = server.handle()
+
+    @cluster.remote(num_cpus=0)
+    def client(handle, number, kind, vector):
+        task = handle.checkout(number)
+        pulled = handle.pull(100, SIZE - 100, task=task)
+        receipt = handle.push(task=task, num_examples=1 + number, **{kind: vector[0]})
+        return task, pulled, receipt
+
+    for _ in range(2):
+        for number, (kind, vector) in enumerate(pushes(data)):
+            sent = [cluster.put(vector)] if number == 2 else [vector]  # Ray resolves references that are not in a list
+            task, pulled, receipt = cluster.get(client.remote(handle, number, kind, sent))
+            expected = one.checkout(number)
+            assert (task.version, pulled.version) == (expected.version, expected.version)
+            assert bits(pulled.params) == bits(expected.params[100:-100])
+            other = one.push(task=expected, num_examples=1 + number, **{kind: vector})
+            assert (receipt.status, receipt.version, receipt.join) == (other.status, other.version, other.join)
+    assert (server.version, server.tasks) == (3, ())
+    assert bits(server.params) == bits(handle.pull().params) == bits(one.params)
+    strip = re.compile(r"task='[^']*'|")
+    assert [strip.sub("", str(entry)) for entry in server.log] == [strip.sub("", str(entry)) for entry in one.log]
+
+
+def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
+    """It ends after one of two slices, or its slices are refused. The only slot comes back, and the server goes on."""
+    plane = planes(2)
+    server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], max_slots=1, max_versions=2, plane=plane)
+    handle, before = server.handle(timeout=1.0), server.state_dict()
+
+    def objects():
+        plane.wait_for_shards()
+        return [
+            cluster.get(each.actor.__ray_call__.remote(lambda shard: len(shard._objects))) for each in plane.remotes
+        ]
+
+    @cluster.remote(max_retries=0, num_cpus=0)
+    def end_after_one_slice(handle, vector):
+        def settled(connection, calls):
+            cluster.get(connection.remotes[0].send(connection.epoch, [calls[0]]))
+            os._exit(1)
+
+        type(handle._connection).settled = settled
+        handle.push(client=1, version=0, update=vector)
+
+    count = objects()
+    with pytest.raises(cluster.exceptions.WorkerCrashedError):
+        cluster.get(end_after_one_slice.remote(handle, data[1][:SIZE]))
+    vector = data[1][:SIZE].copy()
+    vector[-5] = np.nan
+    for wrong, message in (
+        ({"update": vector}, f"non-finite value at index {SIZE - 5}"),
+        ({"update": np.ones(SIZE, np.int32)}, "is int32"),
+        ({"update": vector[1:]}, f"has {SIZE - 1} elements"),
+        ({"update": vector, "version": 7}, "the server has made 0 to 0"),
+        ({"update": vector, "model": vector}, "give one of"),
+        ({"update": vector, "copy": False}, "copy=False: a handle sends"),
+        ({"update": vector, "colour": "blue"}, "colour"),
+    ):
+        with pytest.raises((AffluxError, UnavailableError, TypeError), match=message):
+            handle.push(**{"client": 1, "version": 0, "timeout": 30.0, **wrong})
+    with pytest.raises(AffluxError, match="elements 3 to 3 are not among"):
+        handle.pull(3, 3)
+    handle._request(Request("pull", {"task": None}, 0.5))  # a client that pulls and ends: the version is free again
+    assert objects() == count
+    after = server.state_dict()
+    for state in (before, after):
+        state["meta"]["counts"].pop("refused")
+    assert after["meta"] == before["meta"]
+    assert bits(after["arrays"]["params"]) == bits(before["arrays"]["params"])
+    for i in range(3):
+        assert handle.push(client=1, version=i, update=data[1][:SIZE]).version == i + 1
+    del server
+    with pytest.raises(AffluxError, match="the server was deleted"):
+        handle.pull()
+
+
+def test_a_pull_amid_publications_has_one_version(planes, cluster):
+    server = Server(rules.fedbuff(buffer_size=1), np.zeros(SIZE, np.float32), plane=planes(2))
+
+    @cluster.remote(num_cpus=0)
+    def pull(handle):
+        seen = set()  # versions
+        while len(seen) < 3:
+            pulled = handle.pull()
+            assert (pulled.params == pulled.version).all(), pulled.version
+            seen.add(pulled.version)
+        return seen
+
+    reply = pull.remote(server.handle())
+    while not cluster.wait([reply], timeout=0)[0]:
+        server.push(client=1, version=server.version, update=np.ones(SIZE, np.float32))
+    assert len(cluster.get(reply)) == 3
+
+
+def test_shards_on_two_nodes(planes, cluster, data, tmp_path):
+    """A second raylet of the same cluster, on this machine; each shard is placed by a resource of one of them."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    nodes.head_node = (
+        cluster._private.worker.global_worker.node
+    )  # that of the cluster which the first plane has started
+    second = nodes.add_node(wait=False, num_cpus=0, resources={"second": 2}, object_store_memory=100_000_000)
+    try:
+        resources = [{"node:__internal_head__": 0.01}, {"second": 1}]
+        plane = planes(2, actor_options=[{"resources": each} for each in resources])
+        server = Server(rules.fadas(buffer_size=1), data[0][:SIZE], plane=plane)
+        one = Server(rules.fadas(buffer_size=1), data[0][:SIZE])
+        actors = [remote.actor for remote in plane.remotes]
+        ids = [each.__ray_call__.remote(lambda _: cluster.get_runtime_context().get_node_id()) for each in actors]
+        assert len({*cluster.get(ids)}) == 2
+        for each in (one, server):
+            each.push(client=1, version=0, update=data[1][:SIZE])
+        assert bits(server.handle().pull().params) == bits(one.params)
+        apart = planes(2, actor_options=[{"resources": each} for each in resources])
+        for path, own_plane, expected in (("apart", apart, "power"), ("together", planes(2), "process")):
+            Server(rules.fadas(), data[0][:SIZE], plane=own_plane, store=tmp_path / path).close()
+            assert afflux.store.info(tmp_path / path).durability == expected
+    finally:
+        plane.close()
+        nodes.remove_node(second)
+        del nodes, second
+        gc.collect()  # of Ray's processes, within the filter of warnings
+
+
 def test_the_page_runs(cluster, capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL)
-    exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL):
+        exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
+        printed = capsys.readouterr().out.splitlines()
+        assert printed == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []
 
 
 def test_what_a_plane_on_ray_cannot_do(planes):
@@ -159,6 +309,27 @@ def test_what_a_plane_on_ray_cannot_do(planes):
         Server(rules.fedbuff(), np.zeros(3), plane=planes(2), check_versions=True)
     with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
         RayPlane(2, actor_options=[{}])
+    with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):
+        Server(rules.fedbuff(), np.zeros(3), plane=planes(2), inplace=True).handle()
+
+
+def test_clients_of_the_simulator_train_in_tasks(cluster, tmp_path):
+    """The files are those of a run that trains itself, and so are errors."""
+    config = SimConfig(model="logreg", num_clients=8, concurrency=3, arrivals=6, local_steps=2, eval_every=3)
+    rule, outcomes = parse_rule("ca2fl:buffer_size=3"), []
+    for workers in (1, "ray"):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        with closing(WorkerPool(workers)) as pool:
+            (result,) = simulate([rule], 4, config, output=AuditOutput(folder, True), pool=pool)
+            with pytest.raises(TrainingError) as caught:
+                simulate([rule], 4, replace(config, client_lr=1e30), pool=pool)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        outcomes.append((reproducible(result), str(caught.value), files))
+    assert outcomes[0] == outcomes[1]
+    assert len(files) == 2
+    with pytest.raises(ConfigError, match="workers='ray' trains the clients of one run at a time"):
+        compare([Job(rule, seed) for seed in (1, 2)], config, workers="ray", processes=2)
 
 
 RULE = rules.ca2fl(buffer_size=2, codec="affine-4")
@@ -183,19 +354,19 @@ def undisturbed():
     return params_of(Server(RULE, np.ones(SIZE, np.float32), num_clients=9))
 
 
-def killing(patch, plane, ray, number, name, when):
-    """Kill a shard before or after the next message with this call was sent; None: any call."""
+def killing(patch, plane, ray, number, name, when, skipped=0):
+    """Kill a shard before or after a message with this call was sent, None: any call; after so many others."""
     pids = [ray.get(remote.actor.__ray_call__.remote(lambda shard: os.getpid())) for remote in plane.remotes]
-    send, left = RemoteShard.send, [when]
+    send, left = RemoteShard.send, [when, *[""] * skipped]
 
     def sent(remote, epoch, calls):
         names = {call.name for call in (*remote.later, *calls)}
         hit = left and remote is plane.remotes[number] and (name in names or name is None)
-        if hit and left.pop() == "before":
+        moment = left.pop() if hit else ""
+        if moment == "before":
             os.kill(pids[number], signal.SIGKILL)
-            hit = False
         reply = send(remote, epoch, calls)
-        if hit:
+        if moment == "after":
             os.kill(pids[number], signal.SIGKILL)
         return reply
 
@@ -214,17 +385,22 @@ def test_after_the_end_of_a_shard_a_store_goes_on_with_the_same_bits(
     name, when, number, planes, cluster, undisturbed, tmp_path, monkeypatch
 ):
     """The receipts tell what is lost: here the arrivals after the last commit."""
-    path, plane, receipts = tmp_path / "store", planes(2), []
+    end_of_a_shard(name, when, number, 0, 2, (planes, cluster, undisturbed, tmp_path, monkeypatch))
+
+
+def end_of_a_shard(name, when, number, skipped, shards, fixtures):
+    planes, cluster, undisturbed, tmp_path, monkeypatch = fixtures
+    path, plane, receipts = tmp_path / "store", planes(shards), []
     server = Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=plane, store=path)
     for _ in range(3):
         receipts.append(push(server))
     with monkeypatch.context() as patch:
-        killing(patch, plane, cluster, number, name, when)
-        with pytest.raises(StoreError, match=f"shard {number} of 2 has ended.*Server.open"):
+        killing(patch, plane, cluster, number, name, when, skipped)
+        with pytest.raises(StoreError, match=f"shard {number} of {shards} has ended.*Server.open"):
             while server.joins < PUSHES:
                 receipts.append(push(server))
     server.close(checkpoint=False)
-    with Server.open(path, plane=planes(2)) as server:
+    with Server.open(path, plane=planes(shards)) as server:
         kept = [receipt.durable is not None and receipt.durable <= server.version for receipt in receipts]
         assert kept == [i < server.joins for i in range(len(receipts))]
         assert params_of(server) == undisturbed
@@ -240,21 +416,27 @@ ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 import test_ray_plane as own
 from afflux import Server
 from afflux.distributed import RayPlane
-from afflux.distributed.ray_plane import RemoteShard
+from afflux.distributed.connection import RemoteShard
+from afflux.distributed.handle import Request
 from afflux.store.commits import Commits
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
-server = Server.open(sys.argv[2], plane=RayPlane(2))
-point = sys.argv[3]
+server = Server.open(sys.argv[2], plane=RayPlane(int(sys.argv[5])))
+point, skipped = sys.argv[3], int(sys.argv[4])
 if point == "transaction":
-    Commits._write_lists = killed
+    write = Commits._write_lists
+    def wrote(*arguments):
+        global skipped
+        skipped -= 1
+        return killed() if skipped < 0 else write(*arguments)
+    Commits._write_lists = wrote
 else:
     send = RemoteShard.send
     def sent(remote, epoch, calls):
+        global skipped
         reply = send(remote, epoch, calls)
-        if any(call.name == point for call in calls):
-            killed()
-        return reply
+        skipped -= point == "any" or any(call.name == point for call in calls)
+        return killed() if skipped < 0 else reply
     RemoteShard.send = sent
 own.params_of(server)
 """
@@ -263,15 +445,35 @@ own.params_of(server)
 @pytest.mark.parametrize("point", ["sweep", "transaction", *pairwise.soak_all([("save",), ("prepare",)])])
 def test_after_the_end_of_control_a_store_goes_on_with_the_same_bits(point, planes, cluster, undisturbed, tmp_path):
     """Its shards may still sweep when the next server opens the store: each waits for the lock of its folder."""
+    end_of_control(point, 0, 2, (planes, cluster, undisturbed, tmp_path))
+
+
+def end_of_control(point, skipped, shards, fixtures):
+    planes, cluster, undisturbed, tmp_path = fixtures
     path = tmp_path / "store"
-    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(2), store=path) as server:
+    with Server(RULE, np.ones(SIZE, np.float32), num_clients=9, plane=planes(shards), store=path) as server:
         for _ in range(3):
             push(server)
     address = cluster.get_runtime_context().gcs_address
     paths = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *map(str, sys.path)]))}
-    command = [sys.executable, "-c", CONTROL, address, path, point]
+    command = [sys.executable, "-c", CONTROL, address, path, point, str(skipped), str(shards)]
     ended = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    with Server.open(path, plane=planes(2)) as server:
+    with Server.open(path, plane=planes(shards)) as server:
         assert params_of(server) == undisturbed
     assert afflux.store.check(path).sound
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(50))
+def test_kills_at_random(seed, planes, cluster, undisturbed, tmp_path, monkeypatch):
+    """The first ten come amid a sweep, a save or the transaction; the others before or after any message."""
+    draw = np.random.default_rng(seed)
+    shards, skipped = int(draw.integers(2, 4)), int(draw.integers(0, 4 if seed < 10 else 20))
+    name = str(draw.choice(["sweep", "save", "transaction"])) if seed < 10 else None
+    if name == "transaction" or draw.random() < 0.4:
+        skipped //= 1 + (name == "transaction")  # fewer commits are left than messages
+        end_of_control(name or "any", skipped, shards, (planes, cluster, undisturbed, tmp_path))
+    else:
+        number, when = int(draw.integers(shards)), str(draw.choice(["before", "after"]))
+        end_of_a_shard(name, when, number, skipped, shards, (planes, cluster, undisturbed, tmp_path, monkeypatch))

@@ -21,7 +21,8 @@ MORE_SUITES = [
 
 @pytest.fixture(scope="module")
 def environment():
-    folders = {found(name).parent for name in ("sharded_servers.py", "conftest.py", "pairwise.py")}
+    names = ("sharded_servers.py", "conftest.py", "pairwise.py", "fake_ray.py")
+    folders = {found(name).parent for name in names}
     return {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "python", *sorted(folders)]))}
 
 
@@ -31,8 +32,14 @@ def test_every_rule_has_the_bits_of_one_piece(environment):
     assert digests == {name: golden[name] for name in digests}
 
 
-@pytest.mark.parametrize("selection", [*SUITES, *soak_all([(each,) for each in MORE_SUITES])])
-def test_the_suites_pass_with_shards(environment, selection):
+ON_RAY = [(each, "ray_servers") for each in ("server loading passes", "concurrency log tasks")]
+SHARDED = [(each, "sharded_servers") for each in MORE_SUITES]
+
+
+@pytest.mark.parametrize(
+    ("selection", "plugin"), [*((each, "sharded_servers") for each in SUITES), *soak_all([*SHARDED, *ON_RAY])]
+)
+def test_the_suites_pass_with_shards(environment, selection, plugin):
     files = [str(found(f"test_{name}.py")) for name in selection.split()]
-    options = ["-q", f"--rootdir={ROOT}", "-p", "sharded_servers", "-p", "no:cacheprovider"]
+    options = ["-q", f"--rootdir={ROOT}", "-p", plugin, "-p", "no:cacheprovider"]
     assert "passed" in run(sys.executable, "-m", "pytest", *options, *files, **environment)

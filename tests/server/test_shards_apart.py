@@ -14,7 +14,7 @@ import fake_ray
 import pairwise
 from afflux import AffluxError, Server, StoreError, UnavailableError, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
-from afflux.distributed import RayPlane, ray_plane
+from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, Ref, Shard
 from afflux.selftest.digest import vectors
 from conftest import bits
@@ -27,7 +27,7 @@ SIZE = 2 * SUPERBLOCK + 77
 @pytest.fixture
 def ray(monkeypatch):
     fake = fake_ray.FakeRay()
-    monkeypatch.setattr(ray_plane, "_ray", lambda: fake)
+    monkeypatch.setattr(connection, "import_ray", lambda: fake)
     return fake
 
 
@@ -43,13 +43,12 @@ def test_ray_is_imported_by_a_plane_alone():
     assert "needs Ray: pip install 'afflux[ray]'" in result.stdout
 
 
-def test_a_cluster_is_not_started_without_authentication(monkeypatch):
-    ray = fake_ray.FakeRay()
+def test_a_cluster_is_not_started_without_authentication(ray, monkeypatch):
     ray.is_initialized = lambda: False
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UnavailableError, match="Ray was imported without token authentication"):
-        ray_plane._connect(ray)
+        RayPlane.connect()
 
 
 def run(server, data, call=lambda call: call()):
@@ -80,7 +79,7 @@ def test_a_call_whose_reply_is_lost_may_be_repeated(case, after, data, ray, monk
     expected = run(Server(rule, data[0], **options), data)
     for number in count(0, 1 if pairwise.soaking else 5):
         with monkeypatch.context() as patch:
-            methods = [(ray_plane.RemoteShard, "send"), (fake_ray.FakeRay, "get"), (fake_ray.Actor, "_made")]
+            methods = [(connection.RemoteShard, "send"), (fake_ray.FakeRay, "get"), (fake_ray.Actor, "_made")]
             interrupts = Interrupts(patch, methods, number, after)
             server = Server(rule, data[0], plane=RayPlane(cuts=(1,)), **options)
             interrupts.calls = 0

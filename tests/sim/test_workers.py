@@ -244,9 +244,12 @@ def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
     assert len(started) == (2 if jobs == 1 else 0)
 
 
-def test_impossible_workers():
+def test_impossible_workers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
     refused = CliRunner().invoke(app, ["compare", "--workers=0"])
     assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
+    without_ray = CliRunner().invoke(app, ["run", "--rule", "fedbuff", "--workers", "ray"])
+    assert "needs Ray: pip install 'afflux[ray]'" in without_ray.stderr
     with pytest.raises(ConfigError, match="workers is 0, must be at least 1"):
         run_paired([RULE], 0, SMALL, workers=0)
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)

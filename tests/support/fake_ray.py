@@ -1,6 +1,6 @@
 """Ray in this process: actors are objects, and each message is pickled. Calls of an actor run in their order, at once.
 
-`ray_plane._ray` returns a `FakeRay` where a test has put it there. `crash` may raise where a real process would end.
+`connection.import_ray` returns a `FakeRay` where a test has put it there.
 """
 
 import pickle
@@ -48,6 +48,9 @@ class FakeRay:
     def remote(self, kind):
         made = SimpleNamespace(remote=lambda *arguments: Actor(self, kind(*arguments)))
         return SimpleNamespace(options=lambda **options: made)
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "one")
 
     def is_initialized(self):
         return True

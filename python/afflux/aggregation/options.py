@@ -150,7 +150,7 @@ class ServerOptions:
             gradients, and rules that cache no rows; then vectors cannot be lent, and `accumulate` is not possible.
             None (default): the rule is that of its paper. A rule with second moments then logs one warning, about the
             first vector with a norm beyond 100 medians.
-        durability: what a commit to the store survives. "process" (default): every kind of end of this process.
+        durability: what a commit to the store survives. "process": every kind of end of this process.
             "power": also a power failure of the machine.
         commit_every: the multiples of this version number are committed to the store; None: only `checkpoint` and
             `close` commit.

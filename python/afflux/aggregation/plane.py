@@ -20,6 +20,7 @@ from msgspec import Struct
 from afflux import ops
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
+from afflux.ops.errors import UnavailableError
 from afflux.rules.rule import Float64, Int64
 
 #: Handles: of a pushed vector; of params, or a vector that the rule keeps; of a version that is being written; of a
@@ -91,10 +92,15 @@ class DataPlane(ABC):
     gpu: str | None = None  #: the name of the GPU that has the vectors
     fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
     num_threads: int = 1  #: of a round's sweep
+    on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
 
     def cuts(self, size: int) -> tuple[int, ...]:
         """Return the superblocks with which the second shard of `size` elements and the later ones begin."""
         return ()
+
+    def handle(self, server: Any, timeout: float) -> Any:
+        """Return the handle of `Server.handle`."""
+        raise UnavailableError("[handle] needs a server with plane=afflux.distributed.RayPlane(...)")
 
     @abstractmethod
     def allocate(self, options: PlaneOptions) -> None:

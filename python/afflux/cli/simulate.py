@@ -112,8 +112,18 @@ TRIALS = (
     "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
     "log-uniformly if LOW > 0, other numbers uniformly; of NAME=VALUE,... each value has the same chance."
 )
-WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process."
-TrainingWorkers = Annotated[int, typer.Option("--workers", min=1, help=WORKERS)]
+WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process; ray: tasks of Ray."
+
+
+def _workers(text: str) -> Any:
+    if text == "ray":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text} is not a number of at least 1, or ray")
+    return int(text)
+
+
+TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=_workers, metavar="N", help=WORKERS)]
 KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 

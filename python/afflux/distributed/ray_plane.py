@@ -5,18 +5,16 @@ vector is a `Handle` of each part. What needs no reply (a slot, a publication, t
 next call.
 """
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 from itertools import count, pairwise
 from pathlib import Path
-from secrets import token_hex
-from threading import Lock
 from time import time_ns
 from types import MappingProxyType
 from typing import Any
 from warnings import warn
+from weakref import proxy
 
 from msgspec.structs import replace
 
@@ -24,11 +22,16 @@ from afflux._engine import SUPERBLOCK
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import NamedVectors, PlaneOptions, Slot, Vector
+from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, Slot, Vector
 from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of, parts_of
-from afflux.distributed.shard import Call, Failure, Ref, Shard
+from afflux.distributed import connection
+from afflux.distributed.connection import Connection, RemoteShard
+from afflux.distributed.handle import MOST_REQUESTS, Mailbox, ServerHandle
+from afflux.distributed.service import RemoteSlices, Service
+from afflux.distributed.shard import Call, Ref, Shard
+from afflux.ops import Conversion, Ingested
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError, StoreError, UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer
 from afflux.rules.rule import Float64
 
@@ -53,23 +56,6 @@ class Handle(Ref):
         return Ref, (self.number,)
 
 
-class RemoteShard:
-    """An actor that holds a shard, and the calls that are sent with the next one."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-        self.later: list[Call] = []
-        self._lock = Lock()
-
-    def send(self, epoch: int, calls: Sequence[Call]) -> Any:
-        """Send calls; return the reference of their results."""
-        with self._lock:
-            before = self.later[:]
-            reply = self.actor.call.remote(epoch, before, calls)
-            del self.later[: len(before)]  # after an interrupt they are sent again
-        return reply
-
-
 class RemoteRows(RowMemory):
     """The rows of one part."""
 
@@ -81,7 +67,7 @@ class RemoteRows(RowMemory):
         return self._handle.__reduce__()
 
     def _get(self, name: str, *arguments: Any) -> Any:
-        return self._plane.settled({self._part: Call(self._handle, name, arguments, {})})[self._part]
+        return self._plane.connection.settled({self._part: Call(self._handle, name, arguments, {})})[self._part]
 
     @property
     def sum(self) -> Row:
@@ -99,7 +85,7 @@ class RemoteRows(RowMemory):
     def loaded(self, rows: Any, total: Row) -> "RemoteRows":
         """Return other rows, with copies of these."""
         handle = Handle(self._plane.remote(self._part))
-        self._plane.settled({self._part: Call(self._handle, "loaded", ([*rows], total), {}, handle.number)})
+        self._plane.connection.settled({self._part: Call(self._handle, "loaded", ([*rows], total), {}, handle.number)})
         return RemoteRows(self._plane, self._part, handle, self.size, self.codec)
 
 
@@ -149,12 +135,10 @@ class RayPlane(ShardedPlane):
         self._actor_options = each or [{}] * self._number
         if len(self._actor_options) != self._number:
             raise AffluxError(f"[RayPlane] actor_options has {len(each)} elements, of {self._number} shards")
-        self.remotes: list[RemoteShard] = []
-        self._ray = _ray()
-        self._epoch = time_ns()
-        self._lost: AffluxError | None = None
+        connection.import_ray()
+        self.connection = Connection(self._number, time_ns())
         self.drafts = lambda op: self.objects_later("take", op)
-        self._path: Path | None = None
+        self._service: Service | None = None
 
     def _allocate(self, parts: Sequence[Part], options: Sequence[PlaneOptions]) -> None:
         whole = self.size
@@ -176,36 +160,35 @@ class RayPlane(ShardedPlane):
         self._start(parts_of(size, self.cuts(size)), size)
         path = path.absolute()  # the actors may have other working directories
         folders = [path / (f"shard-{number}" if self._number > 1 else "params") for number in self._of_shards]
-        self._send("lock", {number: [folder] for number, folder in zip(self._of_shards, folders, strict=True)})
-        self._path = path
+        self.connection.send("lock", {k: [folder] for k, folder in zip(self._of_shards, folders, strict=True)})
+        self.connection.path = path
         return path
 
     def _start(self, parts: Sequence[Part], size: int) -> None:
         """Start the actors, if they were not started before."""
         if self.remotes:
             return
-        self.shard_of = [part.shard for part in parts]
+        self.connection.shard_of = self.shard_of = [part.shard for part in parts]
         self._of_shards = sorted({*self.shard_of})  # without those that have no elements
         self._planes = [Ref(-1 - self.shard_of[:k].count(shard)) for k, shard in enumerate(self.shard_of)]
         self._sizes = [b - a for a, b in pairwise([*(part.first * SUPERBLOCK for part in parts), size])]
         self.connect()
         for chosen in self._actor_options:
             settings = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **chosen}
-            self.remotes.append(RemoteShard(self._ray.remote(Shard).options(**settings).remote()))
-        self._send("begin", {number: [self.shard_of.count(number)] for number in range(self._number)})
+            actor = connection.import_ray().remote(Shard).options(**settings).remote()
+            self.remotes.append(RemoteShard(actor))
+        self.connection.send("begin", {number: [self.shard_of.count(number)] for number in range(self._number)})
 
-    def _send(self, name: str, arguments: Mapping[int, Sequence[Any]]) -> None:
-        """Call a method of some shards themselves."""
-        replies = [
-            self.remotes[number].send(self._epoch, [Call(Ref(0), name, tuple(arguments[number]), {})])
-            if number in arguments
-            else None
-            for number in range(self._number)
-        ]
-        for results in self._wait(replies):
-            for result in results or ():
-                if isinstance(result, Failure):
-                    raise result.error
+    @property
+    def remotes(self) -> list[RemoteShard]:
+        """The shards."""
+        return self.connection.remotes
+
+    @property
+    def on_one_node(self) -> bool:  # type: ignore[override]
+        """Whether all shards are on the node of Ray of this process."""
+        asked = {k: Call(Ref(0), "make", (connection.node_id,), {}) for k in range(len(self.shard_of))}
+        return {*self.connection.settled(asked).values()} == {connection.node_id()}
 
     def remote(self, part: int) -> RemoteShard:
         """Return the shard of a part."""
@@ -214,62 +197,11 @@ class RayPlane(ShardedPlane):
     @staticmethod
     def connect() -> None:
         """Start a cluster on this machine, if this process is connected to none."""
-        _connect(_ray())
+        connection.connect()
 
     def close(self) -> None:
         """End the actors. They end also when the server is deleted, or this process ends."""
-        for shard in self.remotes:
-            self._ray.kill(shard.actor)
-
-    def _wait(self, replies: Sequence[Any]) -> list[Any]:
-        """Wait for all replies of the shards; raise an error after that, if a shard is lost."""
-        results, errors, dead = list[Any](), list[BaseException](), list[int]()
-        for number, reply in enumerate(replies):
-            result = None
-            try:
-                result = None if reply is None else self._ray.get(reply)
-            except self._ray.exceptions.RayActorError:
-                dead.append(number)
-            except self._ray.exceptions.RayTaskError as error:
-                errors.append(error.cause)
-            results.append(result)
-        if dead:
-            remedy = (
-                "a server without a store cannot go on; start again from a state of `Server.state_dict`"
-                if self._path is None
-                else f"Server.open({str(self._path)!r}, plane=RayPlane(...)) goes on from the last commit. What has "
-                "joined after it is lost: an arrival whose receipt's `durable` is None or a later version"
-            )
-            shards = ", ".join(map(str, dead))
-            message = (
-                f"[RayPlane] shard {shards} of {self._number} has ended, and its part of the vectors is lost: {remedy}"
-            )
-            self._lost = AffluxError(message) if self._path is None else StoreError(message)
-            raise self._lost
-        if errors:
-            raise errors[0]
-        return results
-
-    def settled(self, calls: Mapping[int, Call]) -> dict[int, Any]:
-        """Make one call in each of these parts, in all shards at once; return their results.
-
-        Raises:
-            AffluxError: a shard is lost, or a call has failed: then the error of the first one, after all have ended.
-        """
-        if self._lost is not None:
-            raise type(self._lost)(*self._lost.args)
-        parts_of_shards = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self._number)]
-        replies = [
-            shard.send(self._epoch, [calls[k] for k in parts]) if parts else None
-            for shard, parts in zip(self.remotes, parts_of_shards, strict=True)
-        ]
-        results = dict[int, Any]()
-        for parts, values in zip(parts_of_shards, self._wait(replies), strict=True):
-            results.update(zip(parts, values or (), strict=True))
-        for k in sorted(results):
-            if isinstance(results[k], Failure):
-                raise results[k].error
-        return results
+        self.connection.close()
 
     def _calls(
         self,
@@ -293,13 +225,47 @@ class RayPlane(ShardedPlane):
     def _handles(self) -> RemoteVector:
         return RemoteVector([Handle(self.remote(k)) for k in range(len(self.shard_of))])
 
+    def wait_for_shards(self) -> None:
+        """Wait until the shards have made the calls that need no reply."""
+        self.call("slots_taken")
+
+    def handle(self, server: Any, timeout: float) -> ServerHandle:
+        if self.inplace:
+            raise UnavailableError("[handle] inplace=True: a round would overwrite params that a client reads")
+        if self._service is None:
+            options = {"num_cpus": 0, "max_concurrency": MOST_REQUESTS}
+            mailbox = connection.import_ray().remote(Mailbox).options(**options).remote()
+            plane = proxy(self)
+            self._service = Service(server, mailbox, lambda: plane.wait_for_shards())
+        adapter = replace_fields(server._adapter, plane=None, likes={}, rebuild=None)
+        return ServerHandle(self._service.mailbox, self.connection, adapter, (*self._spans,), timeout)
+
+    def ingest(
+        self,
+        parts: Parts,
+        vector: Shards,
+        num_threads: int,
+        conversion: Conversion | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
+        beside: Any = None,
+    ) -> Ingested:
+        if not isinstance(parts, RemoteSlices):
+            return super().ingest(parts, vector, num_threads, conversion, shapes, beside)
+        self.wait_for_shards()  # they have the slot, and the base, before the client's message comes
+        try:
+            facts = parts.write(self._calls("ingest", [vector, num_threads, conversion], None))
+        except Exception:
+            self.wait_for_shards()  # raises an error if a shard has ended
+            raise
+        return self._facts_of([facts[k] for k in range(len(facts))])
+
     def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
-        results = self.settled(self._calls(name, arguments, of, options))
+        results = self.connection.settled(self._calls(name, arguments, of, options))
         return [results[k] for k in range(len(results))]
 
     def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> RemoteVector:
         handles = self._handles()
-        self.settled(self._calls(name, arguments, of, options, handles.number))
+        self.connection.settled(self._calls(name, arguments, of, options, handles.number))
         return handles
 
     def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> RemoteVector:
@@ -334,7 +300,7 @@ class RayPlane(ShardedPlane):
     def detach(self, vectors: Shards) -> None:
         try:
             self.call("detach", of=vectors)
-            self._send("unlock", {number: [] for number in self._of_shards})
+            self.connection.send("unlock", {number: [] for number in self._of_shards})
         except Exception:  # a shard or the cluster has ended: callers have copies, and the other shards end too
             with suppress(Exception):
                 self.close()
@@ -371,35 +337,3 @@ class RayPlane(ShardedPlane):
 
         self._queue(self._calls("publish", [Shards(prepared.parts), version], None, out=out))
         return self.counted(params, prepared.drafts), vectors, rows.parts
-
-
-def _ray() -> Any:
-    """Import Ray.
-
-    If this is the first import of Ray in the process, a cluster that the process starts listens on the loopback address
-    only, and uses token authentication.
-    """
-    if "ray" not in sys.modules:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listens on the loopback address only
-        if "RAY_ADDRESS" not in os.environ and "RAY_AUTH_MODE" not in os.environ:
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
-    try:
-        import ray
-    except ImportError as error:
-        raise UnavailableError(f"[RayPlane] needs Ray: pip install 'afflux[ray]' ({error})") from None
-    return ray
-
-
-def _connect(ray: Any) -> None:
-    """Start a cluster on this machine, if this process is connected to none."""
-    if ray.is_initialized():
-        return
-    if "RAY_ADDRESS" not in os.environ and (
-        os.environ.get("RAY_AUTH_MODE") != "token" or os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
-    ):
-        raise UnavailableError(
-            "[RayPlane] Ray was imported without token authentication: make the plane before the first `import ray`, "
-            "or connect to a cluster of your own with ray.init"
-        )
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")

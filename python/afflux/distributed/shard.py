@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import RoundPlan
 from afflux.aggregation.sharded_plane import call_of
+from afflux.arrays.interop import on_host
 from afflux.arrays.pools import Draft
 from afflux.ops.errors import AffluxError
 from afflux.store.lock import InUseError, Lock
@@ -145,6 +146,10 @@ class Shard:
     def make(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Return a new object."""
         return kind(*arguments)
+
+    def piece(self, vector: Any, begin: int, end: int) -> Any:
+        """Return some elements of a vector."""
+        return on_host(vector)[begin:end]
 
     def _object(self, ref: Ref) -> Any:
         value = self._objects[ref.number]

@@ -87,7 +87,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
         """
-        with _reading(self._aggregator):
+        with reading(self._aggregator):
             self._adapter.copy_out("Task.load", self.pulled, target)
 
     @clears_tracebacks
@@ -101,7 +101,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`.
         """
-        with _reading(self._aggregator):
+        with reading(self._aggregator):
             return self._adapter.copied_tree(self.pulled)
 
     @clears_tracebacks
@@ -124,7 +124,7 @@ class Task:
 
 
 @contextmanager
-def _reading(aggregator: Aggregator) -> Iterator[None]:
+def reading(aggregator: Aggregator) -> Iterator[None]:
     """Mark a block that reads a version of a task. A step that needs the version's memory waits for the block."""
     ticket = Ticket()
     try:

@@ -134,7 +134,7 @@ def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, option
     """Make a store for a new server, and move the server's state there."""
     plane, facts = aggregator.plane, facts_of(aggregator, adapter.layout, options)
     constants = adapter.constants.to_bytes()
-    durability = options.durability or "process"
+    durability = options.durability or ("process" if plane.on_one_node else "power")
     with removed_if_it_fails(path):
         stored, cuts = options.stored(), plane.cuts(plane.size)
         create_store(path, aggregator.rule, facts, stored, durability, options.commit_every, constants, cuts)

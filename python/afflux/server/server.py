@@ -18,7 +18,7 @@ from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
-from afflux.ops.validation import a_thread_count, brief, count_of, is_function, optional, path_of
+from afflux.ops.validation import a_thread_count, brief, count_of, is_function, optional, path_of, positive
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, versions
@@ -305,6 +305,20 @@ class Server(StepReceiver):
         """
         self._enter_on_time("checkout")
         return checking.open_task(self._aggregator, self._adapter, client, lease, hold)
+
+    @clears_tracebacks
+    def handle(self, *, timeout: float = 60.0) -> Any:
+        """Return an `afflux.distributed.ServerHandle` for tasks and actors of Ray, to which it can be sent.
+
+        Args:
+            timeout: seconds after which the server gives up a push whose slices have not all come, or a pull that was
+                not read. Its slot, or version, is then free again.
+
+        Raises:
+            UnavailableError: the server has no plane=RayPlane, or it has inplace.
+        """
+        self._enter("handle")
+        return self._aggregator.plane.handle(self, positive("handle", "timeout", timeout))
 
     @property
     def rule(self) -> Rule:

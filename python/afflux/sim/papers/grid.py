@@ -21,6 +21,7 @@ from afflux.sim.papers.publishing import Measure, Page, draw_scores, final_score
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.sim.runs.library import Simulation
+from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -247,7 +248,7 @@ def tune(
     trials: int = 0,
     out: Path | str | None = None,
     processes: int = 1,
-    workers: int = 1,
+    workers: Workers = 1,
 ) -> TuningResults:
     """Find the best setting of each rule on a validation part, and run it with all seeds on the test part.
 

@@ -21,6 +21,7 @@ from afflux.sim.results.run_result import Evaluated, SeedStatistics, seed_statis
 from afflux.sim.runs.compare import compare, default_processes
 from afflux.sim.runs.library import run_in_folder
 from afflux.sim.runs.setup import inputs_of_jobs
+from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.rule_specs import RuleSpec
@@ -50,7 +51,7 @@ def measure(
     folder: Path,
     processes: int | None = None,
     at_most: int | None = None,
-    workers: int = 1,
+    workers: Workers = 1,
     task: Task | None = None,
     progress: bool = True,
     run_folder: str = "",

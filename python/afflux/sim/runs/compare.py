@@ -16,7 +16,7 @@ import numpy as np
 from afflux.ops import default_threads
 from afflux.ops.validation import printable
 from afflux.sim import interrupts
-from afflux.sim.errors import require, text_with_notes
+from afflux.sim.errors import ConfigError, require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
@@ -24,7 +24,7 @@ from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
-from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.runs.workers import WorkerPool, Workers
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
@@ -43,9 +43,9 @@ def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool =
     return [Job(spec, seed) for seed in seeds for spec in specs]
 
 
-def default_processes(workers: int) -> int:
+def default_processes(workers: Workers) -> int:
     """Return the number of simultaneous runs; all workers of these runs have a CPU."""
-    return max(1, default_threads() // workers)
+    return 1 if workers == "ray" else max(1, default_threads() // workers)
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
     output: AuditOutput | None = None,
     finished: dict[int, Runs] | None = None,
     task: Task | None = None,
-    workers: int = 1,
+    workers: Workers = 1,
     most: int | None = None,
     enough: Callable[[], bool] = lambda: False,
     on_evaluation: OnEvaluation | None = None,
@@ -90,6 +90,8 @@ def compare(
         The results in the order of `jobs`, without those that did not start; within a job, in the order of its rules.
     """
     require("torch", *(["sklearn"] if task is None and config.task == IMAGES and config.data == "digits" else []))
+    if workers == "ray" and processes > 1:
+        raise ConfigError("workers='ray' trains the clients of one run at a time on all CPUs: give no other processes")
     finished = {} if finished is None else finished
     for job in jobs:
         for spec in (job.spec, *job.followers):
@@ -192,7 +194,7 @@ _pool = WorkerPool(1)
 _evaluations: Any = None
 
 
-def _begin(shared: Any, task: bytes, workers: int, evaluations: Any) -> None:
+def _begin(shared: Any, task: bytes, workers: Workers, evaluations: Any) -> None:
     global _shared, _task, _pool, _evaluations
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _shared, _task, _pool, _evaluations = shared, pickle.loads(task), WorkerPool(workers), evaluations

@@ -23,6 +23,7 @@ from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
 from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_parameters, refuse_pair
 from afflux.sim.runs.simulation import replay_config, replay_updates
+from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
@@ -208,7 +209,7 @@ class Simulation:
         self,
         *,
         processes: int = 1,
-        workers: int = 1,
+        workers: Workers = 1,
         out: Path | str | None = None,
         store: Path | str | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
@@ -228,7 +229,7 @@ class Simulation:
             processes: number of runs at the same time, each in a separate process. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
             workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
-                one need a task that can be pickled.
+                one need a task that can be pickled. "ray": tasks of Ray, one for each CPU of the cluster.
             out: a new folder for the results and audit logs, or that of the same call, perhaps with fewer rules or
                 seeds, whose finished runs are not made again; default: nothing is written. A change of the simulation's
                 functions is not noticed: it needs a new folder.
@@ -289,7 +290,7 @@ def resume(
     checkpoint_every: float = CHECKPOINT_SECONDS,
     tensorboard: bool = False,
     save_every: int = 0,
-    workers: int = 1,
+    workers: Workers = 1,
     watch: JobProgress | None = None,
     on_evaluation: OnEvaluation | None = None,
 ) -> SimulationResults:

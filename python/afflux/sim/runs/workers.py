@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import cache, lru_cache
 from heapq import heappop, heappush
 from traceback import format_exception
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from afflux.sim.workload.config import SimConfig, concurrency_steps
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
 
+if TYPE_CHECKING:
+    from afflux.sim.runs.ray_workers import RayPool
+
 #: The number of trainings of each worker that are sent ahead: when it has finished one, the next one is already there.
 QUEUE = 2
 #: The number of evaluations of each worker that are sent ahead.
@@ -34,6 +37,10 @@ EVALUATIONS = 2
 #: Results that wait beside those of `QUEUE`: as many as train at once if they fit into so many bytes, but at least
 #: so many for each worker.
 WAITING_BYTES, WAITING_LEAST = 256 << 20, 2
+
+
+#: The processes of a run that train, or "ray": tasks, one for each CPU of a cluster of Ray.
+Workers = int | Literal["ray"]
 
 
 class WorkerError(AffluxError):
@@ -68,16 +75,22 @@ class WorkerPool:
     `evaluate` may be called at any time.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: Workers) -> None:
         """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
 
         Raises:
             ConfigError: the number is less than 1.
+            UnavailableError: "ray", and Ray is not installed.
         """
-        if count < 1:
-            raise ConfigError(f"workers is {count}, must be at least 1")
+        self._on_ray = count == "ray"
+        if count == "ray":
+            from afflux.sim.runs.ray_workers import cpus
+
+            count = cpus()
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"workers is {count}, must be at least 1, or 'ray'")
         self._count = count
-        self._pool: ProcessPool | None = None
+        self._pool: ProcessPool | RayPool | None = None
         self._task: Task | None = None
         self._shapes: Shapes = {}
         self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the place, the sequence or -1
@@ -96,7 +109,7 @@ class WorkerPool:
         Raises:
             ConfigError: the task cannot be sent to another process.
         """
-        if self._count == 1:
+        if self._count == 1 and not self._on_ray:
             return None
         shapes = shapes_of(setup, self._count)
         last = (*self._jobs, *self._done.values())
@@ -107,7 +120,12 @@ class WorkerPool:
             sizes = {name: rows * size * np.dtype(dtype).itemsize for name, (dtype, rows, size) in shapes.items()}
             raw = {name: CONTEXT.RawArray("b", max(size, 1)) for name, size in sizes.items()}
             self._task, self._shapes, self._memory = task, shapes, _arrays(shapes, raw)
-            self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
+            if self._on_ray:
+                from afflux.sim.runs.ray_workers import RayPool
+
+                self._pool = RayPool(self._memory, _use, content)
+            else:
+                self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
         self._run = setup.config, setup.seed
         free, evaluations = list(range(shapes["params"][1])), EVALUATIONS * self._count
         self._free, self._free_for_evaluations = free[evaluations:], free[:evaluations]
@@ -202,10 +220,19 @@ _content: bytes
 
 
 def _begin(shapes: Shapes, raw: Mapping[str, Any], content: bytes) -> None:
+    _use(_arrays(shapes, raw), content)
+
+
+def _use(memory: dict[str, np.ndarray], content: bytes | None) -> None:
+    """Read and write these arrays from now on; and make trainings of another task, if one is given."""
     global _memory, _content
-    torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
-    _memory, _content = _arrays(shapes, raw), content
+    _memory = memory
+    if content is not None:
+        _content = content
+        torch.set_num_threads(1)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
+        _task.cache_clear()
+        _trainer.cache_clear()
 
 
 def _model(memory: Mapping[str, np.ndarray], place: int) -> tuple[np.ndarray, np.ndarray | None]:

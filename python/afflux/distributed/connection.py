@@ -1,0 +1,157 @@
+"""Messages to the shards of a server: one for each shard, to all of them at once. Ray is imported when it is used.
+
+Who has a `Connection` is the process of the server, or a client to which it was sent.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from threading import Lock
+from typing import Any
+
+from afflux.distributed.shard import Call, Failure, Ref
+from afflux.ops.errors import AffluxError, StoreError, UnavailableError
+
+
+class RemoteShard:
+    """An actor that holds a shard, and the calls that are sent with the next one."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.later: list[Call] = []
+        self._lock = Lock()
+
+    def __reduce__(self) -> Any:
+        return RemoteShard, (self.actor,)
+
+    def send(self, epoch: int, calls: Sequence[Call]) -> Any:
+        """Send calls; return the reference of their results."""
+        with self._lock:
+            before = self.later[:]
+            reply = self.actor.call.remote(epoch, before, calls)
+            del self.later[: len(before)]  # after an interrupt they are sent again
+        return reply
+
+
+class Connection:
+    """The shards of one server."""
+
+    def __init__(self, number: int, epoch: int) -> None:
+        self.number = number  #: of shards
+        self.epoch = epoch
+        self.remotes: list[RemoteShard] = []
+        self.shard_of: list[int] = []  #: of each part
+        self.path: Path | None = None  #: of the store
+        self._lost: AffluxError | None = None
+
+    def send(self, name: str, arguments: Mapping[int, Sequence[Any]]) -> None:
+        """Call a method of some shards themselves."""
+        calls = [[Call(Ref(0), name, tuple(arguments[k]), {})] if k in arguments else [] for k in range(self.number)]
+        for results in self._exchange(calls):
+            for result in results:
+                if isinstance(result, Failure):
+                    raise result.error
+
+    def settled(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+        """Make one call in each of these parts, in all shards at once; return their results.
+
+        Raises:
+            AffluxError: a shard is lost, or a call has failed: then the error of the first one, after all have ended.
+        """
+        if self._lost is not None:
+            raise type(self._lost)(*self._lost.args)
+        parts_of_shards = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self.number)]
+        results = dict[int, Any]()
+        replies = self._exchange([[calls[k] for k in parts] for parts in parts_of_shards])
+        for parts, values in zip(parts_of_shards, replies, strict=True):
+            results.update(zip(parts, values, strict=True))
+        for k in sorted(results):
+            if isinstance(results[k], Failure):
+                raise results[k].error
+        return results
+
+    def _exchange(self, calls: Sequence[Sequence[Call]]) -> list[Sequence[Any]]:
+        """Send each shard its calls, if there are some, and wait for all results."""
+        return self._wait(
+            [shard.send(self.epoch, each) if each else None for shard, each in zip(self.remotes, calls, strict=True)]
+        )
+
+    def _wait(self, replies: Sequence[Any]) -> list[Sequence[Any]]:
+        """Wait for all replies of the shards; raise an error after that, if a shard is lost."""
+        ray = import_ray()
+        results, errors, dead = list[Sequence[Any]](), list[BaseException](), list[int]()
+        for number, reply in enumerate(replies):
+            result: Sequence[Any] = ()
+            try:
+                result = () if reply is None else ray.get(reply)
+            except ray.exceptions.RayActorError:
+                dead.append(number)
+            except ray.exceptions.RayTaskError as error:
+                errors.append(error.cause)
+            results.append(result)
+        if dead:
+            self._lost = self._loss(dead)
+            raise self._lost
+        if errors:
+            raise errors[0]
+        return results
+
+    def _loss(self, dead: Sequence[int]) -> AffluxError:
+        remedy = (
+            "a server without a store cannot go on; start again from a state of `Server.state_dict`"
+            if self.path is None
+            else f"Server.open({str(self.path)!r}, plane=RayPlane(...)) goes on from the last commit. What has "
+            "joined after it is lost: an arrival whose receipt's `durable` is None or a later version"
+        )
+        shards = ", ".join(map(str, dead))
+        message = f"[RayPlane] shard {shards} of {self.number} has ended, and its part of the vectors is lost: {remedy}"
+        return AffluxError(message) if self.path is None else StoreError(message)
+
+    def close(self) -> None:
+        """End the actors."""
+        for shard in self.remotes:
+            import_ray().kill(shard.actor)
+
+
+def import_ray() -> Any:
+    """Import Ray.
+
+    If this is the first import of Ray in the process, a cluster that the process starts listens on the loopback address
+    only, and uses token authentication.
+
+    Raises:
+        UnavailableError: Ray is not installed.
+    """
+    if "ray" not in sys.modules:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listens on the loopback address only
+        if "RAY_ADDRESS" not in os.environ and "RAY_AUTH_MODE" not in os.environ:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
+    try:
+        import ray
+    except ImportError as error:
+        raise UnavailableError(f"[RayPlane] needs Ray: pip install 'afflux[ray]' ({error})") from None
+    return ray
+
+
+def node_id() -> str:
+    """Return the id of the node of Ray on which this process is."""
+    node: str = import_ray().get_runtime_context().get_node_id()
+    return node
+
+
+def connect() -> None:
+    """Start a cluster on this machine, if this process is connected to none."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return
+    if "RAY_ADDRESS" not in os.environ and (
+        os.environ.get("RAY_AUTH_MODE") != "token" or os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
+    ):
+        raise UnavailableError(
+            "[RayPlane] Ray was imported without token authentication: make the plane before the first `import ray`, "
+            "or connect to a cluster of your own with ray.init"
+        )
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")

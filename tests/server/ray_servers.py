@@ -1,0 +1,28 @@
+"""The suites of `Server`, in three shards of `fake_ray`, with pickled messages: a plugin of pytest.
+
+python -m pytest -p ray_servers tests/server/test_server.py
+"""
+
+from collections import deque
+
+import fake_ray
+import server_plugins
+import sharded_servers
+from afflux.distributed import RayPlane, connection, ray_plane
+
+#: Not possible here: objects of a test that cannot be pickled, and what they do amid a sweep; the end of actors when
+#: their server is deleted.
+OF_ONE_PROCESS = (
+    "test_a_state_with_more_arrivals_than_the_rule_of_the_server_takes",
+    "test_a_vector_on_a_gpu_names_the_client",
+    "test_an_interrupted_step_is_finished_by_the_next_call",
+    "test_the_next_buffer_fills_while_a_round_is_made",
+)
+
+ray = fake_ray.FakeRay()
+ray.messages = deque(maxlen=1)
+connection.import_ray = lambda: ray
+ray_plane.LEAST_ELEMENTS = 0  # no warning
+sharded_servers.ShardedPlane = RayPlane
+names = (*sharded_servers.OF_ONE_PIECE, *OF_ONE_PROCESS)
+pytest_collection_modifyitems = server_plugins.skipping(names, "of vectors in one process")
