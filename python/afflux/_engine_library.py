@@ -23,7 +23,7 @@ def load_cuda() -> str:
             reason = no_gpu()
             if not reason:
                 ctypes.CDLL(str(library))
-            return f"{CUDA} is installed, but {reason}" if reason else f"by {CUDA}"
+            return f"{CUDA} is installed, but {reason}" if reason else f"{CUDA} is loaded"
     return ""
 
 

@@ -21,7 +21,7 @@ from afflux import ops
 from afflux._engine_library import CUDA_STATE
 from pathlib import Path
 print({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("libafflux.so")})
-print(CUDA_STATE if "by" in CUDA_STATE else ops.backends()[-1].why_not)
+print(CUDA_STATE if "loaded" in CUDA_STATE else ops.backends()[-1].why_not)
 """
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc/self/maps")
@@ -45,7 +45,7 @@ def loaded(folder, status=0, count=1, installed=True):
 def test_its_library_is_the_only_one_where_a_gpu_answers(tmp_path):
     libraries, state = loaded(tmp_path)
     assert libraries == {str(tmp_path / "afflux_cuda13" / "libafflux.so")}
-    assert state == "by afflux-cuda13"
+    assert state == "afflux-cuda13 is loaded"
 
 
 def test_the_own_library_is_loaded_where_no_gpu_answers(tmp_path):

@@ -69,8 +69,8 @@ def backends() -> None:
     with report_errors():
         for backend in ops.backends():
             state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
-            if backend.device == "cuda" and backend.runs and CUDA_STATE:
-                state += f", {CUDA_STATE}"
+            if backend.device == "cuda" and backend.compiled and CUDA_STATE:
+                state += f"; {CUDA_STATE}"
             typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
         typer.echo(f"threads   cpu   {ops.default_threads()} by default")
         typer.echo(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")
