@@ -29,7 +29,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench wheels versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench pythons wheels check-macos versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -163,8 +163,14 @@ same-runs: setup  ## runs the same commands with this tree and with the commit B
 lists: setup  ## writes the lists of presets into README, docs and CITATION.cff
 	$(BIN)/python .ci/lists
 
-wheels:  ## the wheels for Linux, x86-64 and ARM, into dist, by ziglang's compiler; PYTHONS names interpreters or folders of headers; minutes
-	$(PYTHON) .ci/wheels $(PYTHONS)
+pythons:  ## unpacks Debian's Pythons, those for ARM with qemu-user, into build/pythons, for `wheels` and `versions`; on Debian
+	.ci/pythons
+
+wheels:  ## the wheels for Linux, x86-64 and ARM, into dist, by ziglang's compiler; PYTHONS names interpreters or folders of headers; CUDA=13: that of afflux-cuda13; minutes
+	$(PYTHON) .ci/wheels $(if $(CUDA),--cuda $(CUDA),$(PYTHONS))
+
+check-macos:  ## compiles the engine and the bindings for macOS, by ziglang's compiler; makes no wheel
+	$(PYTHON) .ci/wheels --macos
 
 versions: $(VENV)/.tools  ## tests the wheels in dist with the lowest and the newest dependencies, on each Python that is here
 	@$(PIP) install -q uv

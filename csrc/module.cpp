@@ -191,7 +191,7 @@ extern "C" PYBIND11_EXPORT PyObject* PyInit__engine() {
   if (afflux_abi() != AFFLUX_ABI || std::strcmp(afflux_version(), AFFLUX_VERSION) != 0)
     return PyErr_Format(PyExc_ImportError,
                         "afflux %s has loaded a libafflux.so of version %s: another one than that beside its extension "
-                        "(is there one in LD_LIBRARY_PATH?)",
+                        "(is there one in LD_LIBRARY_PATH, or an afflux-cuda13 of that version?)",
                         AFFLUX_VERSION, afflux_version());
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_main_interpreter_engine();
   PyErr_SetString(PyExc_ImportError,

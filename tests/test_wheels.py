@@ -1,5 +1,6 @@
 """The check of a wheel's contents (.ci/wheels), which `make wheels` runs on each wheel."""
 
+import platform
 import shutil
 import sys
 import zipfile
@@ -49,3 +50,16 @@ def test_what_a_wheel_lacks_or_has_beside_its_files_is_named(wheels, tmp_path):
     ]
     assert "afflux/libafflux.so needs libstdc++.so.6" in faults
     assert not [fault for fault in faults if "exports" in fault or "is not for" in fault or "beside it" in fault]
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
+def test_what_is_wrong_with_a_wheel_of_cuda_is_named(wheels, tmp_path):
+    """A file beside the library, a requirement of any version, and a tag for an older glibc than the library needs."""
+    wheel = tmp_path / f"afflux_cuda13-0.1.0-py3-none-manylinux_2_5_{platform.machine()}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(PACKAGE / "libafflux.so", "afflux_cuda13/libafflux.so")
+        archive.writestr("afflux_cuda13/notes.txt", "left there")
+        archive.writestr("afflux_cuda13-0.1.0.dist-info/METADATA", "Version: 0.1.0\nRequires-Dist: afflux>=0.1\n")
+    faults = wheels.cuda_faults(wheel)
+    assert faults[:2] == ["has afflux_cuda13/notes.txt", "does not require afflux of its version"]
+    assert any(fault.startswith("afflux_cuda13/libafflux.so needs glibc ") for fault in faults)

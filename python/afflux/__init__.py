@@ -1,5 +1,8 @@
 """afflux: the server side of asynchronous federated learning as a fast, exact, embeddable engine."""
 
+from afflux import _engine_library  # noqa: F401, chooses the library of `_engine`, before any import of that
+
+# isort: split
 from afflux import ops, rules
 from afflux._engine import __version__
 from afflux.aggregation.options import ServerOptions

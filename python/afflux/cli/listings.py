@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
 from afflux import ops
+from afflux._engine_library import CUDA_STATE
 from afflux.cli.common import report_errors
 from afflux.cli.options import typer
 from afflux.rules import RULES
@@ -68,6 +69,8 @@ def backends() -> None:
     with report_errors():
         for backend in ops.backends():
             state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
+            if backend.device == "cuda" and backend.compiled and CUDA_STATE:
+                state += f"; {CUDA_STATE}"
             typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
         typer.echo(f"threads   cpu   {ops.default_threads()} by default")
         typer.echo(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")

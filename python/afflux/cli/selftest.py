@@ -126,8 +126,8 @@ def chosen_instruction_set() -> str:
     backends = [backend for backend in ops.backends() if backend.device == "cpu"]
     (chosen,) = (backend.name for backend in backends if backend.chosen)
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo(), re.MULTILINE)
-    if flags is None:
-        return f"{chosen} runs; this system has no flags in /proc/cpuinfo to compare with"
+    if flags is None or chosen == "neon":  # qemu-user shows the host's processor
+        return f"{chosen} runs; this system has no flags of it in /proc/cpuinfo to compare with"
     best = next(name for name, needed in FLAGS.items() if needed <= set(flags[1].split()))
     if os.environ.get("AFFLUX_ISA"):
         return f"{chosen} runs, because AFFLUX_ISA asks for it; the processor has {best}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from afflux import _engine
+from afflux._engine_library import CUDA_STATE
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import a_thread_count, as_text, brief
 
@@ -42,7 +43,14 @@ def threads(num_threads: int | None, op: str = "threads") -> int:
 
 def backends() -> list[Backend]:
     """Return the backends, best first: whether each is compiled, runs on this machine, and is in use."""
-    return [Backend(*entry) for entry in _engine.backends()]
+    return [_backend(*entry) for entry in _engine.backends()]
+
+
+def _backend(name: str, device: str, compiled: bool, runs: bool, chosen: bool, why_not: str) -> Backend:
+    """Return a backend; the library without CUDA does not know that afflux-cuda13 is installed."""
+    if device == "cuda" and not compiled:
+        why_not = CUDA_STATE or why_not
+    return Backend(name, device, compiled, runs, chosen, why_not)
 
 
 def choose_isa(name: str) -> None:
