@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -144,7 +145,7 @@ void check_views(const afflux_views& views) {
 }
 
 void check_pass(const afflux_pass& pass) {
-  check_number("step.kind", pass.step.kind, AFFLUX_ASSIGN);
+  check_number("step.kind", pass.step.kind, static_cast<std::int32_t>(std::size(kStepKinds)) - 1);
   check_number("calibrate.kind", pass.calibrate.kind, AFFLUX_CACHED_MEAN);
   check_view(pass.params);
   check_view(pass.out);
