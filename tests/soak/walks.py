@@ -150,10 +150,10 @@ PRESET = Walk(
              'VARIANTS = {"fedavgm-slow": ("fedavgm", {"beta": 0.5, "server_lr": 0.1})}\n'),
         ],
         "docs/rules.md": [
-            ("| `fedavg` | update | x += eta sum (n_i / sum n) u_i | `4*d*(M + 1)` | 1 | "
+            ("| `fedavg` | update | x += eta sum (n_i / sum n) u_i | `(M+1)*4*d` | 1 | "
              "McMahan et al. 2017, Algorithm 1 |\n",
              "| `fedavgm` | update | velocity = beta velocity + sum (n_i / sum n) u_i, x += eta velocity | "
-             "`4*d*(M + 2)` | 1 | Hsu et al. 2019, as in Section 4.2 |\n"),
+             "`(M+2)*4*d` | 1 | Hsu et al. 2019, as in Section 4.2 |\n"),
         ],
         "python/afflux/selftest/golden.json": [],
     },
