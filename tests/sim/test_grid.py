@@ -230,7 +230,7 @@ def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has(
 
 def test_a_task_without_a_validation_part():
     task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=9)
-    with pytest.raises(ConfigError, match="no validation part: give it tuning="):
+    with pytest.raises(ConfigError, match="no validation part: give tuning="):
         tuned_on_validation(task)
     own = replace(task, tuning=lambda model: (0.25, 1.0))
     config = SimConfig(task="python:own", concurrency=3, arrivals=6, part="validation")

@@ -101,6 +101,18 @@ CASES = {
         "model 'cnn' needs images of 4x4 pixels or more, not 3x8",
     ),
     "more examples than labels": (lambda folder: partitioned(X, Y[1:], 2), "there are 4 examples, but 3 labels"),
+    "a partition by class of numbers": (
+        lambda folder: partitioned(X, Y + 0.5, 2),
+        r"partition 'dirichlet' divides .* by class, .* but y is 0.5 for example 0: give partition=\"iid\"",
+    ),
+    "a partition by class of sequences": (
+        lambda folder: partitioned(X, X, 2, "classes"),
+        r"partition 'classes' divides .* by class, .* but y has the shape \(4, 2\)",
+    ),
+    "an evaluation for tuning that is no function": (
+        lambda folder: Task(own_tasks.linear, [], own_tasks.TEST, tuning=3),
+        "tuning is 3, must be a function",
+    ),
     "no clients": (lambda folder: partitioned(X, Y, 0), "num_clients is 0, must be at least 1"),
     "no clients of a function": (
         lambda folder: Task(own_tasks.linear, lambda client: None, own_tasks.TEST, num_clients=0),

@@ -99,7 +99,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
         assert f"rounds to {metric.text(target)}" in dict(summary_rows(ended, target, brief=True))
         assert [(goal.target, goal.arrivals.median) for goal in ended.targets()] == [(target, last.arrivals)]
 
-        own.task = replace(own.task, tuning=own.task.evaluate)
+        own = simulation(*metrics, tuning=own.task.evaluate)
         grid = tune(own, {"client_lr": [1e-6, 0.1]}, out=tmp_path / "grid" if metric is PERPLEXITY else None)
         assert [one.trial.chosen for one in grid.best] == [{"client_lr": "0.1"}] * 2
         assert f"| `{RULES[0]}` | 0.1 |" in str(grid)

@@ -100,7 +100,7 @@ def settings_of(rules, **settings):
     """The settings that config.json would hold, and the line that describes them."""
     config = SimConfig(model="logreg", num_clients=12, local_steps=1, partition="iid", **settings)
     results = list(Simulation.of(config, rules).run())
-    return run_folder._configuration(results, config).simulation, run_folder.describe_setting(config, results)
+    return run_folder._configuration(results, config)["simulation"], run_folder.describe_setting(config, results)
 
 
 def test_config_json_holds_what_a_run_has_read():

@@ -172,7 +172,8 @@ def schedule_events(
             sequence, busy, vacant = sequence + 1, busy + 1, vacant - 1
             lost = 0 if fate is None else lost + 1
         if lost > MOST_LOST or not (ends or (away and vacant > 0)):
-            why = f"the last {lost} dispatches were lost" if ends else f"{busy} places are never free without a timeout"
+            why = f"{busy} clients dropped out and keep their places; give a timeout"
+            why = f"the last {lost} dispatches were lost" if ends else why
             raise ConfigError(f"after {done} arrivals, at time {now:g}, no result can arrive any more: {why}")
         if away and vacant > 0 and not (ends and ends[0][0] <= away[0][0]):
             now = away[0][0]

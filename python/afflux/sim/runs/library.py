@@ -68,6 +68,7 @@ class Simulation:
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
+        tuning: Evaluate | None = None,
         metrics: Sequence[Metric] = CLASSIFICATION,
         evaluate_client: EvaluateClient | None = None,
         personalise: Callable[..., object] | None = None,
@@ -98,6 +99,8 @@ class Simulation:
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
+            tuning: as `evaluate`, on examples that no client and no test has, for `tune`. Not needed if `clients` is
+                `partitioned(...)` and `evaluate` is `classification(...)`.
             metrics: what `evaluate` returns; default accuracy and loss. Tables, grids and `target` take the first.
             evaluate_client: (model, data of a client) -> the same, for `RunResult.client_evaluations`: the clients of a
                 sample (`fairness_clients`) at the end of a run, and after each `fairness_every` arrivals.
@@ -134,6 +137,7 @@ class Simulation:
             num_clients=num_clients,
             loss=loss,
             validation=validation,
+            tuning=tuning,
             metrics=metrics,
             evaluate_client=evaluate_client,
             personalise=personalise,

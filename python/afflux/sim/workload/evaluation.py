@@ -16,7 +16,7 @@ EVALUATION_BATCH = 1000
 
 
 def class_labels(y: Any) -> Any:
-    """Return labels as torch's cross entropy takes them: whole numbers of any dtype, (n,) or (n, 1), as (n,) int64."""
+    """Return labels as torch's cross entropy takes them: integers of any dtype, (n,) or (n, 1), as (n,) int64."""
     import torch
 
     if (y.dtype == torch.int64 and y.ndim == 1) or y.is_floating_point() or y.is_complex():
@@ -29,16 +29,23 @@ def class_loss(output: Any, y: Any) -> Any:
     import torch
 
     try:
-        return torch.nn.functional.cross_entropy(output, class_labels(y))
+        loss = torch.nn.functional.cross_entropy(output, class_labels(y))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if not isinstance(output, torch.Tensor):
             kind = type(output).__name__
             raise ValueError(f"the model returns a {kind}, not a tensor of outputs: give loss=") from error
         kind = f" of dtype {str(y.dtype).removeprefix('torch.')}" if y.is_floating_point() else ""
+        integers = " of an integer dtype" if kind else ""
         raise ValueError(
             f"the model's outputs are of shape {tuple(output.shape)} for labels from {y.min()} to {y.max()}{kind}: "
-            "a classification needs outputs (examples, classes), and labels from 0 to classes - 1"
+            "a classification needs outputs (examples, classes), and labels from 0 to classes - 1" + integers
         ) from error
+    if output.ndim > 1 and output.shape[1] == 1:
+        raise ValueError(
+            "the model has one output for each example, with which cross entropy is always 0: give loss= for a "
+            "regression, or an output for each class"
+        )
+    return loss
 
 
 def add_note_on_examples(error: Exception, x: Any) -> None:

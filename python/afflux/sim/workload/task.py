@@ -110,7 +110,7 @@ class Task:
         object.__setattr__(self, "metrics", metrics)
         if self.personalise is not None and self.evaluate_client is None:
             raise ConfigError("personalise is given: give evaluate_client, too")
-        for name in ("evaluate", "training", "delays", "evaluate_client", "personalise"):
+        for name in ("evaluate", "training", "tuning", "delays", "evaluate_client", "personalise"):
             if not callable(part := getattr(self, name)) and (part is not None or name == "evaluate"):
                 raise ConfigError(f"{name} is {brief(part)}, must be a function")
 
@@ -142,7 +142,9 @@ def tuned_on_validation(task: Task) -> Task:
         return replace(task, evaluate=task.tuning)
     clients = task.clients
     if not isinstance(clients, Partitioned) or not isinstance(task.evaluate, Classification):
-        raise ConfigError("the task has no validation part: give it tuning=, an evaluation function")
+        raise ConfigError(
+            "the task has no validation part: give tuning=, an evaluation like evaluate= on examples that no client has"
+        )
     kept, held = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
     evaluate = classification(clients.x[held], clients.y[held])
     own = task.validation
@@ -221,7 +223,7 @@ def partitioned(
 
     Args:
         x: the examples: an array, a torch tensor, or what NumPy makes an array of.
-        y: their labels, one for each example: whole numbers.
+        y: their labels, one for each example: whole numbers, or anything that is a number with the partition iid.
         num_clients: number of clients.
         partition: dirichlet, iid, classes or wkafl; see `afflux compare --help`.
         alpha: Dirichlet's alpha: small means heterogeneous.
@@ -231,8 +233,8 @@ def partitioned(
         The clients, for `Simulation` and `Task`.
 
     Raises:
-        ConfigError: an unknown partition, another number of labels than examples, or a value that is no number or not
-            finite.
+        ConfigError: an unknown partition, another number of labels than examples, a value that is no number or not
+            finite, or labels that are no classes with a partition by class.
     """
     known("partition", partition, PARTITIONS)
     x, y = as_arrays("partitioned", x, y)
@@ -241,7 +243,22 @@ def partitioned(
     if num_clients < 1:
         raise ConfigError(f"num_clients is {num_clients}, must be at least 1")
     refuse_nonfinite("partitioned", x)
+    if partition != "iid":
+        _refuse_other_than_classes(np.asarray(y), partition)
     return Partitioned(x, y, num_clients, partition, classes if partition in BY_CLASSES else alpha)
+
+
+def _refuse_other_than_classes(labels: np.ndarray, partition: str) -> None:
+    if labels.size != len(labels):
+        problem = f"has the shape {labels.shape}"
+    elif labels.dtype.kind == "f" and (fractional := np.flatnonzero(labels % 1 != 0)).size:
+        problem = f"is {labels.flat[fractional[0]]:g} for example {fractional[0]}"
+    else:
+        return
+    raise ConfigError(
+        f"partition {partition!r} divides the examples by class, a whole number for each, but y {problem}: "
+        'give partition="iid", or a list with the data set of each client'
+    )
 
 
 def positional_parameters(function: Callable[..., Any]) -> int:
