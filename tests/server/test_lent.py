@@ -10,6 +10,7 @@ import pytest
 import afflux
 import presets
 from afflux import AffluxError, Calibrate, Needs, Rule, Server, UnavailableError, ops, replay
+from afflux.aggregation.local_plane import LocalPlane
 from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedasync, fedbuff
 from conftest import ISAS, THREADS, FakeCuda, awkward, bits
@@ -304,10 +305,19 @@ def test_what_cannot_be_lent(vector, error, why):
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
-def test_an_array_of_a_tree_that_cannot_be_lent():
-    server = Server(fedbuff(), {"a": np.zeros(2), "b": np.zeros(3)})
-    with pytest.raises(AffluxError, match=r"\(copy=False\): b is float64, expected float32"):
-        server.push(client=1, update={"a": np.ones(2, np.float32), "b": np.ones(3)}, version=0, copy=False)
+@pytest.mark.parametrize(
+    ("array", "why"),
+    [
+        (np.ones((2, 3)), "b is float64, expected float32"),
+        (np.ones((2, 3), np.int32), "b is int32, expected"),
+        (np.ones((3, 2), np.float32).T, "b is not C-contiguous"),
+    ],
+    ids=["float64", "int32", "transposed"],
+)
+def test_an_array_of_a_tree_that_cannot_be_lent(array, why):
+    server = Server(fedbuff(), {"a": np.zeros(2), "b": np.zeros((2, 3))})
+    with pytest.raises(AffluxError, match=rf"\(copy=False\): {why}"):
+        server.push(client=1, update={"a": np.ones(2, np.float32), "b": array}, version=0, copy=False)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 1)
 
 
@@ -524,3 +534,25 @@ def test_replay(rng):
     assert bits(again.params) == bits(server.params)
     assert (again.log, again.arrivals_waiting) == (server.log, 3)
     assert [entry.lent for entry in server.log[:4]] == [True, False] * 2
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_an_interrupt_after_the_sweep_leaves_nothing_of_what_is_rejected(inplace, monkeypatch):
+    torch = pytest.importorskip("torch")
+    server = Server(fedbuff(buffer_size=2), torch.nn.BatchNorm1d(3), inplace=inplace)
+    bad, good = np.full(6, np.nan, np.float32), np.ones(6, np.float32)
+    server.push(client=0, update=bad, version=0, buffers=np.full(7, 100.0), copy=False)
+    make = LocalPlane.make
+
+    def interrupted(plane, prepared, done, weights=None):
+        make(plane, prepared, done, weights)
+        if weights is not None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalPlane, "make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.push(client=1, update=good, version=0, buffers=np.full(7, 2.0), copy=False)
+    assert server.flush() is None  # finishes the round
+    pulled = server.pull()
+    assert (pulled.version, pulled.buffers.tolist()) == (1, [2.0] * 7)

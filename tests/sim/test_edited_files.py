@@ -96,6 +96,15 @@ def test_a_grid_repeats_the_runs_of_a_file_that_has_changed(name, text, files, t
     assert (out / "grid.json").read_bytes() == (tmp_path / "straight" / "grid.json").read_bytes()
 
 
+def test_a_rule_that_shares_the_trainings_has_a_file_too(files, tmp_path):
+    rules = f"fedbuff,{tmp_path}/rules.py:halved"
+    command = ["compare", "--paired", "--rules", rules, *SETTINGS, "--out", tmp_path / "out"]
+    assert [invoke(*command).exit_code for _ in range(2)] == [0, 0]
+    files("beside.py", "SCALE = 0.25\n")
+    changed = invoke(*command)
+    assert (changed.exit_code, "files that have changed" in changed.output) == (2, True), changed.output
+
+
 WORKERS = ["--jobs", "1", "--workers", "2"]
 
 

@@ -139,10 +139,11 @@ class Round(Struct, eq=False):
         vectors[list(bad)] = 0.0  # the other weights do not change
         weights = replace(lent.weights, vectors=frozen(vectors, np.float64), rejected={**lent.weights.rejected, **bad})
         again = weights.vectors, params_weight(lent.rule.kind, weights)
-        plane.make(self.prepared, sound, again)
+        # Before the sweep: one that overwrites params is not made again after an interrupt.
         self.buffers = _buffers_of(lent.rule, lent.before, lent.ordered, self.plan.step, weights)
         force_setattr(self.report, "weights", weights.vectors)
         force_setattr(self.report, "rejected", reasons(weights))
+        plane.make(self.prepared, sound, again)
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane, op: str) -> Round:

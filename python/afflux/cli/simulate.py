@@ -115,7 +115,8 @@ TRIALS = (
 WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process; ray: tasks of Ray."
 
 
-def _workers(text: str) -> Any:
+def _workers(value: str | int) -> Any:
+    text = str(value)  # typer parses the default, a number, too
     if text == "ray":
         return text
     if not text.isdecimal() or int(text) < 1:

@@ -96,10 +96,12 @@ class InputAdapter:
             raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
         return replace(self, plane=plane)
 
-    def parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
+    def parts(self, what: str, vector: "ops.Array | Tree", *, copy: bool = True) -> "ops.Array | list[ops.Array]":
+        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector. Without `copy` they are
+        the caller's own, also those that the engine cannot read.
+        """
         try:
-            return self._parts(what, vector)
+            return self._parts(what, vector, copy)
         except Exception as error:
             unreadable(what, error)
 
@@ -113,10 +115,11 @@ class InputAdapter:
             raise_if_from_signal(error)
             return self.parts(what, vector)  # raises an error with the reason
 
-    def _parts(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+    def _parts(self, what: str, vector: "ops.Array | Tree", copy: bool) -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
-                return self.layout._float_parts(vector)
+                layout = self.layout
+                return layout._float_parts(vector) if copy else layout._parameter_matcher.find(vector, equal=True)
             except AffluxError as error:
                 raise AffluxError(f"{what}: {error}") from None
         size = length(what, vector)

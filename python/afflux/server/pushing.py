@@ -272,7 +272,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         lend = adapter.lent
     parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(what, vector) if call.copy else adapter.parts(what, vector)
+        parts = adapter.found(what, vector) if call.copy else adapter.parts(what, vector, copy=False)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)

@@ -217,6 +217,8 @@ def _identity(job: Job) -> dict[str, Any]:
     if job.followers:
         facts["followers"] = [[rule.identity, rule.plain_options()] for rule in job.followers]
     code = code_digests(job.spec.name, *(str(config.get(name, "")) for name in ("task", "selection")))
+    for rule in job.followers:
+        code |= {f"rule {rule.label}": digest for digest in code_digests(rule.name, "").values()}
     code |= {"log": job.log} if job.log else {}
     return facts | ({"code": code} if code else {})
 
