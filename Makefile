@@ -207,7 +207,7 @@ $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 frameworks: setup $(FRAMEWORKS)/.installed  ## an environment with Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke
 
 test-integrations: frameworks  ## the adapters, in the drivers of their own frameworks; W&B and MLflow
-	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest tests/integrations --ignore $(RAY_TESTS)
+	PYTHONPATH=$(CURDIR)/python $(FRAMEWORKS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations --ignore $(RAY_TESTS)
 	PYTHONPATH=$(CURDIR)/python AFFLUX_RAY=needed $(FRAMEWORKS)/bin/python -m pytest $(RAY_TESTS)
 
 # The oldest flwr that the adapter supports, before the newest one, which `frameworks` has.
