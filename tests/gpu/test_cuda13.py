@@ -4,6 +4,7 @@ A copy of the tree's library takes the place of the one with CUDA, and a library
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,22 +22,22 @@ from afflux import ops
 from afflux._engine_library import CUDA_STATE
 from pathlib import Path
 print({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("libafflux.so")})
-print(CUDA_STATE if "loaded" in CUDA_STATE else ops.backends()[-1].why_not)
+print(CUDA_STATE if "is loaded" in CUDA_STATE else ops.backends()[-1].why_not)
 """
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc/self/maps")
 
 
-def loaded(folder, status=0, count=1, installed=True):
+def loaded(folder, status=0, count=1, installed=True, nvml=NVML, library=None, first=""):
     """The libraries that a process loads, and what it says of CUDA."""
     if installed:
         (folder / "afflux_cuda13").mkdir()
-        shutil.copy(Path(_engine.__file__).parent / "libafflux.so", folder / "afflux_cuda13")
-    (folder / "nvml.c").write_text(NVML % (status, count))
+        shutil.copy(library or Path(_engine.__file__).parent / "libafflux.so", folder / "afflux_cuda13/libafflux.so")
+    (folder / "nvml.c").write_text(nvml % (status, count))
     subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"], check=True)
     path = os.pathsep.join([str(folder), str(Path(_engine.__file__).parents[1])])
     environment = os.environ | {"PYTHONPATH": path, "LD_LIBRARY_PATH": str(folder)}
-    command = [sys.executable, "-c", LOADED]
+    command = [sys.executable, "-c", first + LOADED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=folder)
     libraries, state = done.stdout.splitlines()
     return eval(libraries), state
@@ -62,6 +63,22 @@ def test_a_driver_that_fails_and_a_missing_package_are_told_apart(tmp_path):
     )
     (tmp_path / "missing").mkdir()
     assert loaded(tmp_path / "missing", installed=False)[1] == "this build has no CUDA kernels"
+
+
+STUB = "import sys, types; sys.modules['afflux_cuda13'] = types.ModuleType('afflux_cuda13')"
+BROKEN = {  # the arguments of `loaded`, and why CUDA is not loaded
+    "library": ({"library": __file__}, "cannot be loaded: .*libafflux.so: "),
+    "nvml": ({"nvml": "int status = %d, count = %d;"}, r"the NVIDIA driver is too old \(.*nvmlInit_v2\)"),
+    "spec": ({"first": STUB}, r"cannot be loaded: afflux_cuda13\.__spec__ is None"),
+}
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_a_broken_installation_leaves_the_own_library_and_a_reason(part, tmp_path):
+    options, reason = BROKEN[part]
+    libraries, state = loaded(tmp_path, **options)
+    assert libraries == {str(Path(_engine.__file__).parent / "libafflux.so")}
+    assert re.match(f"afflux-cuda13 is installed, but {reason}", state)
 
 
 def test_it_requires_afflux_of_its_version():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from afflux import AffluxError, Server
+from afflux import AffluxError, Server, ops
 from afflux.integrations.torch import OuterOptimizer
 from afflux.rules.optimizers import Adagrad, Adam, AmsGrad, Momentum, Sgd, Yogi
 from afflux.rules.rule import Calibrate, Needs, Rule, Weights
@@ -158,17 +158,78 @@ def test_a_loaded_state_gives_the_same_bits(step, nesterov):
     assert bits(optimizer) == bits(loaded) == bits(copied)
 
 
-def test_a_state_of_another_step_is_refused():
-    model = params()
-    optimizer = OuterOptimizer(model, Momentum(1.0))
-    steps(model, optimizer, [1])
-    state = saved(optimizer)
-    state["param_groups"][0].update(saved(OuterOptimizer(params(), Adam()))["param_groups"][0])
-    optimizer.load_state_dict(state)
+def without(entries, name):
+    return {key: value for key, value in entries.items() if key != name}
+
+
+SGD = torch.optim.SGD([torch.zeros(1)]).state_dict()["param_groups"][0]
+NO_STATES = [  # of a step of Adam: what replaces the group, what replaces the state of the last parameter, the error
+    (lambda group: SGD | {"params": group["params"]}, None, "part is None"),
+    (lambda group: without(group, "part"), None, "part is None"),
+    (lambda group: group | {"part": []}, None, r"part is \[\]"),
+    (lambda group: group | {"part": "momentum", "beta": 0.5}, None, r"the state of params\[0\] is not one of Momentum"),
+    (lambda group: without(group, "lr"), None, "lr is None"),
+    (lambda group: group | {"lr": "x"}, None, "lr is 'x'"),
+    (lambda group: without(group, "nesterov"), None, "nesterov is None"),
+    (None, lambda state: without(state, "step"), r"the state of params\[3\] is not one of Adam"),
+    (None, lambda state: without(state, "m"), r"the state of params\[3\] is not one of Adam"),
+    (None, lambda state: [], r"the state of params\[3\] is not one of Adam"),
+    (None, lambda state: state | {"step": -1}, r"step of params\[3\] is -1"),
+    (None, lambda state: state | {"step": float("nan")}, r"step of params\[3\] is nan"),
+    (None, lambda state: state | {"m": None}, r"m of params\[3\] is None"),
+    (None, lambda state: state | {"m": [0.0]}, r"m of params\[3\] is \[0\.0\]"),
+    (None, lambda state: state | {"m": torch.zeros(2)}, r"m of params\[3\] is torch.float32 \[2\]"),
+    (None, lambda state: state | {"m": torch.zeros(2049).to_sparse()}, "expected a dense tensor"),
+    (None, lambda state: state | {"m": torch.zeros(1).expand(2049)}, "strided"),
+    (None, lambda state: state | {"m": state["m"] * float("nan")}, r"m of params\[3\] has a non-finite"),
+    (None, lambda state: state | {"v": state["v"] - 1e6}, r"v of params\[3\] has a non-finite or negative"),
+]
+
+
+def test_a_state_that_is_not_valid_is_refused():
+    """By `load_state_dict`, of which nothing remains: the steps go on with the same bits."""
+    models = params(), params()
+    optimizer, undisturbed = (OuterOptimizer(model, Adam(**CORRECTED)) for model in models)
+    steps(models[0], optimizer, [1])
+    for new_group, new_state, message in NO_STATES:
+        saved_state = saved(optimizer)
+        if new_group:
+            saved_state["param_groups"] = [new_group(saved_state["param_groups"][0])]
+        if new_state:
+            saved_state["state"][3] = new_state(saved_state["state"][3])
+        before = bits(optimizer)
+        with pytest.raises(AffluxError, match=message):
+            optimizer.load_state_dict(saved_state)
+        assert bits(optimizer) == before
+    steps(models[0], optimizer, [2])
+    steps(models[1], undisturbed, [1, 2])
+    assert bits(optimizer) == bits(undisturbed)
+    optimizer.state[models[0][3]]["step"] = -1  # by hand: the step itself refuses it
     before = bits(optimizer)
-    with pytest.raises(AffluxError, match=r"the state of params\[0\] is not one of Adam"):
+    with pytest.raises(AffluxError, match=r"step of params\[3\] is -1"):
         optimizer.step()
     assert bits(optimizer) == before
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["without states", "with states"])
+@pytest.mark.parametrize("is_swept", [True, False], ids=["after the sweep", "before the sweep"])
+def test_an_interrupted_step_is_made_or_not(is_swept, seed, monkeypatch):
+    models = params(), params()
+    optimizer, undisturbed = (OuterOptimizer(model, Adam(**CORRECTED)) for model in models)
+    apply = ops.apply
+
+    def interrupted(*args, **options):
+        if is_swept:
+            apply(*args, **options)
+        raise KeyboardInterrupt
+
+    steps(models[0], optimizer, range(1, seed))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ops, "apply", interrupted)
+        steps(models[0], optimizer, [seed])
+    steps(models[0], optimizer, range(seed + is_swept, 4))
+    steps(models[1], undisturbed, [1, 2, 3])
+    assert bits(optimizer) == bits(undisturbed)
 
 
 def spoil(model):

@@ -15,7 +15,7 @@ from afflux import ops
 from afflux.aggregation.limits import MAX_ABS
 from afflux.arrays.interop import count_writes, first_beyond, kind_of, ready
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, flag
+from afflux.ops.validation import as_text, brief, count_of, finite, flag
 from afflux.rules.optimizers import Adam, Momentum, Sgd
 from afflux.rules.registry import registered_parts, to_plain
 from afflux.rules.rule import Arrivals
@@ -34,7 +34,8 @@ class OuterOptimizer(torch.optim.Optimizer):
         Adam, AmsGrad      with bias_correction=True: Adam, and Adam(amsgrad=True)
 
     and Yogi and Adagrad as in afflux.rules.optimizers. A group of params may have its own `lr` and other fields of the
-    step. `state_dict` has them and the moments; after `load_state_dict`, the steps have the same bits.
+    step. `state_dict` has them and the moments; after `load_state_dict`, the steps have the same bits. For a state
+    that is not valid, such as one with a NaN, `load_state_dict` raises AffluxError and changes nothing.
 
     A parameter is a contiguous float32 or float64 tensor on the CPU. A parameter without a gradient does not change,
     as in torch. Tensors are read and written where they are; only gradients that are not contiguous are copied.
@@ -75,13 +76,26 @@ class OuterOptimizer(torch.optim.Optimizer):
         group = self.param_groups.pop()
         _part_of(group)
         for i, param in enumerate(group["params"]):
-            kind, layout = kind_of(_label(group, i), param), "" if param.is_contiguous() else "strided "
-            if layout or kind not in MAX_ABS or param.device.type != "cpu" or param.is_neg():
-                raise AffluxError(
-                    f"[OuterOptimizer] {_label(group, i)} is {layout}{kind} on {param.device}, must be contiguous "
-                    "float32 or float64 on the CPU"
-                )
+            _require_updatable(_label(group, i), param)
         self.param_groups.append(group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Check the groups and states of a state_dict or a copy, then assign them.
+
+        Raises:
+            AffluxError: a group or a state is not one of this class, or a moment is not finite, or a second moment is
+                negative; nothing has changed.
+        """
+        for group in state["param_groups"]:
+            part = _part_of(group)
+            for i, param in enumerate(group["params"]):
+                moments, label = state["state"].get(param, {}), _label(group, i)
+                _steps_of(label, param, part, moments)
+                for name in part.states if moments else ():
+                    _require_updatable(f"{name} of {label}", moments[name])
+                    if not moments[name].isfinite().all() or (name in ("v", "v_hat") and (moments[name] < 0).any()):
+                        raise AffluxError(f"[OuterOptimizer] {name} of {label} has a non-finite or negative value")
+        super().__setstate__(state)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -101,8 +115,10 @@ class OuterOptimizer(torch.optim.Optimizer):
 
         Raises:
             AffluxError: a gradient has a value that is not finite, or a norm beyond 1e15 (float64: 1e150), or is
-                sparse or complex; a field of a group or a loaded state is not valid: nothing has changed. Or a result
+                sparse or complex; a field of a group or a state is not valid: nothing has changed. Or a result
                 overflows, because params or lr are near the largest number of the dtype: params have been written.
+            KeyboardInterrupt: each parameter, its moments and its number of steps are those before the step or those
+                after it.
 
         Cost: each gradient is read twice, params and states once; params and states are written once.
         """
@@ -115,11 +131,16 @@ class OuterOptimizer(torch.optim.Optimizer):
         sweeps = [batch.sweep(threads) for batch in batches]
         checked = [ops.check(sweep) for sweep in sweeps]
         for batch, sweep, prepared in zip(batches, sweeps, checked, strict=True):
-            ops.apply(sweep, num_threads=threads, done=sound, checked=prepared)
-            for param, state in zip(batch.params, batch.states, strict=True):
-                if state:
-                    self.state[param] = state
-            count_writes([*batch.params, *(state[name] for state in batch.states for name in batch.part.states)])
+            states = {param: state for param, state in zip(batch.params, batch.states, strict=True) if state}
+            before, swept = {param: self.state.get(param, {}) for param in states}, len(sound)
+            try:
+                self.state.update(states)  # before the sweep: an interrupt may come before `apply` returns
+                count_writes([*batch.params, *(state[name] for state in batch.states for name in batch.part.states)])
+                ops.apply(sweep, num_threads=threads, done=sound, checked=prepared)
+            except BaseException:
+                if len(sound) == swept:
+                    self.state.update(before)
+                raise
         if not all(sound):
             raise AffluxError("[OuterOptimizer] the step overflows: params or states have values that are not finite")
         return loss
@@ -146,13 +167,9 @@ class OuterOptimizer(torch.optim.Optimizer):
 
     def _state(self, param: torch.Tensor, part: StepPart, label: str) -> tuple[int, dict[str, Any]]:
         """Return the number of steps of a parameter, and its state after one more."""
-        state, steps = self.state.get(param), 0
-        if not state:
-            state = {name: torch.full_like(param, first) for name, first in part.states.items()}
-        elif {*state} - {"step"} != {*part.states} or any(state[name].shape != param.shape for name in part.states):
-            raise AffluxError(f"[OuterOptimizer] the state of {label} is not one of {type(part).__name__}")
-        else:
-            steps = int(state.get("step", 0))
+        state = self.state.get(param, {})
+        steps = _steps_of(label, param, part, state)
+        state = state or {name: torch.full_like(param, first) for name, first in part.states.items()}
         return steps, {**state, "step": steps + 1} if isinstance(part, Adam) else state
 
 
@@ -198,17 +215,48 @@ _INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
 
 def _part_of(group: dict[str, Any]) -> StepPart:
     """Return the step part of a group, with the group's own numbers."""
-    known = registered_parts("step").get(group["part"])
-    if known is None:
-        raise AffluxError(f"[OuterOptimizer] part is {brief(group['part'])}, must be the name of a step")
-    numbers = {field.name: group.get(field.name) for field in fields(known.cls)}
-    numbers["lr"] = float(group["lr"])  # torch's schedulers may give a tensor
+    name, lr = group.get("part"), group.get("lr")
+    known = registered_parts("step").get(as_text(name) or "")
+    if known is None or not issubclass(known.cls, StepPart):
+        raise AffluxError(
+            f"[OuterOptimizer] part is {brief(name)}, must be the name of a part of afflux.rules.optimizers"
+        )
+    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(known.cls)}
+    # torch's schedulers may give a tensor
+    numbers["lr"] = finite("OuterOptimizer", "lr", lr.squeeze() if isinstance(lr, torch.Tensor) else lr)
     part: StepPart = known.cls(**numbers)
-    if flag("OuterOptimizer", "nesterov", group["nesterov"]) and not isinstance(part, Momentum):
+    if flag("OuterOptimizer", "nesterov", group.get("nesterov")) and not isinstance(part, Momentum):
         raise AffluxError(f"[OuterOptimizer] nesterov is True, which is for Momentum, not for {type(part).__name__}")
     return part
 
 
+def _steps_of(label: str, param: torch.Tensor, part: StepPart, state: object) -> int:
+    """Return the number of steps that a parameter with this state has made; its moments' values are not read."""
+    names = [*part.states, "step"] if isinstance(part, Adam) else [*part.states]
+    if not isinstance(state, dict) or (state and {*state} != {*names}):
+        raise AffluxError(f"[OuterOptimizer] the state of {label} is not one of {type(part).__name__}")
+    if not state:
+        return 0
+    for name in part.states:
+        moment = state[name]
+        if not isinstance(moment, torch.Tensor) or (moment.shape, moment.dtype) != (param.shape, param.dtype):
+            kind = f"{moment.dtype} {[*moment.shape]}" if isinstance(moment, torch.Tensor) else brief(moment)
+            raise AffluxError(
+                f"[OuterOptimizer] {name} of {label} is {kind}, must be a tensor, {param.dtype} {[*param.shape]}"
+            )
+    return count_of(0)("OuterOptimizer", f"step of {label}", state.get("step", 0))
+
+
+def _require_updatable(label: str, tensor: torch.Tensor) -> None:
+    """Raise AffluxError for a tensor that cannot be updated where it is."""
+    kind, layout = kind_of(label, tensor), "" if tensor.is_contiguous() else "strided "
+    if layout or kind not in MAX_ABS or tensor.device.type != "cpu" or tensor.is_neg():
+        raise AffluxError(
+            f"[OuterOptimizer] {label} is {layout}{kind} on {tensor.device}, must be contiguous float32 or float64 on "
+            "the CPU"
+        )
+
+
 def _label(group: dict[str, Any], i: int) -> str:
     names = group.get("param_names")
-    return f"params[{i}]" if names is None else str(names[i])
+    return str(names[i]) if isinstance(names, list) and i < len(names) else f"params[{i}]"
