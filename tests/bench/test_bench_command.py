@@ -21,7 +21,7 @@ from bench.measure import native_probes
 def test_unknown_row(arguments):
     done = bench(*arguments)
     assert done.returncode == 2
-    assert "known rows: all, scaling, mf-ca2fl, peers, adapters, simulators, ray, ingest" in done.stderr
+    assert "known rows: all, scaling, mf-ca2fl, peers, adapters, simulators, hosts, ray, ingest" in done.stderr
     assert ("unknown: fedbuf;" in done.stderr) == (arguments[1] != "")
 
 

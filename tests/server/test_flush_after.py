@@ -13,7 +13,7 @@ from afflux import AffluxError, Cut, Server, StoreError, replay
 from afflux.aggregation import admission
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
-from afflux.server.checkout import _reading
+from afflux.server.checkout import reading
 from conftest import bits
 from inside import aggregator_of, monitor_of, mutex_of, rounds_of, store_of
 
@@ -169,7 +169,7 @@ def test_an_array_that_pulls_while_its_push_reads_a_version(clock):
     push(server)
     clock.now += 11
     assert aggregator_of(server).plane.full
-    with _reading(aggregator_of(server)):
+    with reading(aggregator_of(server)):
         assert server.pull().version == 1
     assert server.arrivals_waiting == 1
     assert server.push(client=3, version=second, model=array).status == "joined"

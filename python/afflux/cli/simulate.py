@@ -112,7 +112,7 @@ TRIALS = (
     "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
     "log-uniformly if LOW > 0, other numbers uniformly; of NAME=VALUE,... each value has the same chance."
 )
-WORKERS = "Processes of each run that train, with the same bits; 1: the run's own process; ray: tasks of Ray."
+WORKERS = "Processes of each run that train, with the same bits; ray: tasks of Ray."
 
 
 def _workers(value: str | int) -> Any:
