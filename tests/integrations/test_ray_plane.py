@@ -11,16 +11,18 @@ import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import afflux.store
 import pairwise
-from afflux import AffluxError, Server, StoreError, UnavailableError, rules
-from afflux.distributed import RayPlane
+from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError, rules
+from afflux.distributed import RayPlane, ray_plane, service
 from afflux.distributed.connection import RemoteShard
-from afflux.distributed.handle import Request
+from afflux.distributed.handle import Continuation, Request, unpacked
 from afflux.selftest.digest import vectors
 from afflux.sim import ConfigError
 from afflux.sim.errors import TrainingError
@@ -242,6 +244,65 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
     del server
     with pytest.raises(AffluxError, match="the server was deleted"):
         handle.pull()
+
+
+class UnreadableHere:
+    """Each process but this one can unpickle it."""
+
+    def __reduce__(self):
+        return eval, (f"1 / (__import__('os').getpid() != {os.getpid()})",)
+
+
+class OwnError(Exception):
+    """Only this process can import it."""
+
+
+def test_requests_and_replies_of_a_handle_that_cannot_be_read_are_errors(planes, data, monkeypatch):
+    """The client gets an error, and the next request its reply."""
+    server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], plane=planes(1), max_slots=1)
+    handle = server.handle()
+
+    def own_error(*arguments, **options):
+        raise OwnError("of a caller")
+
+    def unreadable_task(*arguments, **options):
+        return SimpleNamespace(id=UnreadableHere(), client=1, version=0)
+
+    def no_thread(*arguments, **options):
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
+        handle.push(client=1, version=0, update=data[1][:SIZE], loss=UnreadableHere())
+    calls = handle._request(Request("push", {"client": 1, "version": 0, "update": None, "kinds": ["update"]}, 60.0))
+    with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
+        handle._request(Continuation(calls.token, UnreadableHere()))
+    for place, name, value, message in (
+        (Server, "checkout", own_error, "OwnError: of a caller"),
+        (Server, "checkout", unreadable_task, "the client cannot read the reply: ZeroDivisionError"),
+        (service, "Thread", no_thread, "cannot answer the request: RuntimeError: can't start new thread"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(AffluxError, match=message):
+            patch.setattr(place, name, value)
+            handle.checkout(1)
+    assert handle.push(client=1, version=0, update=data[1][:SIZE]).version == 1
+
+
+def test_requests_of_handles_beyond_the_limit_are_refused(planes, cluster, data, monkeypatch):
+    """Those that wait do not keep replies and second requests from the mailbox."""
+    monkeypatch.setattr(ray_plane, "MOST_REQUESTS", 4)
+    server, checkout, goes_on = Server(rules.fedbuff(), data[0][:SIZE], plane=planes(1)), Server.checkout, Event()
+    handle = server.handle()
+    token = handle._request(Request("pull", {"task": None}, 60.0)).token
+    monkeypatch.setattr(Server, "checkout", lambda *own, **options: goes_on.wait() and checkout(*own, **options))
+    replies = [handle._send(Request("checkout", {"client": client}, 60.0)) for client in range(12)]
+    refused, waiting = cluster.wait(replies, num_returns=8, timeout=60)  # without a limit none comes
+    assert handle._request(Continuation(token, None)) is None
+    goes_on.set()
+    errors = [unpacked(each, "").error for each in cluster.get(refused)]
+    assert {*map(str, errors)} == {"[handle] 4 requests wait for the server's process: try again later"}
+    assert {*map(type, errors)} == {BusyError}
+    assert [unpacked(each, "").version for each in cluster.get(waiting)] == [0] * 4
+    assert handle.checkout(1).version == 0
 
 
 def test_a_pull_amid_publications_has_one_version(planes, cluster):
