@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SIZE = 2 * SUPERBLOCK + 77
-PRESETS = ["fedbuff", "fadas", "wkafl", "mf_ca2fl, rotated-4"]
+PRESETS = ["fedbuff", "wkafl", "mf_ca2fl, rotated-4"]
 NOW = [(case, 2 + i % 2) for i, case in enumerate(PRESETS)]
 MORE = [*{(case, shards) for case in CASES for shards in (1, 2, 3)}.difference(NOW)]
 
@@ -344,7 +344,8 @@ def test_shards_on_two_nodes(planes, cluster, data, tmp_path):
             each.push(client=1, version=0, update=data[1][:SIZE])
         assert bits(server.handle().pull().params) == bits(one.params)
         apart = planes(2, actor_options=[{"resources": each} for each in resources])
-        for path, own_plane, expected in (("apart", apart, "power"), ("together", planes(2), "process")):
+        together = planes(2, actor_options={"resources": resources[0]})  # without it, Ray may choose the second node
+        for path, own_plane, expected in (("apart", apart, "power"), ("together", together, "process")):
             Server(rules.fadas(), data[0][:SIZE], plane=own_plane, store=tmp_path / path).close()
             assert afflux.store.info(tmp_path / path).durability == expected
     finally:
@@ -434,7 +435,7 @@ def killing(patch, plane, ray, number, name, when, skipped=0):
     patch.setattr(RemoteShard, "send", sent)
 
 
-KILLS = [("sweep", "after", 0), ("save", "before", 1), ("set_committed", "before", 1)]
+KILLS = [("sweep", "after", 0), ("set_committed", "before", 1)]
 NAMES = ["ingest", "prepare", "record_sweep", "sweep", "save", "publish", "set_committed", "checksums_of", None]
 MORE_KILLS = [(name, when, number) for name in NAMES for when in ("before", "after") for number in (0, 1)]
 
@@ -503,7 +504,7 @@ own.params_of(server)
 """
 
 
-@pytest.mark.parametrize("point", ["sweep", "transaction", *pairwise.soak_all([("save",), ("prepare",)])])
+@pytest.mark.parametrize("point", ["transaction", *pairwise.soak_all([("sweep",), ("save",), ("prepare",)])])
 def test_after_the_end_of_control_a_store_goes_on_with_the_same_bits(point, planes, cluster, undisturbed, tmp_path):
     """Its shards may still sweep when the next server opens the store: each waits for the lock of its folder."""
     end_of_control(point, 0, 2, (planes, cluster, undisturbed, tmp_path))
