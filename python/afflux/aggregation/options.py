@@ -151,7 +151,8 @@ class ServerOptions:
             None (default): the rule is that of its paper. A rule with second moments then logs one warning, about the
             first vector with a norm beyond 100 medians.
         durability: what a commit to the store survives. "process": every kind of end of this process.
-            "power": also a power failure of the machine.
+            "power": also a power failure of the machine. None (default): "process", or "power" where shards are on
+            several nodes.
         commit_every: the multiples of this version number are committed to the store; None: only `checkpoint` and
             `close` commit.
         seed: the seed of the random bits that encode quantized rows: 0 to 2^64 - 1.

@@ -2,13 +2,15 @@
 
 Ray cannot call into the process that has the server. Clients' requests therefore wait in a `Mailbox`, an actor, until a
 thread of that process takes them (service.py). A push has two requests: after the first one the process reserves the
-slot, and replies with the calls that write the slices; the second one has the results of these calls.
+slot, and replies with the calls that write the slices; the second one has the results of these calls. The mailbox reads
+neither requests nor replies: they are pickles that the process unpickles for one request, and a client for its own.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from traceback import format_exception_only
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,37 +22,41 @@ from afflux.arrays.layout import Layout
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.distributed.connection import Connection, import_ray
 from afflux.distributed.shard import Call, Failure, Ref
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, BusyError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Float64
 from afflux.server.inputs import InputAdapter
 
 #: The kinds of vectors that a client pushes.
 KINDS = "update", "gradient", "model"
-#: The most requests that wait in a mailbox.
+#: The most first requests that wait for a reply of the server's process; twice as many wait if some are second ones.
 MOST_REQUESTS = 100_000
 
 
 class Mailbox:
     """An actor with the requests of clients that wait for the server's process, and with its replies."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit  #: see MOST_REQUESTS
         self._numbers = count()
-        self._requests = asyncio.Queue[tuple[int, Any]]()
-        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._requests = asyncio.Queue[tuple[int, int | None, bytes]]()
+        self._replies: dict[int, asyncio.Future[bytes]] = {}
 
-    async def ask(self, request: Any) -> Any:
-        """Return the reply to a client's request."""
+    async def ask(self, token: int | None, request: bytes) -> bytes:
+        """Return the reply to a client's request, a first one (token None) or a second one; BusyError if many wait."""
+        if len(self._replies) >= (self._limit if token is None else 2 * self._limit):
+            busy = f"[handle] {len(self._replies)} requests wait for the server's process: try again later"
+            return packed(Failure(BusyError(busy)))
         number = next(self._numbers)
         self._replies[number] = asyncio.get_running_loop().create_future()
-        self._requests.put_nowait((number, request))
+        self._requests.put_nowait((number, token, request))
         return await self._replies[number]
 
-    async def next(self) -> tuple[int, Any]:
-        """Return the number of the next request, and the request."""
+    async def next(self) -> tuple[int, int | None, bytes]:
+        """Return the number of the next request, its token, and the request."""
         return await self._requests.get()
 
-    async def reply(self, number: int, reply: Any) -> None:
+    async def reply(self, number: int, reply: bytes) -> None:
         """Reply to the request of this number."""
         self._replies.pop(number).set_result(reply)
 
@@ -99,8 +105,10 @@ class ServerHandle:
     """The result of `Server.handle`: a server for tasks and actors of Ray, to which it can be sent.
 
     Slices of vectors go from the client to the shards, or from the shards to the client, and only facts to the process
-    that has the server. The calls raise the errors that the server raises, and an AffluxError if the server's process
-    has ended, or the server was deleted.
+    that has the server. The calls raise the errors that the server raises; those of classes that are neither afflux's
+    nor Python's, for example of an `on_step`, as an AffluxError with their text. They raise a BusyError while 100,000
+    requests wait for the server's process, and an AffluxError if that process has ended, the server was deleted, or a
+    request or reply cannot be unpickled where it arrives.
     """
 
     _mailbox: Any
@@ -182,7 +190,7 @@ class ServerHandle:
             k: Call(Ref(0), "piece", (reply.parts[k], start, stop), {}) for k, start, stop in ranges if start < stop
         }
         pieces = self._results(calls)
-        self._mailbox.ask.remote(Continuation(reply.token, None))
+        self._send(Continuation(reply.token, None))
         if isinstance(pieces, Failure):
             raise AffluxError(f"[pull] the slices of version {reply.version} were not read in time: {pieces.error}")
         params = np.concatenate([pieces[k] for k in sorted(pieces)])
@@ -219,9 +227,38 @@ class ServerHandle:
     def _request(self, request: Request | Continuation) -> Any:
         ray = import_ray()
         try:
-            reply = ray.get(self._mailbox.ask.remote(request))
+            data = ray.get(self._send(request))
         except ray.exceptions.RayActorError:
             raise AffluxError("[handle] the server's process has ended, or the server was deleted") from None
+        reply = unpacked(data, "the client cannot read the reply")
         if isinstance(reply, Failure):
             raise reply.error
         return reply
+
+    def _send(self, request: Request | Continuation) -> Any:
+        """Send a request; return the reference of its reply."""
+        token = request.token if isinstance(request, Continuation) else None
+        return self._mailbox.ask.remote(token, packed(request))
+
+
+def packed(value: Any) -> bytes:
+    """Return the pickle of a request or reply."""
+    data: bytes = import_ray().cloudpickle.dumps(value)
+    return data
+
+
+def unpacked(data: bytes, problem: str) -> Any:
+    """Return a request or reply.
+
+    Raises:
+        AffluxError: this process cannot unpickle it: the problem, and the error.
+    """
+    try:
+        return import_ray().cloudpickle.loads(data)
+    except Exception as error:
+        raise AffluxError(f"[handle] {problem}: {error_text(error)}") from None
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class and the message of an error, also if its `__str__` fails."""
+    return "".join(format_exception_only(error)).strip()

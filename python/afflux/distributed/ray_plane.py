@@ -233,8 +233,8 @@ class RayPlane(ShardedPlane):
         if self.inplace:
             raise UnavailableError("[handle] inplace=True: a round would overwrite params that a client reads")
         if self._service is None:
-            options = {"num_cpus": 0, "max_concurrency": MOST_REQUESTS}
-            mailbox = connection.import_ray().remote(Mailbox).options(**options).remote()
+            options = {"num_cpus": 0, "max_concurrency": 2 * MOST_REQUESTS + 8}  # requests, and what ends at once
+            mailbox = connection.import_ray().remote(Mailbox).options(**options).remote(MOST_REQUESTS)
             plane = proxy(self)
             self._service = Service(server, mailbox, lambda: plane.wait_for_shards())
         adapter = replace_fields(server._adapter, plane=None, likes={}, rebuild=None)

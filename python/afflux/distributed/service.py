@@ -4,7 +4,6 @@ A client whose next request does not come in time is an error of its push: the s
 ends a thread that other clients need.
 """
 
-import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -16,31 +15,37 @@ from weakref import finalize, ref
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.sharded_plane import Shards
 from afflux.distributed.connection import import_ray
-from afflux.distributed.handle import Continuation, RemoteTask, Request, SliceCalls, VersionParts
+from afflux.distributed.handle import RemoteTask, SliceCalls, VersionParts, error_text, packed, unpacked
 from afflux.distributed.shard import Call, Failure
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.server.checkout import reading
 from afflux.server.server import Server
 
+#: What is wrong if a request cannot be unpickled.
+UNREADABLE = "the server's process cannot read the request"
+
 
 class Exchange:
     """The requests of one push or pull of a client."""
 
-    def __init__(self, service: "Service", number: int, request: Request) -> None:
+    def __init__(self, service: "Service", number: int, request: bytes) -> None:
         self._service, self._number, self._request = service, number, request
-        self._inbox = SimpleQueue[tuple[int, Any]]()
+        self._timeout = 0.0  #: seconds for which the next request is awaited
+        self._inbox = SimpleQueue[tuple[int, bytes]]()
 
     def run(self, server: Server) -> None:
         """Answer the first request, and those that follow it."""
         try:
-            answer: Callable[..., Any] = getattr(self, f"_{self._request.name}")
-            reply = answer(server, **self._request.arguments)
+            request = unpacked(self._request, UNREADABLE)
+            self._timeout = request.timeout
+            answer: Callable[..., Any] = getattr(self, f"_{request.name}")
+            reply = packed(answer(server, **request.arguments))
         except BaseException as error:
-            reply = Failure(_sendable(error))
+            reply = packed(Failure(_sendable(error)))
         self._reply(reply)
 
-    def _reply(self, reply: Any) -> None:
+    def _reply(self, reply: bytes) -> None:
         if self._number >= 0:
             self._service.reply(self._number, reply)
 
@@ -49,17 +54,18 @@ class Exchange:
 
         Return the results in the client's next request; a Failure if that did not come in time.
         """
-        token, waiting, seconds = next(self._service.tokens), self._service.waiting, self._request.timeout
+        token, waiting, seconds = next(self._service.tokens), self._service.waiting, self._timeout
+        reply = packed(message(token))
         waiting[token] = self._inbox
-        self._reply(message(token))
+        self._reply(reply)
         self._number = -1
         try:
-            self._number, results = self._inbox.get(timeout=seconds)
+            self._number, continuation = self._inbox.get(timeout=seconds)
         except Empty:
             if waiting.pop(token, None) is not None:
                 return Failure(AffluxError(f"the client has not sent all slices within {seconds:g} seconds (timeout)"))
-            self._number, results = self._inbox.get()  # it comes now
-        return results
+            self._number, continuation = self._inbox.get()  # it comes now
+        return unpacked(continuation, UNREADABLE).results
 
     def _checkout(self, server: Server, **arguments: Any) -> RemoteTask:
         task = server.checkout(**arguments)
@@ -109,32 +115,41 @@ class Service:
     def __init__(self, server: Server, mailbox: Any, wait_for_shards: Callable[[], None]) -> None:
         self.mailbox, self.wait_for_shards = mailbox, wait_for_shards
         self.tokens = count()
-        self.waiting: dict[int, SimpleQueue[tuple[int, Any]]] = {}  #: for the next request, by token
+        self.waiting: dict[int, SimpleQueue[tuple[int, bytes]]] = {}  #: for the next request, by token
         self._server = ref(server)
         finalize(server, _kill, mailbox).atexit = False
         Thread(target=self._run, name="afflux-handles", daemon=True).start()
 
-    def reply(self, number: int, reply: Any) -> None:
+    def reply(self, number: int, reply: bytes) -> None:
         """Reply to a request."""
         self.mailbox.reply.remote(number, reply)
 
     def _run(self) -> None:
         while True:
             try:
-                number, request = import_ray().get(self.mailbox.next.remote())
-            except Exception:  # the server was deleted, or the cluster has ended
+                number, token, request = import_ray().get(self.mailbox.next.remote())
+            except Exception:  # the server was deleted, or the cluster has ended; a request, as bytes, is no cause
+                _kill(self.mailbox)  # no client waits for a thread that has ended
                 return
-            if isinstance(request, Continuation):
-                inbox = self.waiting.pop(request.token, None)
-                if inbox is None:
-                    late = "[handle] the slices came too late: their slot was given up (timeout)"
-                    self.reply(number, Failure(AffluxError(late)))
-                else:
-                    inbox.put((number, request.results))
-            elif (server := self._server()) is not None:
-                exchange = Exchange(self, number, request)
-                Thread(target=exchange.run, args=(server,), name="afflux-handle", daemon=True).start()
-                del server, exchange
+            if token is None:
+                self._begin(number, request)
+            elif (inbox := self.waiting.pop(token, None)) is not None:
+                inbox.put((number, request))
+            else:
+                late = "[handle] the slices came too late: their slot was given up (timeout)"
+                self.reply(number, packed(Failure(AffluxError(late))))
+
+    def _begin(self, number: int, request: bytes) -> None:
+        """Answer a first request in a thread of its own."""
+        server = self._server()
+        if server is None:
+            return  # the mailbox ends
+        exchange = Exchange(self, number, request)
+        try:
+            Thread(target=exchange.run, args=(server,), name="afflux-handle", daemon=True).start()
+        except Exception as error:  # the process has too many threads
+            problem = f"[handle] the server's process cannot answer the request: {error_text(error)}"
+            self.reply(number, packed(Failure(AffluxError(problem))))
 
 
 def _kill(mailbox: Any) -> None:
@@ -143,13 +158,13 @@ def _kill(mailbox: Any) -> None:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an error that can be sent."""
-    if isinstance(error, Exception):
+    """Return an error that clients can read."""
+    if isinstance(error, Exception) and type(error).__module__.partition(".")[0] in ("afflux", "builtins"):
         error.__context__ = error.__cause__ = None  # frames of them would keep the server
         with suppress(Exception):
-            pickle.loads(pickle.dumps(error))
+            unpacked(packed(error), "an error")
             return error.with_traceback(None)
-    return AffluxError(f"[handle] {type(error).__name__}: {error}")
+    return AffluxError(f"[handle] {error_text(error)}")
 
 
 def _version(server: Server, task_id: str | None) -> Pulled:

@@ -8,7 +8,7 @@ __all__ = ["AffluxError", "BusyError", "StoreError", "UnavailableError"]
 
 
 class BusyError(AffluxError):
-    """All slots are taken: push again later."""
+    """All slots are taken, or too many requests of handles wait: try again later."""
 
 
 class StoreError(AffluxError):
