@@ -17,6 +17,7 @@
 #include "buffers.hpp"
 #include "forks.hpp"
 #include "numpy_array.hpp"
+#include "parts.hpp"
 #include "release.hpp"
 #include "server_objects.hpp"
 #include "values.hpp"
@@ -213,8 +214,7 @@ class FastPush {
                                         facts[kOwnFacts], number, late, py::none()});
     const py::object closed = is_none(task) ? py::none() : closed_by_push(now, task);
     if (!is_none(log)) {
-      const Buffer* const slot = Buffer::in(facts[kSlot]);
-      const py::bool_ lent(slot != nullptr && slot->lent());
+      const py::bool_ lent(is_lent(facts[kSlot]));
       const std::int64_t logged = count(now[kLogged]);
       put(log, logged,
           tuple_of<10>(log_entry_, {number, names->joined, facts[kClient], facts[kVersion], late, facts[kExamples],

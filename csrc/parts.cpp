@@ -71,11 +71,10 @@ PartsObject::PartsObject(const py::object& arrays, const py::object& borders, co
   if (!shapes.is_none() && !fits) throw Error("[Parts] shapes is no tuple with a shape for each array");
 }
 
-bool PartsObject::lent() const {
-  return std::any_of(arrays.begin(), arrays.end(), [](py::handle array) {
-    const Buffer* const buffer = Buffer::in(array);
-    return buffer != nullptr && buffer->lent();
-  });
+bool is_lent(py::handle slot) {
+  if (const Buffer* const buffer = Buffer::in(slot)) return buffer->lent();
+  const PartsObject* const parts = PartsObject::in(slot);
+  return parts != nullptr && std::any_of(parts->arrays.begin(), parts->arrays.end(), is_lent);
 }
 
 Converted::Converted(const char* op, const py::object& conversion) {
@@ -138,7 +137,7 @@ void bind_parts(py::module_& module) {
           .def_property_readonly("arrays", [](const PartsObject& self) { return self.arrays; })
           .def_property_readonly("borders", [](const PartsObject& self) { return self.borders; })
           .def_property_readonly("conversion", [](const PartsObject& self) { return self.conversion; })
-          .def_property_readonly("is_lent", &PartsObject::lent)
+          .def_property_readonly("is_lent", [](py::handle self) { return is_lent(self); })
           .def_property_readonly("dtype", [](const PartsObject& self) {
             return self.dtype ? py::object(py::str(name(*self.dtype))) : py::object(py::none());
           });

@@ -20,9 +20,6 @@ struct PartsObject {
 
   static inline PyTypeObject* type = nullptr;  // set once, by bind_parts
 
-  // Returns true if one of the arrays is a lent Buffer.
-  bool lent() const;
-
   // Returns the parts of this Python object, or null if the object is another one.
   static const PartsObject* in(pybind11::handle object) {
     return Py_TYPE(object.ptr()) == type ? object.cast<const PartsObject*>() : nullptr;
@@ -34,6 +31,9 @@ struct PartsObject {
   const std::optional<Type> dtype;    // without: the one that all parts have
   const pybind11::object shapes;      // a tuple of tuples, or None: any shapes
 };
+
+// Returns true if a slot is a caller's own memory: a lent Buffer, or parts of which one is.
+bool is_lent(pybind11::handle slot);
 
 void bind_parts(pybind11::module_& module);
 

@@ -343,6 +343,7 @@ def test_the_state_and_the_log_of_lent_trees():
     for client in range(3):
         server.push(client=client, update=given, version=0, copy=False)
     other.load_state_dict(through_json(server.state_dict()))
+    assert [entry.lent for entry in server.log] == [True] * 3
 
     def again(_):
         given["a"]["x"] += 1  # the same tree each time
