@@ -12,7 +12,7 @@ from afflux import Server, ops
 from afflux.cli import app, selftest
 from afflux.rules import ca2fl
 from afflux.selftest import digest
-from conftest import ISAS, ROOT, found
+from conftest import ROOT, found
 
 #: All modules that the extras bring.
 EXTRAS = ["click", "jinja2", "matplotlib", "pandas", "psutil", "rich", "safetensors", "scipy", "sklearn", "torch"]
@@ -42,7 +42,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(digest, "parts", lambda threads: digest.golden() | {"weights": digest.weights()})
     monkeypatch.setattr(selftest, "KILLS", (20,))
     monkeypatch.setattr(selftest, "speed", lambda: "not measured")
-    ops.choose_isa(ISAS[0])  # the best one, as in a new process: another test may have left its own
 
 
 def run(*arguments):
