@@ -157,8 +157,8 @@ def optimizer_step(host: Host, make: Callable[[Any], Any], velocity: str) -> Cal
 
 
 def outer_optimizer(host: Host) -> Callable[[int], object]:
-    made = find("afflux.integrations.torch").OuterOptimizer
-    return optimizer_step(host, lambda params: made(params, Momentum(LR, BETA), nesterov=True), "velocity")
+    optimizer = find("afflux.integrations.torch").OuterOptimizer
+    return optimizer_step(host, lambda params: optimizer(params, Momentum(LR, BETA), nesterov=True), "velocity")
 
 
 def torch_nesterov(host: Host) -> Callable[[int], object]:

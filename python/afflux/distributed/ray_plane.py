@@ -187,8 +187,8 @@ class RayPlane(ShardedPlane):
     @property
     def on_one_node(self) -> bool:  # type: ignore[override]
         """Whether all shards are on the node of Ray of this process."""
-        asked = {k: Call(Ref(0), "make", (connection.node_id,), {}) for k in range(len(self.shard_of))}
-        return {*self.connection.settled(asked).values()} == {connection.node_id()}
+        calls = {k: Call(Ref(0), "make", (connection.node_id,), {}) for k in range(len(self.shard_of))}
+        return {*self.connection.settled(calls).values()} == {connection.node_id()}
 
     def remote(self, part: int) -> RemoteShard:
         """Return the shard of a part."""

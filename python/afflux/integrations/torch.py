@@ -216,15 +216,15 @@ _INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
 def _part_of(group: dict[str, Any]) -> StepPart:
     """Return the step part of a group, with the group's own numbers."""
     name, lr = group.get("part"), group.get("lr")
-    known = registered_parts("step").get(as_text(name) or "")
-    if known is None or not issubclass(known.cls, StepPart):
+    entry = registered_parts("step").get(as_text(name) or "")
+    if entry is None or not issubclass(entry.cls, StepPart):
         raise AffluxError(
             f"[OuterOptimizer] part is {brief(name)}, must be the name of a part of afflux.rules.optimizers"
         )
-    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(known.cls)}
+    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(entry.cls)}
     # torch's schedulers may give a tensor
     numbers["lr"] = finite("OuterOptimizer", "lr", lr.squeeze() if isinstance(lr, torch.Tensor) else lr)
-    part: StepPart = known.cls(**numbers)
+    part: StepPart = entry.cls(**numbers)
     if flag("OuterOptimizer", "nesterov", group.get("nesterov")) and not isinstance(part, Momentum):
         raise AffluxError(f"[OuterOptimizer] nesterov is True, which is for Momentum, not for {type(part).__name__}")
     return part

@@ -327,8 +327,8 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
         row: dict[str, Any] = {"label": label, "name": run.spec.name}
         row |= {"options": dict(run.options) or run.spec.plain_options(), "parts": dict(run.parts)}
         row["updates_of"] = run.leader or label
-        own = {name: value for name, value in run.settings.items() if name in differing}
-        rules.append(row | ({"settings": own} if own else {}))
+        settings = {name: value for name, value in run.settings.items() if name in differing}
+        rules.append(row | ({"settings": settings} if settings else {}))
     return {
         "simulation": {n: value for n, value in _settings_read(results, config).items() if n not in differing},
         "division": dict(results[0].division),
