@@ -19,13 +19,13 @@ py::array column(const py::list& tuples, const Element& element) {
   return made;
 }
 
-std::int64_t integer(PyObject* tuple, Py_ssize_t place) {
+std::int64_t integer_at(PyObject* tuple, Py_ssize_t place) {
   const long long value = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, place));
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
   return value;
 }
 
-double real(PyObject* tuple, Py_ssize_t place) {
+double real_at(PyObject* tuple, Py_ssize_t place) {
   const double value = PyFloat_AsDouble(PyTuple_GET_ITEM(tuple, place));
   if (value == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
   return value;
@@ -40,13 +40,13 @@ py::tuple columns(const py::list& arrivals, std::int64_t version) {
   for (std::size_t i = 0; i < arrivals.size(); ++i)
     clients[i] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(PyList_GET_ITEM(arrivals.ptr(), i), 0));
   return py::make_tuple(
-      clients, column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 1); }),
-      column<std::int64_t>(arrivals, [version](PyObject* each) { return version - integer(each, 1); }),
-      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 2); }),
-      column<double>(arrivals, [](PyObject* each) { return real(each, 3); }),
-      column<double>(arrivals, [](PyObject* each) { return real(each, 4); }),
-      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 8); }),
-      column<std::int64_t>(arrivals, [](PyObject* each) { return integer(each, 10); }));
+      clients, column<std::int64_t>(arrivals, [](PyObject* each) { return integer_at(each, 1); }),
+      column<std::int64_t>(arrivals, [version](PyObject* each) { return version - integer_at(each, 1); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer_at(each, 2); }),
+      column<double>(arrivals, [](PyObject* each) { return real_at(each, 3); }),
+      column<double>(arrivals, [](PyObject* each) { return real_at(each, 4); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer_at(each, 8); }),
+      column<std::int64_t>(arrivals, [](PyObject* each) { return integer_at(each, 10); }));
 }
 
 }  // namespace

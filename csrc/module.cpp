@@ -18,9 +18,9 @@
 #include "checksums.hpp"
 #include "columns.hpp"
 #include "cpu/quota.hpp"
-#include "fast_push.hpp"
 #include "foreign.hpp"
 #include "forks.hpp"
+#include "ledger.hpp"
 #include "pages.hpp"
 #include "parts.hpp"
 #include "ready.hpp"
@@ -252,7 +252,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def("processor_family", processor_family);
   bind_buffers(module);
   bind_columns(module);
-  bind_fast_push(module);
+  bind_ledger(module);
   bind_forks(module);
 }
 

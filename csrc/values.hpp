@@ -1,7 +1,6 @@
 // Python's own values: numbers, tuples, lists and dictionaries.
 #pragma once
 #include <pybind11/pybind11.h>
-#include <pythread.h>
 
 #include <array>
 #include <cstdint>
@@ -10,18 +9,13 @@
 #include "attributes.hpp"
 
 namespace afflux::python {
-namespace {
 
-pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
-pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
-bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
-bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
-bool is_this_thread(pybind11::handle thread) {
-  return !is_none(thread) && PyLong_AsUnsignedLong(thread.ptr()) == PyThread_get_thread_ident();
-}
-
+inline pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
+inline pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
+inline bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
+inline bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
 // Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
-std::optional<std::int64_t> plain_int(pybind11::handle value) {
+inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
   if (!PyLong_CheckExact(value.ptr())) return {};
   int overflow = 0;
   const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
@@ -29,12 +23,12 @@ std::optional<std::int64_t> plain_int(pybind11::handle value) {
 }
 
 // Returns the value of one of the server's own counts.
-std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
+inline std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
 
 // The most characters of a client's id; see afflux.ops.validation.MOST_ID_BYTES.
 constexpr Py_ssize_t kMostIdBytes = 1024;
 
-bool is_plain_id(pybind11::handle client) {
+inline bool is_plain_id(pybind11::handle client) {
   if (!PyUnicode_CheckExact(client.ptr())) return plain_int(client).has_value();
   return PyUnicode_IS_ASCII(client.ptr()) != 0 && PyUnicode_GET_LENGTH(client.ptr()) <= kMostIdBytes;
 }
@@ -52,17 +46,8 @@ pybind11::object tuple_of(pybind11::handle type, const std::array<pybind11::hand
   return made;
 }
 
-// Sets list[place:] = [item]. An interrupt may have left entries after the valid ones.
-void put(pybind11::handle list, std::int64_t place, pybind11::handle item) {
-  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
-  if ((size > place && PyList_SetSlice(list.ptr(), place, size, nullptr) != 0) ||
-      PyList_Append(list.ptr(), item.ptr()) != 0)
-    throw pybind11::error_already_set();
-}
-
-void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
+inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
   if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw pybind11::error_already_set();
 }
 
-}  // namespace
 }  // namespace afflux::python

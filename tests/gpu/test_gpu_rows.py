@@ -176,7 +176,7 @@ def uploads(monkeypatch, server):
 
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
-    staging, sent = aggregator_of(server).admission.state.rows.memory.staging, uploads(monkeypatch, server)
+    staging, sent = aggregator_of(server).admission.rows.memory.staging, uploads(monkeypatch, server)
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row

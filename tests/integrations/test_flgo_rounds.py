@@ -45,7 +45,7 @@ def test_clients_whose_models_wait_for_the_next_pass_are_not_drawn():
 
     def noted(client, *args, **kwargs):
         waiting = runner.training.waiting().values()
-        waited.append(len(aggregator_of(runner.server).admission.state.deferred()))
+        waited.append(len(aggregator_of(runner.server).admission.deferred()))
         assert client not in waiting
         return pack(client, *args, **kwargs)
 

@@ -167,7 +167,7 @@ def test_a_store_keeps_max_deferred(tmp_path):
             assert ours.options.max_deferred == most
             for join in range(40):
                 ours.push(client=0, gradient=gradient(join), version=0)
-            assert len(aggregator_of(ours).admission.state.deferred()) == most
+            assert len(aggregator_of(ours).admission.deferred()) == most
         # as in a store of an earlier version, which may also hold more arrivals
         forge_fact(tmp_path / "store", "options", lambda facts: {k: v for k, v in facts.items() if k != "max_deferred"})
     forge_fact(tmp_path / "store", "options", lambda facts: {**facts, "max_deferred": 5})

@@ -15,7 +15,7 @@ from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
 from afflux.store import info
 from conftest import bits
-from inside import aggregator_of, make_rounds_by, monitor_of, rounds_of, without_fast_path
+from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
 
 D = 5
 
@@ -204,7 +204,7 @@ def test_weights_are_decided_before_others_join():
     seen = []
 
     def weigh(arrivals):
-        seen.append(monitor_of(server).owner == threading.get_ident())
+        seen.append(mutex_of(server).owner == threading.get_ident())
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Step("sgd")), vector())
@@ -289,7 +289,7 @@ def test_a_close_just_before_the_round_is_published(call, tmp_path):
         run(job)
         closing, _ = start(lambda: server.close(checkpoint=False))
         closing.join(20)
-        assert aggregator_of(server).closed
+        assert aggregator_of(server).admission.closed
 
     if call == "flush":
         server.push(client=1, update=vector(), version=0)
@@ -319,7 +319,7 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
     make_rounds_by(server, failed)
     with pytest.raises(AffluxError, match=r"\[push\] the step to version 1 wrote a value that is not finite"):
         server.push(client=1, update=vector(), version=0)
-    assert server.counts["refused"] == 0 if meanwhile == "load" else aggregator_of(server).closed
+    assert server.counts["refused"] == 0 if meanwhile == "load" else aggregator_of(server).admission.closed
 
 
 def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     assert slow.reached.wait(20)
     with pytest.raises(BusyError):
         server.push(client=2, update=vector(), version=0, timeout=0)
-    assert aggregator_of(server).admission.state.round.driver == thread.ident
+    assert aggregator_of(server).admission.round.driver == thread.ident
     slow.go.set()
     thread.join(20)
     assert made[0].report.version == 1
@@ -398,7 +398,7 @@ def test_a_stored_traceback_of_an_interrupt_holds_no_version(monkeypatch):
     with monkeypatch.context() as patch:
 
         def interrupt():
-            if sys._getframe(1).f_code.co_name == "make" and aggregator_of(server).admission.state.round.done:
+            if sys._getframe(1).f_code.co_name == "make" and aggregator_of(server).admission.round.done:
                 raise KeyboardInterrupt
             return time.perf_counter()
 

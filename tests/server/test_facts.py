@@ -62,7 +62,7 @@ def refused(server, message, facts, **arguments):
     with pytest.raises(AffluxError, match=message):
         push(server, 7, facts, **arguments)
     assert (server.arrivals_waiting, server.joins, server.params.tolist()) == before
-    assert slots_taken(server) == aggregator_of(server).admission.state.slots_held
+    assert slots_taken(server) == aggregator_of(server).admission.slots_held
 
 
 # What a rule reads
@@ -399,7 +399,7 @@ def test_a_store_of_format_5_is_opened(tmp_path, monkeypatch):
     assert format_of(folder) == schema.FORMAT == 6
     server.close()
     with Server.open(folder) as server:
-        (arrival,) = aggregator_of(server).admission.state.arrivals()
+        (arrival,) = aggregator_of(server).admission.arrivals()
         assert (arrival.facts, arrival.local_steps) == ((("quality", 1.0),), 3)
 
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Cut, Server, StoreError, replay
-from afflux.aggregation import admission
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from afflux.server.checkout import reading
 from conftest import bits
-from inside import aggregator_of, monitor_of, mutex_of, rounds_of, store_of
+from inside import aggregator_of, monitor_of, mutex_of, rounds_of, stopped_clock, store_of
 
 D = 5
 CLIENTS = 9
@@ -26,20 +25,25 @@ def vector(value=1.0):
 
 
 class Clock:
-    """What `time.monotonic` is replaced by."""
+    """The time of servers, which a test sets."""
 
-    def __init__(self):
-        self.now = 1000.0
+    def __init__(self, set_time):
+        self._set, self._now = set_time, 1000.0
 
-    def __call__(self):
-        return self.now
+    @property
+    def now(self):
+        return self._now
+
+    @now.setter
+    def now(self, seconds):
+        self._now = seconds
+        self._set(seconds)
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(admission, "monotonic", found)
-    return found
+def clock():
+    with stopped_clock(1000.0) as set_time:
+        yield Clock(set_time)
 
 
 def push(server, client=0, value=1.0):
@@ -338,18 +342,16 @@ def test_a_step_that_cannot_be_made_raises_in_poll_alone(clock):
     assert server.poll().client_ids == (1, 2)
 
 
-def test_poll_closes_tasks_also_where_it_raises(clock, monkeypatch):
+def test_poll_closes_tasks_also_where_it_raises(clock):
     server = Server(fedbuff(buffer_size=3), vector(0.0), flush_after=10)
     server.checkout(1, lease=60)
     task = server.checkout(2)
     server.replace_rule(replace(server.rule, weigh=lambda arrivals: "abc"))
     push(server)
-    clock.now += 11
-    for module in ("tasks", "checkout"):
-        monkeypatch.setattr(f"afflux.server.{module}.monotonic", lambda: 1e12)
+    clock.now += 61
     with pytest.raises(AffluxError, match="must be numbers"):
         server.poll()
-    assert [each.opened.task for each in aggregator_of(server).tasks] == [task.id]
+    assert [each.task for each in aggregator_of(server).admission.opened_tasks()] == [task.id]
 
 
 def test_after_a_reopen_the_time_counts_from_there(clock, tmp_path):
@@ -416,12 +418,12 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
         options = {"num_clients": CLIENTS, "log": True, "accumulate": name == "streaming", "flush_after": 10}
         return Server(RULES[name](), vector(0.5), **options)
 
-    clock, vectors = Clock(), {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admission, "monotonic", clock)
+    vectors = {}
+    with stopped_clock(1000.0) as set_time:
+        clock = Clock(set_time)
         server = fresh()
         for move, *facts in moves:
-            since, late = aggregator_of(server).admission.state.since, aggregator_of(server).admission.late
+            since, late = aggregator_of(server).admission.since, aggregator_of(server).admission.late
             assert late == (server.arrivals_waiting > 0 and clock.now - since > 10)
             before = server.version
             if move == "wait":

@@ -54,7 +54,7 @@ class Hostile(RuleBasedStateMachine):
         server.checkpoint()
         before = fingerprint(server)
         server.close()
-        waits = aggregator_of(server).admission.state.next_rule is not None  # a rule that is given would replace it
+        waits = aggregator_of(server).admission.next_rule is not None  # a rule that is given would replace it
         self.servers[self.name] = Server.open(self.folder / "store", rule=None if waits else server.rule)
         assert fingerprint(self.servers[self.name]) == before
 

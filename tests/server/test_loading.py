@@ -37,7 +37,7 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
     server, other = filled(rule, waiting, **options), filled(rule, waiting, **options)
     for _ in range(2):
         server.load_state_dict(server.state_dict())
-        assert slots_taken(server) == slots_taken(other) == aggregator_of(server).admission.state.slots_held
+        assert slots_taken(server) == slots_taken(other) == aggregator_of(server).admission.slots_held
     for each in server, other:
         for i in range(5):
             each.push(client=i % 4, version=each.version, **{rule.kind: vector(10 + i)}, timeout=0)
@@ -53,7 +53,7 @@ def test_slots_of_pushes_in_progress(monkeypatch):
     monkeypatch.setattr(
         aggregator_of(server).admission,
         "load",
-        lambda *given: (load(*given), slots.extend(aggregator_of(server).plane.reserve() for _ in range(2))),
+        lambda *given: (load(*given), slots.extend(aggregator_of(server).plane.reserve() for _ in range(2)))[0],
     )
     server.load_state_dict(state)
     slots.clear()

@@ -1,8 +1,6 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
-from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -379,7 +377,6 @@ def test_a_step_within_a_rule_is_refused():
     server = Server(Rule("own", "update", 1, Calls(), NONE, Sgd(1.0)), np.zeros(3))
     server.step([(1, 0, np.ones(3))])
     assert "[step] called from within the rule's weigh" in errors[0]
-    assert isinstance(aggregator_of(server).admission.state.closed_task, type(None))
 
 
 def test_a_step_of_models_mixes_as_pushes_do():
@@ -487,7 +484,7 @@ def test_rule_vectors_have_one_spare():
             server.push(client=1, version=number, update=np.ones(D, np.float32))
         else:
             server.step([(1, number, np.ones(D, np.float32))])
-        vectors = aggregator_of(server).admission.state.rule_vectors
+        vectors = aggregator_of(server).admission.rule_vectors
         seen.append([vectors[name].ctypes.data for name in vectors])
     assert seen[0] == seen[2] == seen[3] == seen[5] != seen[1] == seen[4]
 
@@ -587,16 +584,3 @@ def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
     server = made(ca2fl(buffer_size=3))
     monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
     assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
-
-
-def test_an_interrupt_leaves_faults_and_their_count_together():
-    class Interrupted(deque):
-        def extend(self, faults):
-            super().extend(faults)
-            raise KeyboardInterrupt
-
-    server = made(fedbuff(), faults="record")
-    aggregator_of(server).admission.faults = Interrupted()
-    with suppress(KeyboardInterrupt):
-        server.step([(1, 7, np.ones(D, np.float32))])
-    assert len(server.faults) == server.counts["faulty"] == 1

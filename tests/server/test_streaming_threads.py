@@ -80,7 +80,7 @@ def test_joins_go_on_while_a_term_is_added(slow):
     others = [start(lambda i=i: server.push(client=i, update=vector(i + 1.0), version=0)) for i in (1, 2)]
     wait_for(lambda: server.counts["joined"] == 2)
     assert server.pull().version == server.version == 0
-    assert (slots_taken(server), aggregator_of(server).admission.state.total.added) == (3, 0)
+    assert (slots_taken(server), aggregator_of(server).admission.total.added) == (3, 0)
     slow.go.set()
     for thread, _ in [(first, None), *others]:
         thread.join(20)
@@ -155,7 +155,7 @@ def test_a_single_thread_needs_one_slot(monkeypatch):
     server, counts = streaming(5, max_slots=4), terms(monkeypatch)
     for i in range(10):
         server.push(client=i, update=vector(i), version=server.version)
-    assert (server.version, aggregator_of(server).plane.slots._pools[0].allocated, counts) == (2, 1, [1] * 10)
+    assert (server.version, aggregator_of(server).plane.slots.pools[0].allocated, counts) == (2, 1, [1] * 10)
 
 
 @pytest.mark.parametrize("finish", ["flush_after", "discard", "state_dict", "push", "checkout"])
@@ -170,7 +170,7 @@ def test_terms_that_are_left_do_not_hold_up_other_calls(slow, finish):
     if finish == "flush_after":
         wait_for(lambda: server.pull().version == 1)  # which waits for no other thread
         return
-    assert aggregator_of(server).admission.state.unfinished
+    assert aggregator_of(server).admission.unfinished
     if finish == "push":
         for i in range(4):
             server.push(client=2 + i, update=vector(3.0), version=0)
@@ -209,7 +209,7 @@ def test_a_failed_step_with_terms_left_for_the_next_one(slow):
     second, _ = start(failing)
     assert inside.wait(20)
     assert server.push(client=2, update=update, version=0).status == "joined"
-    assert aggregator_of(server).admission.state.unfinished
+    assert aggregator_of(server).admission.unfinished
     go.set()
     second.join(20)
     state = Server(rule, vector(), accumulate=True).state_dict()

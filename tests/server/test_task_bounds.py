@@ -112,24 +112,6 @@ def test_a_version_that_the_caller_keeps_outlives_a_task_on_it(tmp_path):
         assert task.id not in {each.id for each in server.tasks}
 
 
-@pytest.mark.parametrize("call", ["close", "add"])
-def test_an_interrupt_amid_a_task_counts_nothing_twice(call, monkeypatch):
-    """Between the decision and the book of tasks."""
-    server = made(max_staleness=1)
-    book = type(aggregator_of(server).tasks)
-    task = None if call == "add" else server.checkout(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(book, call, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            _ = server.checkout(1) if call == "add" else server.push(task=task, update=ones())
-    if task is not None:
-        assert server.push(task=task, update=ones()).status == "expired"
-        assert server.joins == 1
-    assert server.tasks == ()
-    step(server, 3)
-    assert server.version == 3 + (task is not None)
-
-
 def test_a_loaded_state_closes_tasks():
     """Versions have numbers, and those of another past have the same ones."""
     server = made()
@@ -145,9 +127,9 @@ def test_a_loaded_state_closes_tasks():
 def test_ids_differ_in_a_forked_child(monkeypatch):
     """Which has a copy of the counter."""
     server = made()
-    book = aggregator_of(server).tasks
+    ids = aggregator_of(server).task_ids
     here = server.checkout(1).id
-    book._numbers = count()
+    ids._numbers = count()
     monkeypatch.setattr("afflux.server.tasks.os.getpid", lambda: -1)
     there = server.checkout(1).id
     assert (here != there, here.endswith("-0"), there.endswith("-0")) == (True, True, True)

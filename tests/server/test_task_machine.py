@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from afflux import Server
+from afflux._engine import set_clock
 from afflux.rules import fedavg
 from checked_out import D, held, made
 from conftest import bits
@@ -21,8 +22,8 @@ class Tasks(RuleBasedStateMachine):
     @initialize(store=st.booleans(), bound=st.sampled_from([None, 4]), staleness=st.sampled_from([None, 3]))
     def start(self, store, bound, staleness):
         self.clock, self.patch = 0.0, pytest.MonkeyPatch()
-        for name in ("tasks.monotonic", "tasks.time", "checkout.monotonic"):
-            self.patch.setattr(f"afflux.server.{name}", lambda: self.clock)
+        self.patch.setattr("afflux.server.tasks.time", lambda: self.clock)
+        set_clock(0.0)
         self.folder = tempfile.TemporaryDirectory() if store else None
         self.staleness, self.values = staleness, count()
         options = {"store": f"{self.folder.name}/s"} if store else {}
@@ -107,6 +108,7 @@ class Tasks(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.5, 3.0))
     def wait(self, seconds):
         self.clock += seconds
+        set_clock(self.clock)
 
     @rule(crash=st.booleans())
     def reopen(self, crash):
@@ -142,6 +144,7 @@ class Tasks(RuleBasedStateMachine):
                 self.server.close()
                 self.folder.cleanup()
             self.patch.undo()
+            set_clock(None)
 
 
 TestTasks = Tasks.TestCase

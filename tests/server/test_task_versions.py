@@ -22,7 +22,7 @@ class SlowMutex:
     """The mutex of a monitor, for which the thread named A waits once it has made its round."""
 
     def __init__(self, monitor):
-        self.lock = threading.Lock()
+        self.lock = monitor.mutex
         self.waits, self.go = threading.Event(), threading.Event()
         self.made = False
         run = monitor._run
@@ -31,13 +31,22 @@ class SlowMutex:
             run(job)
             self.made = self.made or threading.current_thread().name == "A"
 
-        monitor._run, monitor._mutex = noted, self
+        monitor._run, monitor.mutex = noted, self
+
+    def __getattr__(self, name):
+        return getattr(self.lock, name)
+
+    def __setattr__(self, name, value):
+        if name in ("handed_out", "driver", "awaited"):
+            setattr(self.lock, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __enter__(self):
         if self.made and threading.current_thread().name == "A":
             self.waits.set()
             assert self.go.wait(60)
-        self.lock.acquire()
+        self.lock.acquire(True)
 
     def __exit__(self, *_):
         self.lock.release()
@@ -139,9 +148,9 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
             assert go.wait(60)
         return ingest(adapter, what, parts, slot, conversion, *others)
 
-    aggregator_of(server).admission.flush_after = None
+    aggregator_of(server).admission.set_replay(False, None, False)
     server.push(client="bob", version=1, update=ones())
-    aggregator_of(server).admission.flush_after = 1e-9
+    aggregator_of(server).admission.set_replay(False, 1e-9, False)
     monkeypatch.setattr(InputAdapter, "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
     monkeypatch.setattr(Aggregator, "flush_late", lambda aggregator: None)

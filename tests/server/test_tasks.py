@@ -6,19 +6,17 @@ import pytest
 from afflux import AffluxError, Closed, Opened, Server, replay
 from afflux.aggregation.checkpoint import log_record
 from afflux.rules import fedasync, fedavg, fedbuff
-from afflux.server.tasks import TaskBook
+from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, ones, step
 from conftest import bits
-from inside import aggregator_of, slots_taken
+from inside import aggregator_of, slots_taken, stopped_clock
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """Seconds that a test adds to those of time.monotonic, as the tasks see it."""
-    passed = [0.0]
-    monkeypatch.setattr("afflux.server.tasks.monotonic", lambda: passed[0])
-    monkeypatch.setattr("afflux.server.checkout.monotonic", lambda: passed[0])
-    return passed
+def set_time():
+    """Sets the time of servers."""
+    with stopped_clock() as set_clock:
+        yield set_clock
 
 
 def test_a_task_is_a_version_and_an_id():
@@ -57,13 +55,13 @@ def test_a_client_may_have_several_tasks():
     assert server.params.tolist() == [2.0] * D
 
 
-def test_cancel_and_lease(clock):
+def test_cancel_and_lease(set_time):
     server = made(log=True)
     lost, late, free = server.checkout(1), server.checkout(2, lease=10.0), server.checkout(3)
     assert (lost.cancel(), lost.cancel()) == (True, False)
-    clock[0] = 9.0
+    set_time(9.0)
     assert [task.client for task in server.tasks] == [2, 3]
-    clock[0] = 10.0
+    set_time(10.0)
     assert server.push(task=late, update=ones()).status == "expired"
     assert [task.client for task in server.tasks] == [3]
     server.push(task=free, update=ones())
@@ -81,62 +79,52 @@ def test_cancel_and_lease(clock):
     ]
 
 
-def test_poll_and_a_checkout_end_leases(clock):
+def test_poll_and_a_checkout_end_leases(set_time):
     server = made()
     server.checkout(1, lease=1)
-    clock[0] = 2.0
+    set_time(2.0)
     server.poll()
-    assert len(aggregator_of(server).tasks) == 0
+    assert aggregator_of(server).admission.task_count == 0
     server.checkout(1, lease=1)
-    clock[0] = 4.0
+    set_time(4.0)
     server.checkout(2)
     assert [task.client for task in server.tasks] == [2]
 
 
-class Unscanned(dict):
-    """Open tasks that can be found by their ids only."""
-
-    def _refuse(self, *_):
-        raise AssertionError("all open tasks were read")
-
-    values = items = __iter__ = _refuse
-
-
-def test_the_end_of_a_lease_does_not_read_the_other_tasks(clock):
+def test_the_end_of_a_lease_does_not_read_the_other_tasks(set_time):
     server = made(preset=fedbuff(buffer_size=1000))
     rng = np.random.default_rng(0)
     leases = rng.permutation(300) + 0.5
     for client, lease in enumerate(leases):
         server.checkout(client, lease=float(lease))
-    book = aggregator_of(server).tasks
-    book._open = Unscanned(book._open)
+    admission = aggregator_of(server).admission
     for second in range(1, 301):
-        clock[0] = float(second)
+        set_time(float(second))
         server.push(client=0, update=ones(), version=0)
-        assert len(book) == 300 - second
-    assert book.next_deadline == np.inf
+        assert admission.task_count == 300 - second
+    assert admission.next_deadline == np.inf
 
 
-def test_tasks_that_are_closed_early_leave_no_lease_behind(clock):
+def test_tasks_that_are_closed_early_leave_no_lease_behind(set_time):
     """Nor does the heap of deadlines grow with each task that ever was."""
     server = made(preset=fedbuff(buffer_size=10**5))
     kept = [server.checkout("kept", lease=500.0 + number) for number in range(40)]
-    book = aggregator_of(server).tasks
+    admission = aggregator_of(server).admission
     for client in range(3000):
         task = server.checkout(client, lease=1000.0)
         if client % 2:
             task.cancel()
         else:
             server.push(task=task, update=ones())
-        assert len(book._leases) <= 103 + 2 * 41
-    clock[0] = 500.0 + 19
+        assert admission.next_deadline == 500.0
+    set_time(519.0)
     assert len(server.tasks) == 20
-    assert book.next_deadline == 520.0
+    assert admission.next_deadline == 520.0
     assert [task.client for task in server.tasks] == ["kept"] * 20
-    clock[0] = 2000.0
+    set_time(2000.0)
     assert server.push(task=kept[-1], update=ones()).status == "expired"
-    assert len(book) == len(book._leases) == 0
-    assert book.next_deadline == np.inf
+    assert admission.task_count == 0
+    assert admission.next_deadline == np.inf
 
 
 def test_a_faulty_push_closes_its_task_only_where_faults_are_recorded():
@@ -301,7 +289,7 @@ def test_a_store_keeps_open_tasks_and_their_bases(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "left"), [(-86_400.0, 20.0), (-5.0, 20.0), (12.0, 8.0)])
-def test_the_system_clock_changes_while_a_store_is_closed(change, left, clock, tmp_path, monkeypatch):
+def test_the_system_clock_changes_while_a_store_is_closed(change, left, set_time, tmp_path, monkeypatch):
     """A clock that was set back prolongs no lease; time that has passed shortens it."""
     monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
     with made(store=tmp_path / "s") as server:
@@ -309,13 +297,13 @@ def test_the_system_clock_changes_while_a_store_is_closed(change, left, clock, t
         server.checkout("bob")
     monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9 + change)
     with Server.open(tmp_path / "s") as server:
-        clock[0] = left - 0.5
+        set_time(left - 0.5)
         assert [task.client for task in server.tasks] == ["ann", "bob"]
-        clock[0] = left
+        set_time(left)
         assert [task.client for task in server.tasks] == ["bob"]
 
 
-def test_a_task_of_an_older_store_has_the_time_that_is_left(clock, tmp_path, monkeypatch):
+def test_a_task_of_an_older_store_has_the_time_that_is_left(set_time, tmp_path, monkeypatch):
     """The length of its lease is not stored there."""
     monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
     with monkeypatch.context() as old:
@@ -324,9 +312,9 @@ def test_a_task_of_an_older_store_has_the_time_that_is_left(clock, tmp_path, mon
             server.checkout("ann", lease=20.0)
             server.checkout("bob")
     with Server.open(tmp_path / "s") as server:
-        clock[0] = 19.5
+        set_time(19.5)
         assert [task.client for task in server.tasks] == ["ann", "bob"]
-        clock[0] = 20.0
+        set_time(20.0)
         assert [task.client for task in server.tasks] == ["bob"]
 
 
@@ -396,12 +384,13 @@ def test_closed_tasks_free_the_store(tmp_path):
         assert server.versions_held == 2
 
 
-def test_a_replay_needs_no_tasks_and_no_clock(clock):
-    rng, vectors = np.random.default_rng(2), {}
+def test_a_replay_needs_no_tasks_and_no_clock(set_time):
+    rng, vectors, now = np.random.default_rng(2), {}, 0.0
     server = made(preset=fedasync(), log=True)
     for turn in range(30):
         task = server.checkout(turn % 3, lease=2.0)
-        clock[0] += float(rng.random())
+        now += float(rng.random())
+        set_time(now)
         update = rng.standard_normal(D).astype(np.float32)
         base = server.params.copy() if turn % 4 else task.params.copy()
         receipt = server.push(task=task, update=update)
@@ -431,14 +420,14 @@ def test_two_threads_push_one_task_and_one_joins(monkeypatch):
     assert slots_taken(server) == 1
 
 
-def test_an_interrupt_amid_the_end_of_leases_forgets_none(clock, monkeypatch):
+def test_an_interrupt_amid_the_end_of_leases_forgets_none(set_time, monkeypatch):
     server = made()
     for client in range(3):
         server.checkout(client, lease=1)
-    clock[0] = 2.0
+    set_time(2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(TaskBook, "close", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Aggregator, "locked", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             server.poll()
     server.poll()
-    assert len(aggregator_of(server).tasks) == 0
+    assert aggregator_of(server).admission.task_count == 0

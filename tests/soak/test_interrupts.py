@@ -71,13 +71,13 @@ while interrupts < wanted:
     except KeyboardInterrupt:
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert server._aggregator._monitor.owner != threading.get_ident()
+    assert server._aggregator.admission.mutex.owner != threading.get_ident()
 
 stop = True
 for thread in threads:
     thread.join()
 server.state_dict()  # finishes a round that was left
-waiting = server.arrivals_waiting + len(server._aggregator.admission.state.deferred())
+waiting = server.arrivals_waiting + len(server._aggregator.admission.deferred())
 waiting = 0 if memory in ("streaming", "lent") else waiting
 taken = server._aggregator.plane.slots_taken
 assert taken == waiting and server.arrivals_waiting < M, (taken, waiting)

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-import afflux.aggregation.admission
 import afflux.store.metadata
 import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
 from conftest import bits, ready
 from crashes import MEMORY
+from inside import stopped_clock
 
 CLIENTS, M, D = 7, 3, 70
 EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "5"))
@@ -58,6 +58,7 @@ class Play(RuleBasedStateMachine):
 
     name = "ca2fl"
     now = 0.0  # of the clock
+    set_time = None  # sets the time of servers
 
     def __init__(self):
         super().__init__()
@@ -143,6 +144,7 @@ class Play(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 15))
     def wait(self, seconds):
         type(self).now += seconds
+        self.set_time(type(self).now)
         before = self.here.version
         there, here = self.both(lambda server: server.poll())
         assert (there is None) == (here is None)
@@ -231,11 +233,10 @@ def test_a_store_against_memory(name, mapped, monkeypatch):
     monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
         monkeypatch.setattr(afflux.store.stored_vectors, "promises_space", lambda folder: False)
-    played = type("Played", (Play,), {"name": name})
-    monkeypatch.setattr(afflux.aggregation.admission, "monotonic", lambda: played.now)
-    run_state_machine_as_test(
-        played,
-        settings=settings(
-            max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    with stopped_clock() as set_time:
+        run_state_machine_as_test(
+            type("Played", (Play,), {"name": name, "set_time": staticmethod(set_time)}),
+            settings=settings(
+                max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            ),
+        )

@@ -18,7 +18,7 @@ def ones(value=1.0):
 
 
 def held(server, task):
-    return aggregator_of(server).tasks.base_of(task._task) is not None
+    return aggregator_of(server).admission.base_of(task.id) is not None
 
 
 def step(server, times=1):

@@ -1,9 +1,11 @@
 """What tests read inside a server, and put into it, in one place: what no public call says or does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from afflux import Server
+from afflux._engine import set_clock
 
 
 def aggregator_of(server: Server) -> Any:
@@ -23,7 +25,7 @@ def slots_limit(server: Server) -> int:
 
 def without_fast_path(server: Server) -> None:
     """Let all pushes take the general way, which tests can hold up."""
-    aggregator_of(server).fast = None
+    aggregator_of(server).at_once = False
 
 
 def monitor_of(server: Server) -> Any:
@@ -33,12 +35,12 @@ def monitor_of(server: Server) -> Any:
 
 def mutex_of(server: Server) -> Any:
     """The mutex itself."""
-    return monitor_of(server)._mutex
+    return monitor_of(server).mutex
 
 
 def decide_elsewhere(server: Server, elsewhere: bool) -> None:
     """Let the server look as if another thread decided at this time, or no longer."""
-    monitor_of(server)._handed_out = elsewhere
+    mutex_of(server).handed_out = elsewhere
 
 
 def rounds_of(server: Server) -> Callable[[Any], None]:
@@ -50,6 +52,16 @@ def rounds_of(server: Server) -> Callable[[Any], None]:
 def make_rounds_by(server: Server, function: Callable[[Any], None]) -> None:
     """Let another function make the rounds of a server."""
     monitor_of(server)._run = function
+
+
+@contextmanager
+def stopped_clock(seconds: float = 0.0) -> Iterator[Callable[[float], None]]:
+    """A block in which the time of servers stands still; it gives the function that sets it."""
+    set_clock(seconds)
+    try:
+        yield set_clock
+    finally:
+        set_clock(None)
 
 
 def store_of(server: Server) -> Any:

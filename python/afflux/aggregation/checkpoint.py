@@ -15,7 +15,6 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
-from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     DECISIONS,
@@ -30,7 +29,7 @@ from afflux.aggregation.reports import (
     Replaced,
     no_counts,
 )
-from afflux.aggregation.state import ServerState
+from afflux.aggregation.state import Participation, ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.trees import comparable
@@ -83,9 +82,9 @@ class Saved:
             next_rule=self.next_rule,
             rows=self.rows,
             waiting=arrivals[: self.filled],
-            filled=self.filled,
             number=self.number,
             counts=self.counts,
+            log=self.log,
             logged=len(self.log or []),
             rule_vectors=self.rule_vectors,
             handed=self.handed,
@@ -97,7 +96,7 @@ class Saved:
 
 def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
     """Return `facts`, and the facts of the state whose size does not grow with the number of clients or joins."""
-    total, arrivals = state.total, state.arrivals()
+    total, arrivals = state.total, state.waiting
     added = 0 if total is None else total.added
     return {
         **facts,
@@ -154,21 +153,19 @@ def _without_nan(number: float) -> float | None:
     return None if number != number else number
 
 
-def save(
-    facts: Mapping[str, Any], state: ServerState, log: Iterable[Entry] | None, read: Callable[..., Array]
-) -> dict[str, Any]:
+def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., Array]) -> dict[str, Any]:
     """Return the state as {"meta": facts, "arrays": {name: array}}.
 
     `facts` identify the kind of server. All decided rounds must be complete. `read` is that of the plane.
     """
     rows, current, d, total = state.rows, state.current, facts["d"], state.total
-    waiting = [*state.arrivals(), *state.deferred()]
+    waiting = [*state.waiting, *state.deferred()]
     added = 0 if total is None else total.added
     meta = {
         **scalar_facts(facts, state),
         "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
         "waiting": [arrival_record(w) for w in waiting],
-        "log": None if log is None else [log_record(entry) for entry in log],
+        "log": None if state.log is None else [log_record(entry) for entry in state.log[: state.logged]],
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
@@ -226,7 +223,7 @@ class _Loader:
             if (comparable(theirs) != comparable(ours)) if name == "layout" else theirs != ours:
                 _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
         self._meta, self._facts, self._admission, self._most_id = meta, facts, admission, most_id
-        self._state, self._rule, self._d = admission.state, admission.state.rule, facts["d"]
+        self._rule, self._d = admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
 
@@ -235,8 +232,9 @@ class _Loader:
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
         own: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
-        if self._state.current.buffers is not None:
-            buffers = immutable_copy(self._array("buffers", "float64", (self._state.current.buffers.size,)))
+        ours = self._admission.current.buffers
+        if ours is not None:
+            buffers = immutable_copy(self._array("buffers", "float64", (ours.size,)))
             own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
         return Saved(
             version=self._version,
@@ -318,7 +316,8 @@ class _Loader:
         if norm < 0:
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None
-        if self._state.rows is not None and self._state.rows.codec.ranged and not all(map(isfinite, extremes)):
+        rows = self._admission.rows
+        if rows is not None and rows.codec.ranged and not all(map(isfinite, extremes)):
             _fail(f"arrival {i} has least and largest elements {low} and {high}")
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
@@ -334,7 +333,7 @@ class _Loader:
         return raw
 
     def _rows(self) -> RowCache | None:
-        rows = self._state.rows
+        rows = self._admission.rows
         if rows is None or not rows.memory.in_state:
             return rows
         clients = [_id(client_id, self._most_id) for client_id in self._list("row_ids")]
@@ -376,12 +375,13 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
-        order, ours = [_id(client_id, self._most_id) for client_id in self._list("passed")], self._state.passes
+        order: list[ClientId] = [_id(client_id, self._most_id) for client_id in self._list("passed")]
+        ours = self._admission.pass_clients
         waiting = [_id(client_id, None) for client_id, *_ in self._meta["waiting"][: self._filled]]
-        most, last = (0, []) if ours is None else (ours.num_clients, order[len(order) - len(waiting) :])
+        most, last = (0, []) if ours is None else (ours, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
-        return None if ours is None else (ours.num_clients, order)
+        return None if ours is None else (ours, order)
 
 
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:

@@ -229,8 +229,7 @@ class Opened:
     lease: float | None  #: seconds from its opening until then; None also in stores of older versions of afflux
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """The end of a task: by a push, by the end of its lease, or by `Task.cancel`."""
 
     task: str  #: its id

@@ -1,93 +1,83 @@
 """The state of a server: all decisions so far."""
 
 from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.participation import Participation
-from afflux.aggregation.plane import NamedVectors, is_lent
-from afflux.aggregation.reports import Pulled, Report, no_counts
+from afflux.aggregation.plane import NamedVectors
+from afflux.aggregation.reports import Closed, Entry, Opened, Pulled, no_counts
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term, Total
-from afflux.rules.rule import Rule, Scalars
+from afflux.rules.rule import ClientId, Rule, Scalars
+
+
+class Participation(NamedTuple):
+    """Gradient scheduling: the clients that have entered in the current pass, and the arrivals that wait for the next.
+
+    The decisions that follow append to `order`.
+    """
+
+    num_clients: int
+    order: list[ClientId]  #: the clients that have entered; those in the buffer are last
+    entered: int  #: valid entries of `order`
+    queue: list[PendingArrival]  #: the arrivals that wait for the next pass
+
+    @classmethod
+    def of(cls, num_clients: int, order: list[ClientId], queue: list[PendingArrival]) -> "Participation":
+        """Return a pass in which these clients have entered, and these arrivals wait."""
+        return cls(num_clients, order, len(order), queue)
 
 
 class ServerState(Struct, frozen=True, eq=False):
-    """All decisions so far.
+    """All decisions so far: what a commit contains, and what a server loads.
 
-    A state is never changed. One assignment replaces it, so that an interrupt at any moment leaves the old state or the
-    new one. States share the lists that grow, and have the numbers of their valid entries.
+    The decisions that follow append to the lists that grow. The state has the numbers of their entries.
     """
 
     current: Pulled  #: the newest version
     rule: Rule  #: the rule of the arrivals in the buffer
     rows: RowCache | None
-    waiting: list[PendingArrival]
-    filled: int = 0  #: valid entries of `waiting`
+    waiting: list[PendingArrival]  #: the buffer
     round: Round | None = None  #: the round that is decided, and not yet committed
     number: int = 0  #: the number of the next decision
     counts: dict[str, int] = field(default_factory=no_counts)
-    logged: int = 0  #: valid entries of the log
-    task_events: int = 0  #: valid entries of the list of tasks
-    closed_task: str | tuple[str, ...] | None = None  #: the id of the task that was closed last, or those of a step
+    log: list[Entry] | None = None
+    logged: int = 0  #: entries of the log
+    task_events: list[Opened | Closed] = []  #: the tasks that were opened and closed, since the last compaction
+    events: int = 0  #: entries of `task_events`
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: the rule vectors that the user has set
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
     passes: Participation | None = None  #: for rules that take every client once per pass
-    decided_state: "ServerState | None" = None  #: this state when `round` was decided, which a store commits
     next_rule: Rule | None = None  #: replaces `rule` when the buffer is emptied
-    since: float = 0.0  #: time.monotonic() of the join of the first arrival in the buffer
-    unreported: tuple[Report, ...] = ()  #: steps for which on_step was not called yet, oldest first
     norms: tuple[float, ...] = ()  #: of the last arrivals that entered rounds, oldest first, for clip_norms
-    round_counts: dict[str, int] = field(default_factory=no_counts)  #: `counts` when the last round was decided
-
-    def arrivals(self) -> list[PendingArrival]:
-        """Return the arrivals in the buffer."""
-        return self.waiting[: self.filled]
 
     @property
-    def counts_since_round(self) -> dict[str, int]:
-        """The number of pushes by status since the last round was decided."""
-        return {status: count - self.round_counts[status] for status, count in self.counts.items()}
+    def filled(self) -> int:
+        """The number of arrivals in the buffer."""
+        return len(self.waiting)
 
     def deferred(self) -> list[PendingArrival]:
         """Return the arrivals that wait for the next pass."""
-        return [] if self.passes is None else self.passes.waiting()
+        return [] if self.passes is None else self.passes.queue
 
     @property
     def total(self) -> Total | None:
         """The sum of the arrivals in the buffer, if the server accumulates."""
-        held = self.waiting[0].slot if self.filled else None
-        return held.total if isinstance(held, Term) else None
+        return total_of(self.waiting[0].slot if self.waiting else None)
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether a round, or a term of the sum, is decided and not yet computed."""
-        if self.round is not None or not self.filled:
-            return self.round is not None
-        total = self.total
-        return total is not None and total.added < self.filled
 
-    @property
-    def slots_held(self) -> int:
-        """The number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
-        total = self.total
-        if total is not None:
-            return self.filled - total.added
-        return sum(not is_lent(w.slot) for w in [*self.arrivals(), *self.deferred()])
+def total_of(slot: object) -> Total | None:
+    """Return the sum of the buffer whose first arrival has this slot; None if the server does not accumulate."""
+    return slot.total if isinstance(slot, Term) else None
 
 
 def after(state: ServerState, current: Pulled, rule_vectors: NamedVectors, done: Round) -> ServerState:
     """Return the state after a round, with its version and its rule vectors."""
     return replace(
-        state,
-        current=current,
-        round=None,
-        decided_state=None,
-        scalars=done.scalars,
-        rule_vectors=rule_vectors,
-        norms=done.norms,
+        state, current=current, round=None, scalars=done.scalars, rule_vectors=rule_vectors, norms=done.norms
     )

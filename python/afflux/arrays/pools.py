@@ -188,11 +188,11 @@ class Slots:
         self._device = device
         # Callers' vectors are read and slots are written: at most M of both between a push and its round.
         self._until_read = min(2 * together * size * ITEM_BYTES[dtype], 2**62)
-        self._pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
+        self.pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
 
     def take(self) -> Slot | None:
         """Take a slot; None if all are in use."""
-        for pool in self._pools:
+        for pool in self.pools:
             try:
                 return self._device.take(pool)
             except AffluxError:
@@ -206,7 +206,7 @@ class Slots:
     @property
     def spare(self) -> bool:
         """Whether a slot that was in use before is free; on a GPU always False."""
-        return self._device is HOST and any(pool.allocated > pool.held for pool in self._pools)
+        return self._device is HOST and any(pool.allocated > pool.held for pool in self.pools)
 
     def grow(self, limit: int) -> None:
         """Raise the limit to `limit` slots, unless it is higher already. `together` does not change: it affects only
@@ -214,10 +214,10 @@ class Slots:
         """
         if limit > self.limit:
             more = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
-            self._pools = (*self._pools, more)
+            self.pools = (*self.pools, more)
             self.limit = limit
 
     @property
     def taken(self) -> int:
         """The number of slots in use."""
-        return sum(int(pool.held) for pool in self._pools)
+        return sum(int(pool.held) for pool in self.pools)

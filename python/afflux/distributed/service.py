@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 from weakref import finalize, ref
 
-from afflux.aggregation.reports import Pulled
+from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.sharded_plane import Shards
 from afflux.distributed.connection import import_ray
 from afflux.distributed.handle import RemoteTask, SliceCalls, VersionParts, error_text, packed, unpacked
@@ -170,13 +170,13 @@ def _sendable(error: BaseException) -> Exception:
 def _version(server: Server, task_id: str | None) -> Pulled:
     """Return the newest version, or that of a task, with the handles of its parts."""
     aggregator = server._aggregator
-    newest = aggregator.admission.state.current
+    newest = aggregator.admission.current
     if task_id is None:
         return newest
-    tasks = aggregator.tasks
-    task = tasks.find(task_id)
-    version = None if task is None or not tasks.is_open(task) else tasks.base_of(task)
-    if version is None and task is not None and not task.opened.hold and task.opened.version == newest.version:
+    admission = aggregator.admission
+    task: Opened | None = admission.opened(task_id)
+    version = admission.base_of(task_id)
+    if version is None and task is not None and not task.hold and task.version == newest.version:
         version = newest
     if version is None or not isinstance(version.params, Shards):
         raise AffluxError(

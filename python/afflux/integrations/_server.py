@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from afflux import Layout, Pulled, Server, ops
+from afflux.aggregation.admission import MOST_BASES
 from afflux.aggregation.options import Options
 from afflux.aggregation.reports import Report
 from afflux.arrays.interop import on_host
@@ -14,7 +15,6 @@ from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import EXAMPLES, OnArrival, Rule, raw_weight
-from afflux.server.tasks import MOST_BASES
 
 _log = getLogger("afflux")
 

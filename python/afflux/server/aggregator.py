@@ -7,13 +7,13 @@ from logging import getLogger
 from threading import get_ident
 from typing import Protocol, TypeVar
 
-from afflux._engine import FastPush, forks
+from afflux._engine import forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
-from afflux.aggregation.reports import Closed, Pulled, Receipt, Report
+from afflux.aggregation.reports import Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
 from afflux.aggregation.streaming import Term, Total
 from afflux.ops.errors import AffluxError, BusyError, StoreError
@@ -26,7 +26,7 @@ from afflux.server.norm_watch import NormWatch
 from afflux.server.pending_push import Decided, TaskClosedError, Ticket
 from afflux.server.progress_watch import DropWatch, ProgressWatch
 from afflux.server.step_callbacks import OnStep, StepCalls
-from afflux.server.tasks import TaskBook
+from afflux.server.tasks import TaskIds, release_one
 
 _Result = TypeVar("_Result")
 
@@ -46,14 +46,14 @@ class Batch(Protocol):
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
 
     def adopt(self, draft: Admission) -> None:
-        """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
+        """Make the decisions of the draft those of the server."""
 
 
 class Aggregator:
     """All parts of a server that a round needs, and a `Monitor` for the threads that use them.
 
-    An aggregator admits arrivals, makes rounds and publishes versions. One assignment replaces `admission.state`, so
-    that reading the state needs no mutex.
+    An aggregator admits arrivals, makes rounds and publishes versions. `admission` owns all that is decided; each
+    decision is one call, so that reading it needs no mutex.
     """
 
     def __init__(
@@ -63,27 +63,24 @@ class Aggregator:
         admission: Admission,
         max_slots: int,
         on_step: OnStep | None,
-        fast: FastPush | None = None,
         norm_watch: NormWatch | None = None,
     ) -> None:
         self.plane = plane
-        self.slots = plane.fast_slots  # for `fast`
         self.admission = admission
         self.max_slots, self.max_versions = max_slots, options.max_versions
         self.accumulate = options.accumulate
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
-        self.fast = fast  #: makes, in C++, pushes that only join; None: not possible for this server
+        self.at_once = True  #: whether a push that finds the mutex free may join before it waits for jobs
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
-        self.tasks = TaskBook(options.max_versions, admission.max_staleness, lambda: admission.state.closed_task)
+        self.task_ids = TaskIds()
         self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
-        self.closed = False
-        self.failure: str | None = None  #: the reason why no step can be made until a state is loaded
-        self.failed_late: tuple[int, float] | None = None  #: the state's `number` and `since` at a failed `flush_late`
-        self._monitor = Monitor[Round | Total](self._publish, self._next_job, self._run, self._at_rest)
+        self.failed_late: tuple[int, float] | None = None  #: `number` and `since` at a failed `flush_late`
+        mutex = admission.mutex
+        self._monitor = Monitor[Round | Total](mutex, self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = plane.alone
         #: Rejects calls in a forked child that cannot use the server.
         self.check_process = self._monitor.check_process
@@ -97,11 +94,12 @@ class Aggregator:
     @property
     def rule(self) -> Rule:
         """The rule of the arrivals in the buffer."""
-        return self.admission.state.rule
+        return self.admission.rule
 
     def attach(self, storage: RoundStorage) -> None:
         """Use a store for the state from now on."""
         self.storage, self._monitor.alone = storage, str(storage.path)
+        self.admission.attach(storage.commit_every)
 
     # Entering
 
@@ -114,31 +112,33 @@ class Aggregator:
                 this thread.
             UnavailableError: a forked child cannot use the server.
         """
-        if forks[0] != self._monitor.forks:
+        admission = self.admission
+        mutex = admission.mutex
+        if forks[0] != mutex.fork:
             self._monitor.check_process(op)
-        if self.closed or self.failure:
+        if admission.closed or admission.failure:
             self._check_open(op)
-        state, me = self.admission.state, get_ident()
-        making, adding = state.round, state.total if self.accumulate else None
-        if (
-            self._monitor.owner == me
-            or (making is not None and making.driver == me)
-            or (adding is not None and adding.driver == me)
-        ):
+        if mutex.is_mine or (mutex.handed_out and self._drives(get_ident())):
             raise AffluxError(
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
 
+    def _drives(self, thread: int) -> bool:
+        """Return whether the thread makes a round or terms."""
+        jobs = self.admission.round, self.admission.total
+        return any(job is not None and job.driver == thread for job in jobs)
+
     def _check_open(self, op: str) -> None:
-        if self.closed and self.storage is not None:
+        closed, failure = self.admission.closed, self.admission.failure
+        if closed and self.storage is not None:
             raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
-        if self.failure and op not in ("load_state_dict", "close"):
-            raise AffluxError(f"[{op}] {self.failure}")
+        if failure and op not in ("load_state_dict", "close"):
+            raise AffluxError(f"[{op}] {failure}")
 
     def check_storage(self) -> None:
         """Raise StoreError if files of the store are missing or truncated."""
-        if self.storage is not None and not self.closed:
+        if self.storage is not None and not self.admission.closed:
             self.storage.check()
 
     # Waiting
@@ -154,9 +154,8 @@ class Aggregator:
 
         def attempt() -> tuple[_Result] | None:
             self._check_open(op)
-            self.admission.discard_leftovers()
             self.check_storage()
-            if self.admission.state.unfinished:
+            if self.admission.unfinished:
                 return None
             if overdue:
                 with suppress(Exception):  # a round that cannot be made waits in the state
@@ -188,7 +187,7 @@ class Aggregator:
 
     def _working(self) -> bool:
         """Return whether a thread makes a round or terms."""
-        making, adding = self.admission.state.round, self.admission.state.total
+        making, adding = self.admission.round, self.admission.total
         return (making is not None and making.driver is not None) or (adding is not None and adding.driver is not None)
 
     def locked(self, action: Callable[[], _Result]) -> _Result:
@@ -197,9 +196,10 @@ class Aggregator:
 
     def count_refused(self) -> None:
         """Count a push that raises an error; in a forked child that cannot use the server do nothing."""
-        if forks[0] != self._monitor.forks:
+        mutex = self.admission.mutex
+        if forks[0] != mutex.fork:
             return
-        if self._monitor.owner == get_ident():  # the push is amid another call of this thread
+        if mutex.is_mine:  # the push is amid another call of this thread
             self.admission.count("refused")
         else:
             self.locked(lambda: self.admission.count("refused"))
@@ -227,7 +227,7 @@ class Aggregator:
     def _free_slot(self) -> Slot | None:
         self._check_open("push")
         slot = self.plane.reserve()
-        if slot is None and self.admission.by_flush and self.admission.state.slots_held >= self.max_slots:
+        if slot is None and self.admission.by_flush and self.admission.slots_held >= self.max_slots:
             self.checked("push", None)  # only a flush could free one, perhaps of this thread
         return slot
 
@@ -235,6 +235,11 @@ class Aggregator:
 
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
+        task_id = None if ticket.task is None else ticket.task.task
+        if self.at_once:
+            receipt: Receipt | None = self.admission.join(pushed, ticket.staged_row, task_id, ticket.decided)
+            if receipt is not None:
+                return receipt
         decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
@@ -246,9 +251,9 @@ class Aggregator:
             if self.norm_watch is not None:
                 self.norm_watch.see(report)
             ticket.made_step = True
-            ticket.decision = (status, staleness, join, None, None)
+            ticket.decided[0] = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
-            if self.admission.state.passes is not None and not self.admission.replaying:
+            if self.admission.in_passes and not self.admission.replaying:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._overdue_begun(begun))
         receipt = receipt_of(self.admission, self.storage, ticket.pulled, (status, staleness, join), report, begun)
@@ -258,35 +263,32 @@ class Aggregator:
 
     def _joined(self, pushed: Pushed, ticket: Ticket) -> Decided | None:
         """Return the decision; None until its round is published or skipped, and its term is added or can wait."""
-        admission, decision = self.admission, ticket.decision
-        if decision is None:
-            if self.closed or self.failure:
+        admission = self.admission
+        if not ticket.decided:
+            if admission.closed or admission.failure:
                 self._check_open("push")
-            if admission.state.passes is not None and not self._begin_overdue("push", ticket.overdue):
+            if admission.in_passes and not self._begin_overdue("push", ticket.overdue):
                 return None
             if pushed[1] < 0:
                 pushed = admission.counted(pushed)
             client_id, version, *_ = pushed
-            task, closed = ticket.task, None
-            if task is not None:
-                if not self.tasks.is_open(task):
-                    raise TaskClosedError(f"[push] task {task.opened.task} is closed")
-                closed = Closed(task.opened.task, "pushed")
+            task_id = None if ticket.task is None else ticket.task.task
+            if task_id is not None and not admission.is_open(task_id):
+                raise TaskClosedError(f"[push] task {task_id} is closed")
             status, staleness = admission.status(client_id, version)
-            completes, state = admission.completes(status), admission.state
+            completes = admission.completes(status)
             # Waiting terms are added with those of the round, in one sweep.
-            if completes and (state.round is not None or self._working() or not self._has_room()):
+            if completes and (admission.round is not None or self._working() or not self._has_room()):
                 return None
-            total = (state.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
-            arrival, term = arrival_of(state, pushed, staleness, ticket, total)
+            total = (admission.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
+            arrival, term = arrival_of(admission, pushed, staleness, ticket, total)
             ticket.pulled = version
-            completed = self._prepared("push", [*state.arrivals(), arrival]) if completes else None
-            admission.record(status, arrival, completed, closed)
-            ticket.decision = decision = (status, staleness, state.number, term, completed)
-            if task is not None:
-                self.tasks.close(task)
+            completed = self._prepared("push", [*admission.arrivals(), arrival]) if completes else None
+            decision = status, staleness, arrival.join, term, completed
+            admission.record(status, arrival, completed, task_id, decision, ticket.decided)
             if status != "joined":
                 ticket.warning = self._progress_watch.see(admission)
+        decision = ticket.decided[0]
         _, _, _, term, completed = decision
         made = self._has_ended("push", completed) and (term is None or self._left(term))
         if not made:
@@ -300,7 +302,7 @@ class Aggregator:
             StoreError: the server was closed before the round was made.
             AffluxError: the round's step, or an earlier one, has written a value that is not finite.
         """
-        waits = decided is not None and self.admission.state.round is decided
+        waits = decided is not None and self.admission.round is decided
         if waits:
             self._check_open(op)
         elif decided is not None and decided.failure:  # also if another thread has closed the server, or loaded a state
@@ -313,13 +315,13 @@ class Aggregator:
         The term can wait for the terms of later pushes while these find a slot: an existing slot or, if several pushes
         are in progress, a new one.
         """
-        state, slot = self.admission.state, term.slot
-        if slot is None or term.total is not state.total:
+        admission, slot = self.admission, term.slot
+        if slot is None or term.total is not admission.total:
             # A round without a step adds nothing; a round that is made adds the waiting terms.
-            return slot is None or state.round is None
+            return slot is None or admission.round is None
         if self._waiting_for_idle:
             return False
-        return self.plane.spare or state.slots_held < self.plane.slots_taken < self.max_slots
+        return self.plane.spare or admission.slots_held < self.plane.slots_taken < self.max_slots
 
     def _has_room(self) -> bool:
         """Release bases of tasks to make room for a version.
@@ -327,7 +329,7 @@ class Aggregator:
         Returns:
             False if a push that reads a version must end first.
         """
-        while self.plane.full and self.tasks.release_one(self.admission.state.current.version):
+        while self.plane.full and release_one(self.admission):
             pass
         return not (self.reading and self.plane.full)
 
@@ -336,7 +338,7 @@ class Aggregator:
         admission, self.failed_late = self.admission, None
         self.when_idle(
             "set_rule_vector",
-            lambda: admission.hand_in({**admission.state.rule_vectors, name: vector}, name),
+            lambda: admission.hand_in({**admission.rule_vectors, name: vector}, name),
             overdue=True,
         )
 
@@ -349,26 +351,24 @@ class Aggregator:
         admission, plane, self.failed_late = self.admission, self.plane, None
 
         def set_version() -> int:
-            state = admission.state
-            if state.filled:
+            if admission.filled:
                 raise AffluxError(
-                    f"[set_params] {state.filled} arrivals wait, which were trained from earlier params: flush() or "
-                    "discard() them first"
+                    f"[set_params] {admission.filled} arrivals wait, which were trained from earlier params: flush() "
+                    "or discard() them first"
                 )
-            number = state.current.version + 1
+            number = admission.version + 1
             self._has_room()
             draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
             if not plane.inplace:
                 plane.fill(draft, values)
-            new_buffers = state.current.buffers if buffers is None else buffers
-            admission.state = admission.with_params(Pulled(plane.finish(draft, number), number, new_buffers))
+            new_buffers = admission.current.buffers if buffers is None else buffers
+            admission.set_params(Pulled(plane.finish(draft, number), number, new_buffers))
             if plane.inplace:
                 try:
                     plane.fill(draft, values)
                 except BaseException:  # an interrupt: the version is made, and needs its params
                     plane.fill(draft, values)
                     raise
-            self.tasks.release_outdated(number)
             commit()
             return number
 
@@ -394,24 +394,23 @@ class Aggregator:
             nonlocal prepared
             if prepared is None:
                 self._check_open(op)
-                self.admission.discard_leftovers()
                 self.check_storage()
                 # Waiting terms are added with those of the round.
                 working = self._working()
-                if working or self.admission.state.round is not None:
+                if working or self.admission.round is not None:
                     return not_now if working else None
                 try:
                     if not self._begin_overdue(op, begun):
-                        return not_now if self.admission.state.round is None else None
+                        return not_now if self.admission.round is None else None
                 except Exception:
                     if late and not self.admission.late:
                         return (None,)
                     raise
                 draft = self.admission if batch is None else batch.decided(begun)
-                makes = draft.state.filled and not (late and not draft.late)
+                makes = draft.filled and not (late and not draft.late)
                 if makes and not self._has_room():
                     return not_now
-                decided = self._prepared(op, draft.state.arrivals(), draft) if makes else None
+                decided = self._prepared(op, draft.arrivals(), draft) if makes else None
                 if batch is not None:
                     batch.sweep(decided)
                 if decided is not None:
@@ -438,9 +437,7 @@ class Aggregator:
 
         If the step fails, no error is raised. `flush(late=True)` waits for other threads, and raises the step's error.
         """
-        state = self.admission.state
-        tried = state.number, state.since
-        del state  # an error that the rule keeps may hold this frame
+        tried = self.admission.number, self.admission.since
         if not self.admission.late or self.failed_late == tried:
             return
         try:
@@ -458,10 +455,9 @@ class Aggregator:
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
-        # No local variable holds the state, because on_step may take long.
-        if self.admission.state.passes is not None and self.admission.state.counts["dropped"]:  # perhaps after a wait
+        if self.admission.in_passes and self.admission.dropped_count:  # perhaps after a wait
             self.drop_watch.see("dropped", None)
-        if self._step_calls is not None and self.admission.state.unreported:
+        if self._step_calls is not None and self.admission.unreported:
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
@@ -479,25 +475,25 @@ class Aggregator:
     def grow(self, max_slots: int) -> None:
         """Raise the limit of slots to `max_slots`, if it is lower."""
         self.plane.grow(max_slots)
+        if self.plane.fast_slots is not None:
+            self.admission.use_slots(self.plane.fast_slots.pools)
         self.max_slots = max(self.max_slots, max_slots)
 
     def discard(self) -> int:
         """Remove the waiting arrivals, after the overdue rounds if these can be made; return their number."""
 
-        def cut() -> int:
-            state = self.admission.state
-            count = state.filled + len(state.deferred())
-            if count:
-                self.admission.cut("discard", None)
-            return count
+        def cut() -> list[PendingArrival]:
+            admission = self.admission
+            return admission.cut("discard", None) if admission.filled or admission.deferred_count else []
 
-        count = self.when_idle("discard", cut, overdue=True)
+        # The arrivals are released without the mutex: that may run any code.
+        count = len(self.when_idle("discard", cut, overdue=True))
         self.notify_waiters()
         return count
 
     def newest_version(self, begun: list[Report]) -> int:
         """Return the newest version, after the overdue rounds if these can be made; add their reports to `begun`."""
-        return self.when_idle("push", lambda: self.admission.state.current.version, overdue=True, reports=begun)
+        return self.when_idle("push", lambda: self.admission.version, overdue=True, reports=begun)
 
     def _begin_overdue(self, op: str, begun: list[Report]) -> bool:
         """Decide the overdue rounds, one after the other; return False while one of them must be made.
@@ -506,12 +502,12 @@ class Aggregator:
         Therefore the state alone determines these rounds, and they need no entry in the log.
         """
         while self.admission.overdue > self.admission.least_overdue:
-            if self.admission.state.round is not None or not self._has_room():
+            if self.admission.round is not None or not self._has_room():
                 return False
-            prepared = self._prepared(op, self.admission.state.arrivals())
+            prepared = self._prepared(op, self.admission.arrivals())
             self.admission.cut("overdue", prepared)
             begun.append(prepared.report)
-        making = self.admission.state.round
+        making = self.admission.round
         return not (begun and making is not None and making.report is begun[-1])
 
     def _overdue_begun(self, begun: list[Report]) -> bool | None:
@@ -527,7 +523,7 @@ class Aggregator:
     def _prepared(self, op: str, waiting: list[PendingArrival], draft: Admission | None = None) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
         if self.plane.checks_versions:
-            self.plane.refuse_damaged_newest(op, self.admission.state.current.version)
+            self.plane.refuse_damaged_newest(op, self.admission.version)
         self.check_storage()
         before = (draft or self.admission).before(len(waiting), self.slot_bytes)
         decided = prepare(self.rule, before, waiting, self.plane, op)
@@ -537,15 +533,15 @@ class Aggregator:
     # Making
 
     def _next_job(self) -> Round | Total | None:
-        state = self.admission.state
-        if self.closed:
+        admission = self.admission
+        if admission.closed:
             return None
-        if state.round is not None and state.round.driver is None and not self.failure:
-            return state.round
-        total = state.total
-        if total is None or total.added == state.filled or total.driver is not None:
+        decided, total = admission.round, admission.total
+        if decided is not None and decided.driver is None and not admission.failure:
+            return decided
+        if total is None or total.added == admission.filled or total.driver is not None:
             return None
-        total.due = [w.slot for w in state.waiting[total.added : state.filled] if isinstance(w.slot, Term)]
+        total.due = [w.slot for w in admission.arrivals()[total.added :] if isinstance(w.slot, Term)]
         return total
 
     def _run(self, job: Round | Total) -> None:
@@ -564,20 +560,20 @@ class Aggregator:
 
     def _publish(self) -> bool:
         """Make the version of a finished round the newest one; return whether jobs are left. May be repeated."""
-        made = self.admission.state.round
+        admission = self.admission
+        made = admission.round
         if made is None or not made.finished:
-            return self.admission.state.unfinished
+            return admission.unfinished
         if made.unsound:
             self._fail(made)
             return False
         version = made.report.version
         params, rule_vectors, new_rows = self.plane.publish(made.prepared, version)
-        if (rows := self.admission.state.rows) is not None and made.moves is not None:
+        if (rows := admission.rows) is not None and made.moves is not None:
             rows.commit(new_rows, made.moves)
-        self.admission.commit(Pulled(params, version, made.buffers), rule_vectors, made)
-        self.tasks.release_outdated(version)
+        admission.commit(Pulled(params, version, made.buffers), rule_vectors, made)
         made.release(self.plane)
-        return self.admission.state.unfinished
+        return admission.unfinished
 
     def _fail(self, made: Round) -> None:
         """Abandon a round that has written a non-finite value.
@@ -586,13 +582,13 @@ class Aggregator:
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
         params = "Its params are overwritten (inplace=True)" if self.plane.inplace else "Its last params can be read"
-        self.failure = made.failure = (
+        made.failure = (
             f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
             f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
-        self.admission.abandon_round()
+        self.admission.abandon_round(made.failure)
         made.release(self.plane)
 
     def _at_rest(self) -> bool:
-        state = self.admission.state
-        return state.round is None and not self._working() and self.plane.slots_taken == state.slots_held
+        admission = self.admission
+        return admission.round is None and not self._working() and self.plane.slots_taken == admission.slots_held

@@ -3,15 +3,12 @@
 from types import MappingProxyType
 
 from afflux import ops
-from afflux._engine import FastPush
-from afflux.aggregation.admission import Admission, ClientError
-from afflux.aggregation.arrivals import PendingArrival
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, why_copied, why_unclipped
-from afflux.aggregation.participation import Participation
 from afflux.aggregation.plane import DataPlane, PlaneOptions
-from afflux.aggregation.reports import Closed, Join, Pulled, Receipt
-from afflux.aggregation.state import ServerState
+from afflux.aggregation.reports import Pulled
+from afflux.aggregation.state import Participation, ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.ops.codecs import Codec
@@ -57,6 +54,7 @@ def assemble(
         rows=rows,
         waiting=[],
         rule_vectors={name: plane.vector(first) for name, first in rule.rule_vectors.items()},
+        log=[],
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
@@ -67,19 +65,23 @@ def assemble(
         options.max_staleness,
         limits,
         options.log,
-        state,
         copies,
         options.flush_after,
         on_step is not None,
         options.max_deferred,
         options.fact_names(rule),
+        options.rounds == "flush",
+        options.accumulate,
+        options.max_versions,
     )
-    admission.by_flush = options.rounds == "flush"
+    admission.load(state)
+    if _takes_vectors(rule, adapter, options):
+        bounds = limits.max_abs, limits.max_norm, MOST_SQUARES
+        admission.take_vectors((adapter.kind, adapter.size, adapter.num_threads, *bounds, plane.fast_slots.pools))
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
-    fast = _fast_push(rule, adapter, options)
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
-    return Aggregator(plane, options, admission, max_slots, on_step, fast, watch)
+    return Aggregator(plane, options, admission, max_slots, on_step, watch)
 
 
 def _allocate(
@@ -109,21 +111,7 @@ def _allocate(
     )
 
 
-def _fast_push(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> FastPush | None:
-    """Return the fast path of pushes that only join; None if the options or the plane do not allow it."""
+def _takes_vectors(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> bool:
+    """Return whether the ledger itself may copy a plain vector of a push into a slot."""
     facts = bool(rule.needs.facts)  # its pushes have none
-    later = options.accumulate or options.flush_after is not None or options.check_versions
-    if facts or later or adapter.plane.fast_slots is None:
-        return None
-    classes = ServerState, PendingArrival, Receipt, Join, Closed, ClientError
-    return FastPush(
-        classes,
-        adapter.kind,
-        adapter.size,
-        adapter.num_threads,
-        options.limits.max_abs,
-        options.limits.max_norm,
-        MOST_SQUARES,
-        options.max_staleness,
-        both_count=options.duplicates == "both",
-    )
+    return not (facts or options.accumulate or options.check_versions or adapter.plane.fast_slots is None)

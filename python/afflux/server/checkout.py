@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
-from time import monotonic
 from typing import Literal, NoReturn
 
-from afflux.aggregation.reports import Closed, Params, Pulled
+from afflux.aggregation.reports import Opened, Params, Pulled
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, flag, optional, plain_id, positive
@@ -16,7 +14,6 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from afflux.server.pending_push import Ticket
-from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clears_tracebacks
 
 
@@ -35,7 +32,7 @@ class Task:
 
     __slots__ = ("_adapter", "_aggregator", "_task", "copied")
 
-    def __init__(self, task: OpenTask, copied: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
+    def __init__(self, task: Opened, copied: Pulled | None, aggregator: Aggregator, adapter: InputAdapter) -> None:
         self._task = task
         self.copied = copied  #: a copy of the version, if the server overwrites its params
         self._aggregator = aggregator
@@ -44,17 +41,17 @@ class Task:
     @property
     def id(self) -> str:
         """An id for remote clients: `push(task=id)`. No other task of any server has the same id."""
-        return self._task.opened.task
+        return self._task.task
 
     @property
     def client(self) -> ClientId:
         """The id of the task's client."""
-        return self._task.opened.client_id
+        return self._task.client_id
 
     @property
     def version(self) -> int:
         """The version that the client trains from."""
-        return self._task.opened.version
+        return self._task.version
 
     @property
     @clears_tracebacks
@@ -64,8 +61,8 @@ class Task:
         Raises:
             AffluxError: the version is no longer held, because the task is closed or the version is too old.
         """
-        pulled = self.copied or self._aggregator.tasks.base_of(self._task)
-        if pulled is None and not self._task.opened.hold:
+        pulled = self.copied or self._aggregator.admission.base_of(self._task.task)
+        if pulled is None and not self._task.hold:
             newest = versions.newest(self._aggregator)  # a copy, if the server overwrites its params
             pulled = newest if newest.version == self.version else None
         if pulled is None:
@@ -108,7 +105,7 @@ class Task:
     def cancel(self) -> bool:
         """Close the task, because its client will not push. Return whether the task was open."""
         self._aggregator.enter("Task.cancel")
-        return close_task(self._aggregator, self._task, "cancelled")
+        return close_task(self._aggregator, self._task.task, "cancelled")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Task) and other.id == self.id
@@ -143,20 +140,13 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
-    def opened() -> tuple[OpenTask, Pulled]:
-        admission, tasks = aggregator.admission, aggregator.tasks
-        now = admission.state.current
+    def opened() -> tuple[Opened, Pulled]:
+        admission = aggregator.admission
+        now = admission.current
         if inplace:
             now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))
-        task = tasks.new(client_id, now.version, seconds, hold=hold)
-        try:
-            tasks.add(task, now)
-            admission.note(task.opened)
-        except BaseException:  # an interrupt; the task is not in the log
-            tasks.close(task)
-            raise
-        if admission.state.round is None and admission.state.task_events > 1000 + 8 * len(tasks):
-            admission.compact_task_events(aggregator.tasks.opened())
+        task, deadline = aggregator.task_ids.new(client_id, now.version, seconds, hold=hold)
+        admission.open_task(task, task.task, task.version, hold, deadline, now)
         return task, now
 
     # With inplace, a round in progress writes to the newest version.
@@ -166,25 +156,18 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
     """Return the open tasks of a server."""
-    return tuple(Task(task, None, aggregator, adapter) for task in aggregator.locked(lambda: [*aggregator.tasks]))
+    return tuple(
+        [Task(task, None, aggregator, adapter) for task in aggregator.locked(aggregator.admission.opened_tasks)]
+    )
 
 
-def close_task(aggregator: Aggregator, task: OpenTask, why: Literal["expired", "cancelled"]) -> bool:
+def close_task(aggregator: Aggregator, task_id: str, why: Literal["expired", "cancelled"]) -> bool:
     """Close a task without a push, if it is open. Return whether it was open."""
-
-    def closed() -> bool:
-        if not aggregator.tasks.is_open(task):
-            return False
-        aggregator.admission.note(Closed(task.opened.task, why))
-        aggregator.tasks.close(task)
-        return True
-
-    return aggregator.locked(closed)
+    return aggregator.locked(lambda: aggregator.admission.close_task(task_id, why))
 
 
 def close_overdue(aggregator: Aggregator) -> None:
     """Close the tasks whose lease has ended."""
-    deadline = aggregator.tasks.next_deadline
-    if deadline != inf and deadline <= monotonic():
-        while (task := aggregator.locked(aggregator.tasks.next_overdue)) is not None:
-            close_task(aggregator, task, "expired")
+    if aggregator.admission.has_overdue_task:
+        while (task_id := aggregator.locked(aggregator.admission.next_overdue)) is not None:
+            close_task(aggregator, task_id, "expired")

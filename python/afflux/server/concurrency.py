@@ -10,19 +10,18 @@ It is independent of the object. The object's owner provides four functions, whi
 The mutex is held for decisions and copies of the state, never during a job. A KeyboardInterrupt may be raised at any
 call. It leaves the mutex free and the job without a driver, so that another thread, or the next call, continues the
 job. CPython raises interrupts, and runs signal handlers, only at calls and at backward jumps. Therefore `with` takes
-the plain lock itself, no call is made before the owner is stored, and the first statement of each `finally` makes no
-call.
+the mutex itself, which notes its owner, and the first statement of each `finally` makes no call.
 """
 
 from _thread import LockType
 from collections.abc import Callable
 from inspect import ismethod
-from threading import Lock, get_ident
+from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
-from afflux._engine import forks
+from afflux._engine import Mutex, forks
 from afflux.ops.errors import UnavailableError
 
 _Found = TypeVar("_Found")
@@ -60,6 +59,7 @@ class Monitor(Generic[_Job]):
 
     def __init__(
         self,
+        mutex: Mutex,
         publish: Callable[[], bool],
         next_job: Callable[[], _Job | None],
         run: Callable[[_Job], None],
@@ -69,12 +69,9 @@ class Monitor(Generic[_Job]):
         self._next_job = next_job
         self._run = run
         self._at_rest = at_rest
-        self._mutex = Lock()
-        self._handed_out = False  # whether there are jobs whose results may be unpublished
+        self.mutex = mutex
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
-        self.owner: int | None = None  #: the thread that holds the mutex
-        self.forks = forks[0]  #: the fork counter of the process that may use the monitor
         self.alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
     def hold_weakly(self) -> None:
@@ -99,29 +96,24 @@ class Monitor(Generic[_Job]):
         Returns:
             The result of `attempt`; None after `timeout` seconds.
         """
-        me, bell, ran = get_ident(), None, False
+        mutex, bell, ran = self.mutex, None, False
         job: _Job | None = None
         deadline = None if timeout is None else monotonic() + timeout
         try:
             while True:
-                with self._mutex:
-                    self.owner = me
-                    try:
-                        if self._handed_out:
-                            self._handed_out = self._publish()
-                        if ran:
-                            self._wake()
-                        found = attempt()
-                        if found is not None:
-                            return found
-                        job, ran = self._next_job() if work else None, False
-                        if job is not None:
-                            self._handed_out = True
-                            job.driver = me
-                        else:
-                            bell = self._new_bell()
-                    finally:
-                        self.owner = None
+                with mutex:
+                    if mutex.handed_out:
+                        mutex.handed_out = self._publish()
+                    if ran:
+                        self._wake()
+                    found = attempt()
+                    if found is not None:
+                        return found
+                    job, ran = self._next_job() if work else None, False
+                    if job is not None:
+                        self._claim(job)
+                    else:
+                        bell = self._new_bell()
                 if job is not None:
                     self._run(job)
                     job.driver = None
@@ -146,12 +138,11 @@ class Monitor(Generic[_Job]):
 
         def claimed() -> _Found | None:
             nonlocal job
-            if self._handed_out:
-                self._handed_out = self._publish()
+            if self.mutex.handed_out:
+                self.mutex.handed_out = self._publish()
             found, job = attempt(), None
             if found is None and (job := self._next_job()) is not None:
-                self._handed_out = True
-                job.driver = get_ident()
+                self._claim(job)
             return found
 
         while True:
@@ -163,52 +154,42 @@ class Monitor(Generic[_Job]):
                 if job is not None:
                     job.driver = None
                 # A thread that holds the mutex during its `attempt` has published the job before.
-                while job is not None and self._handed_out and self._locked_if_free(self._published) is None:
+                while job is not None and self.mutex.handed_out and self._locked_if_free(self._published) is None:
                     sleep(_NAP)
             if job is None:
                 return None if found is None else found[0]
             job = None
 
+    def _claim(self, job: _Job) -> None:
+        """Let this thread run the job."""
+        mutex = self.mutex
+        mutex.handed_out, mutex.driver, job.driver = True, mutex.owner, mutex.owner
+
     def _published(self) -> None:
-        self._handed_out = self._publish()
+        self.mutex.handed_out = self._publish()
         self._wake()
 
     def _locked_if_free(self, action: Callable[[], _Found]) -> tuple[_Found] | None:
         """Call `action` with the mutex; return None if another thread holds the mutex."""
-        me = get_ident()
         taken: list[bool] = []
         try:
-            taken.extend(map(self._mutex.acquire, (False,)))  # one call: an interrupt finds the lock in the list
-            if taken[0]:
-                self.owner = me
-                return (action(),)
-            return None
+            taken.extend(map(self.mutex.acquire, (False,)))  # one call: an interrupt finds the mutex in the list
+            return (action(),) if taken[0] else None
         finally:
             if taken == [True]:
-                self.owner = None
-                self._mutex.release()
+                self.mutex.release()
 
     def locked(self, action: Callable[[], _Found]) -> _Found:
         """Call `action` once, with the mutex."""
-        me = get_ident()
-        with self._mutex:
-            self.owner = me
-            try:
-                return action()
-            finally:
-                self.owner = None
+        with self.mutex:
+            return action()
 
     def notify(self) -> None:
         """Publish finished jobs, and wake all waiters."""
-        me = get_ident()
-        with self._mutex:
-            self.owner = me
-            try:
-                if self._handed_out:
-                    self._handed_out = self._publish()
-                self._wake()
-            finally:
-                self.owner = None
+        with self.mutex:
+            if self.mutex.handed_out:
+                self.mutex.handed_out = self._publish()
+            self._wake()
 
     def notify_waiters(self) -> None:
         """Call `notify` if a thread waits; else return at once."""
@@ -217,6 +198,7 @@ class Monitor(Generic[_Job]):
 
     def _wake(self) -> None:
         bells, self._bells = self._bells, []
+        self.mutex.awaited = False
         for bell in bells:
             bell.release()
 
@@ -224,6 +206,7 @@ class Monitor(Generic[_Job]):
         bell = Lock()
         bell.acquire()
         self._bells.append(bell)
+        self.mutex.awaited = True
         return bell
 
     def check_process(self, op: str) -> None:
@@ -232,17 +215,17 @@ class Monitor(Generic[_Job]):
         Raises:
             UnavailableError: a thread was at work, or the child cannot use its parent's resources.
         """
-        if forks[0] == self.forks:
+        if forks[0] == self.mutex.fork:
             return
         if self.alone is not None:
             raise UnavailableError(f"[{op}] this process was forked, and {self.alone} is its parent's")
         if self._adopting.acquire(timeout=5):
             try:
-                if forks[0] == self.forks:
+                if forks[0] == self.mutex.fork:
                     return  # another thread was first
                 # `locked` is False if a thread had the mutex, but not yet the GIL, when the process forked.
                 if self._at_rest() and self._locked_if_free(lambda: True) is not None:
-                    self.forks = forks[0]
+                    self.mutex.fork = forks[0]
                     return
             finally:
                 self._adopting.release()

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.reports import Closed, Decision, Fault, Receipt, Report
+from afflux.aggregation.reports import Decision, Fault, Receipt, Report
 from afflux.aggregation.round import Round
-from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term, Total, term_of
 from afflux.server.pending_push import NoArrival, Ticket
-from afflux.server.tasks import OpenTask, TaskBook
 
 #: The most characters of a faulty client's id.
 _MOST_ID = 500
@@ -38,7 +36,7 @@ class RoundStorage(Protocol):
 
 def why_copied_here(admission: Admission, storage: RoundStorage | None) -> str | None:
     """Return the reason why a server copies pushed vectors; None if a round may read them in place."""
-    rule = admission.state.rule
+    rule = admission.rule
     # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
     if storage is not None and storage.commit_every != 1 and rule.rule_vectors:
         return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)} between two commits (commit_every)"
@@ -46,15 +44,15 @@ def why_copied_here(admission: Admission, storage: RoundStorage | None) -> str |
 
 
 def arrival_of(
-    state: ServerState, pushed: Pushed, staleness: int, ticket: Ticket, total: Total | None
+    admission: Admission, pushed: Pushed, staleness: int, ticket: Ticket, total: Total | None
 ) -> tuple[PendingArrival, Term | None]:
-    """Return the arrival of a push that is decided in this state; with its term, if it is added to `total`."""
+    """Return the arrival of a push that is decided now; with its term, if it is added to `total`."""
     # Without the class's own __new__, as for the receipt: that call takes three times as long.
-    arrival = tuple.__new__(PendingArrival, (*pushed, state.number, staleness, ticket.staged_row))
+    arrival = tuple.__new__(PendingArrival, (*pushed, admission.number, staleness, ticket.staged_row))
     if total is None:
         return arrival, None
     facts = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
-    term = term_of(state.rule, total, state.filled, facts, ticket.slot)
+    term = term_of(admission.rule, total, admission.filled, facts, ticket.slot)
     return arrival._replace(slot=term), term
 
 
@@ -81,29 +79,24 @@ def receipt_of(
     skipped = report is not None and not report.stepped
     step = makes if status in ("joined", "replaced") and not skipped else None
     durable = None if storage is None else storage.next_durable_version(makes)
-    version = admission.state.current.version
+    version = admission.version
     most = admission.max_deferred if status == "rejected" else None
     reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
     return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, reason))
 
 
-def count_without_arrival(admission: Admission, tasks: TaskBook, push: NoArrival) -> tuple[Receipt, OpenTask | None]:
-    """Count a push that makes no arrival.
-
-    Returns:
-        Its receipt, and the task that the caller must close.
-    """
+def count_without_arrival(admission: Admission, push: NoArrival, decided: list[Any] | None = None) -> Receipt:
+    """Count a push that makes no arrival, and close its task; return its receipt, which `decided` gets as well."""
     status, reason, client_id, pulled, task = push
-    if task is not None and not tasks.is_open(task):
+    if task is not None and not admission.is_open(task.task):
         status, reason, task = "expired", "the task was closed meanwhile", None
+    fault = None
     if status == "faulty":
-        known = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
-        admission.faults.append(Fault(known, pulled, reason))
-    state = admission.state
-    newest = state.current.version
-    staleness = None
+        shown = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
+        fault = Fault(shown, pulled, reason)
+    newest, staleness = admission.version, None
     if pulled is not None and 0 <= pulled <= newest:
-        staleness = newest + (state.round is not None) - pulled
+        staleness = admission.decided_version - pulled
     receipt = Receipt(status, staleness, newest, None, None, None, reason=reason)
-    admission.count(status, None if task is None else Closed(task.opened.task, "pushed"))
-    return receipt, task
+    admission.count(status, None if task is None else task.task, fault, receipt, decided)
+    return receipt

@@ -7,12 +7,11 @@ from msgspec import Struct, field
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import Decision, Report, Status
+from afflux.aggregation.reports import Decision, Opened, Report, Status
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import ClientId
-from afflux.server.tasks import OpenTask
 
 #: The decision about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
 #: round that it completes.
@@ -30,7 +29,7 @@ class NoArrival(NamedTuple):
     reason: str
     client_id: ClientId | None = None
     pulled: int | None = None
-    task: OpenTask | None = None
+    task: Opened | None = None
 
 
 class Ticket(Struct, eq=False):
@@ -40,9 +39,10 @@ class Ticket(Struct, eq=False):
     pushed: Pushed | None = None  #: the facts of the push, if its vector was taken in first
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
-    decision: Decided | None = None
-    counted: bool = False  #: whether the push is counted as one without an arrival
-    task: OpenTask | None = None  #: the task that the push closes
+    decided: list[Any] = field(
+        default_factory=list
+    )  #: the `Decided`, and the arrival that this one has replaced; or a receipt
+    task: Opened | None = None  #: the task that the push closes
     made_step: bool = False  #: whether the push has completed a round
     reading: bool = False  #: whether the push's conversion reads a version
     client_id: Any = None

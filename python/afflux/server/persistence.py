@@ -34,6 +34,7 @@ from afflux.server.aggregator import Aggregator
 from afflux.server.decisions import RoundStorage, why_copied_here
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
+from afflux.server.tasks import restore
 from afflux.server.versions import shared
 from afflux.store.constants_file import constants_of
 from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
@@ -64,17 +65,18 @@ def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder:
 
 def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptions) -> dict[str, Any]:
     """Return the facts about a server with which a saved state must agree."""
-    rule, state = aggregator.rule, aggregator.admission.state
+    admission, rule = aggregator.admission, aggregator.rule
+    rows = admission.rows
     return {
         "rule": rule.name,
         "kind": rule.kind,
         "d": aggregator.plane.size,
         "dtype": options.dtype,
         "slot_dtype": options.slots_as,
-        "num_clients": next((kept.num_clients for kept in (state.rows, state.passes) if kept is not None), None),
+        "num_clients": admission.pass_clients if rows is None else rows.num_clients,
         "rule_vectors": list(rule.rule_vectors),
         "layout": None if layout is None else layout.to_json(),
-    } | ({} if state.rows is None else state.rows.facts())
+    } | ({} if rows is None else rows.facts())
 
 
 def open_store(
@@ -158,7 +160,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
         draft = plane.draft("Server")
         plane.fill(draft, plane.read(now.params, copy=False))
         now = replace(now, params=plane.finish(draft, now.version))
-    admission.load(structs.replace(state, current=now, rows=store.rows), [])
+    admission.load(structs.replace(state, current=now, rows=store.rows, log=[]))
     store.checkpoint(admission)
     aggregator.attach(store)
 
@@ -174,7 +176,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     in_slot = store.vectors.committed_version
     last = Pulled(in_slot(store.version, newest=True), store.version, store.buffers)
     now = _on_device(last, aggregator)
-    admission.load(structs.replace(admission.state, current=now, rows=store.rows), [])
+    admission.load(structs.replace(admission.state, current=now, rows=store.rows, log=[]))
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator, storage=store)
@@ -184,10 +186,10 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
     state = store.attach(saved.server_state(now, arrivals), last.params, older)
-    admission.load(state, saved.log)
+    admission.load(state)
     aggregator.attach(store)
-    aggregator.tasks.restore(store.open_tasks(), {**retained, now.version: now})
-    admission.compact_task_events(aggregator.tasks.opened())
+    restore(admission, store.open_tasks(), {**retained, now.version: now})
+    admission.compact_task_events()
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
     layout = store.layout
     constants = constants_of(store.path, layout)
@@ -206,8 +208,14 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     return replace(version, params=draft.publish(version.version))
 
 
-def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
-    """Load a state_dict. All new objects are made before any old one is replaced."""
+def load_state(
+    aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions
+) -> list[PendingArrival]:
+    """Load a state_dict. All new objects are made before any old one is replaced.
+
+    Returns:
+        The lent arrivals that have waited. The caller releases them without the mutex: that may run any code.
+    """
     facts = facts_of(aggregator, adapter.layout, options)
     admission, plane = aggregator.admission, aggregator.plane
     saved = checkpoints.load(state, facts, admission)
@@ -221,15 +229,14 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     draft = plane.draft("load_state_dict")
     plane.fill(draft, saved.params)
     now = Pulled(plane.finish(draft, saved.version), saved.version, saved.buffers)
-    admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
+    replaced = admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
     if constants is not None:
         adapter.constants.replace(constants)
     if uncounted and not aggregator.accumulate:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
             arrivals = arrivals_of(saved, aggregator)
-            admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors), saved.log)
-    aggregator.failure = None
-    aggregator.tasks.clear()  # their versions are not versions of the loaded state
+            admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
+    return replaced
 
 
 def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
@@ -340,8 +347,8 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator, 
 def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:
     """Return the state_dict of a server without unfinished rounds."""
     admission, facts = aggregator.admission, facts_of(aggregator, adapter.layout, options)
-    aggregator.plane.refuse_damaged_newest("state_dict", admission.state.current.version)
-    state = checkpoints.save(facts, admission.state, admission.log, aggregator.plane.read)
+    aggregator.plane.refuse_damaged_newest("state_dict", admission.version)
+    state = checkpoints.save(facts, admission.state, aggregator.plane.read)
     if adapter.constants.nbytes:
         state["arrays"]["constants"] = adapter.constants.to_bytes()
     return state
@@ -374,8 +381,8 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
     The remaining space is for the versions of tasks, the newest first.
     """
     admission, most = aggregator.admission, aggregator.max_versions
-    admission.compact_task_events(aggregator.tasks.opened())
-    held, newest = aggregator.tasks.bases(), admission.state.current.version
+    admission.compact_task_events()
+    held, newest = admission.bases(), admission.version
     more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
     room = len(more) if most is None else max(0, most - 3 - len(kept.keys() - {newest}))
     for_tasks = {version: held[version] for version in [*more[:room], *held.keys() & {newest}]}
@@ -384,16 +391,16 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
 
 def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
     """Close a store, after a last checkpoint if `checkpoint` is true and a checkpoint is possible. May be repeated."""
-    if aggregator.closed:
+    if aggregator.admission.closed:
         if not store.closed:  # an interrupt came first
             aggregator.locked(partial(store.close, detach=True))
         return
-    checkpoint = checkpoint and not aggregator.failure
+    checkpoint = checkpoint and not aggregator.admission.failure
 
     def end() -> None:
         if checkpoint:
             _commit(store, aggregator, store.notes, aggregator.retained)
-        aggregator.closed = True
+        aggregator.admission.close()
         store.close(detach=True)
 
     if checkpoint:
@@ -401,7 +408,7 @@ def close(store: Store, aggregator: Aggregator, *, checkpoint: bool) -> None:
         return
     with suppress(StoreError):  # of a round that cannot be saved
         aggregator.when_idle("close", end)
-    if not aggregator.closed:
+    if not aggregator.admission.closed:
         aggregator.when_no_job_runs(end)
 
 
@@ -414,7 +421,7 @@ def forget(store: Store, aggregator: Aggregator) -> None:
         return
     with suppress(Exception):
         aggregator.check_process("close")  # raises in a forked child: the store is its parent's
-        aggregator.closed = True
+        aggregator.admission.close()
         store.close(detach=True)
 
 

@@ -1,6 +1,5 @@
 """The warnings about arrivals that bring no round nearer, and about work that is dropped."""
 
-from collections.abc import Mapping
 from logging import getLogger
 
 from afflux.aggregation.admission import Admission
@@ -47,35 +46,33 @@ class ProgressWatch:
 
     def __init__(self) -> None:
         self._most = PATIENCE
-        self._warned: Mapping[str, int] | None = None  # the counts at the last round before the warning
+        self._warned: int | None = None  # the number of the last round before the warning
 
     def see(self, admission: Admission) -> str:
         """Look at the state after a decision; return the warning, or an empty text."""
-        state = admission.state
-        size, counts = state.rule.buffer_size, state.counts_since_round
+        size, counts = admission.rule.buffer_size, admission.counts_since_round
         without = {status: counts[status] for status in WITHOUT_PROGRESS if counts[status]}
         total = sum(without.values())
-        if total < self._most * size or self._warned is state.round_counts:
+        if total < self._most * size or self._warned == admission.rounds_counted:
             return ""
-        self._warned = state.round_counts
+        self._warned = admission.rounds_counted
         self._most *= PATIENCE
         numbers = ", ".join(f"{count:,} {status}" for status, count in without.items())
         cause = _cause(max(without, key=without.__getitem__), admission)
         return (
-            f"[Server] {total:,} arrivals since the last round of {state.rule.name} have not filled its buffer any "
-            f"further: {numbers}. It holds {state.filled} of {size}. {cause}"
+            f"[Server] {total:,} arrivals since the last round of {admission.rule.name} have not filled its buffer any "
+            f"further: {numbers}. It holds {admission.filled} of {size}. {cause}"
         )
 
 
 def _cause(status: str, admission: Admission) -> str:
     """Return the reason why most of the arrivals have this status."""
-    passes = admission.state.passes
     if status == "dropped":
         return f"They are older than max_staleness={admission.max_staleness}"
-    if passes is not None:
+    if admission.in_passes:
         limit = f"; {admission.max_deferred} arrivals wait (max_deferred)" if status == "rejected" else ""
-        return f"A client enters once in a pass. Clients that have not entered yet: {passes.left}{limit}"
+        return f"A client enters once in a pass. Clients that have not entered yet: {admission.left_in_pass}{limit}"
     return (
         f"A client has one place in a buffer (duplicates={admission.duplicates!r}): a round needs "
-        f"{admission.state.rule.buffer_size} different clients"
+        f"{admission.rule.buffer_size} different clients"
     )

@@ -13,7 +13,7 @@ from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import Pulled, Receipt
+from afflux.aggregation.reports import Opened, Pulled, Receipt
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
@@ -40,7 +40,6 @@ from afflux.server.checkout import Task, close_overdue
 from afflux.server.decisions import count_without_arrival, why_copied_here
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
 from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket, add_joined
-from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clear_tracebacks
 
 
@@ -141,13 +140,13 @@ class PushReceiver:
         number = others = call = result = None
         try:
             if (
-                aggregator.fast is not None
+                aggregator.at_once
                 and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
                 and (timeout is None and copy is True and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
                 number = version.version if type(version) is Pulled else version
-                result = aggregator.fast.push(aggregator, client, number, update, gradient, model, num_examples, loss)
+                result = aggregator.admission.push(client, number, update, gradient, model, num_examples, loss)
                 if type(result) is Receipt:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
@@ -158,7 +157,7 @@ class PushReceiver:
                 aggregator.plane.refuse_damage("push")
             if self.options.flush_after is not None:
                 aggregator.flush_late()
-            if aggregator.tasks.next_deadline != inf:
+            if aggregator.admission.next_deadline != inf:
                 close_overdue(aggregator)
             ticket = Ticket(call, result)
         except BaseException as error:
@@ -194,7 +193,7 @@ class PushCall(Struct):
 
 def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
     """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""
-    aggregator, pushed, receipt, arrival = receiver._aggregator, ticket.pushed, None, None
+    aggregator, pushed, arrival = receiver._aggregator, ticket.pushed, None
     try:
         if pushed is not None:
             ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
@@ -203,16 +202,14 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         if isinstance(arrival, NoArrival):
             return _no_arrival(aggregator, ticket, arrival)
         pushed = arrival
-        if aggregator.fast is not None and ticket.staged_row is None and ticket.call.staleness is None:
-            receipt = aggregator.fast.join(aggregator, pushed, ticket)
-        return aggregator.join(pushed, ticket) if receipt is None else receipt
+        return aggregator.join(pushed, ticket)
     except TaskClosedError as error:
         return _no_arrival(aggregator, ticket, NoArrival("expired", str(error), ticket.client_id, ticket.pulled))
     except Exception as error:
         clear_tracebacks(error)
         if isinstance(error, StoreError):
-            add_joined(error, joined=ticket.decision is not None)
-        if ticket.decision is None and not ticket.counted:
+            add_joined(error, joined=bool(ticket.decided))
+        if not ticket.decided:
             if receiver.options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
                 return _no_arrival(aggregator, ticket, fault)
             aggregator.count_refused()
@@ -222,7 +219,8 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         raise
     finally:
         # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-        pushed = arrival = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = ticket.decision = None
+        pushed = arrival = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = None
+        ticket.decided = []
         clear_stored_frames()
         if ticket.reading:
             aggregator.reading.discard(ticket)
@@ -239,7 +237,7 @@ class Request(Struct):
     what: str  #: describes the vector in messages
     client_id: ClientId
     pulled: int  #: the number of the version that the client pulled; -1 - s: it has the staleness s
-    entry: OpenTask | None
+    entry: Opened | None
     examples: int
     loss: float
     steps: int
@@ -280,7 +278,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     if lend is None:
         if ticket.slot is None:
             ticket.slot = aggregator.take_slot(call.timeout)
-        rows = aggregator.admission.state.rows
+        rows = aggregator.admission.rows
         row = None if rows is None or not rows.reads_ahead else rows.prefetch(client_id)
     if kind != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
         ticket.reading = True
@@ -322,7 +320,7 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
         if entry is None:
             return NO_TASK
-        client_id, pulled = entry.opened.client_id, entry.opened.version
+        client_id, pulled = entry.client_id, entry.version
         ticket.client_id, ticket.pulled = client_id, pulled
     elif call.client is None or (version is None) is (call.staleness is None):
         raise CallError("[push] give task=, or client= and version= (or staleness=)")
@@ -379,15 +377,7 @@ def fault_of(error: Exception, ticket: Ticket) -> NoArrival | None:
 
 def _no_arrival(aggregator: Aggregator, ticket: Ticket, push: NoArrival) -> Receipt:
     """Count a push that makes no arrival, close its task, and return its receipt."""
-
-    def decided() -> Receipt:
-        receipt, closed = count_without_arrival(aggregator.admission, aggregator.tasks, push)
-        ticket.counted = True
-        if closed is not None:
-            aggregator.tasks.close(closed)
-        return receipt
-
-    receipt = aggregator.locked(decided)
+    receipt = aggregator.locked(lambda: count_without_arrival(aggregator.admission, push, ticket.decided))
     aggregator.drop_watch.see(receipt.status, push.client_id, receipt.reason)
     return receipt
 
@@ -429,8 +419,8 @@ def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:
         ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
     else:
         pulled = ~_counted_staleness(client_id, call.staleness)  # `Admission.counted` replaces it at the join
-    newest = aggregator.admission.state.current.version
-    if pulled > newest and aggregator.admission.state.passes is not None:
+    newest = aggregator.admission.version
+    if pulled > newest and aggregator.admission.in_passes:
         newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
     if pulled > newest or (pulled < 0 and call.staleness is None):
         raise _no_such_version(client_id, pulled, newest)
@@ -475,7 +465,7 @@ def _examples(client_id: ClientId | None, num_examples: object) -> int:
     return examples
 
 
-def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> OpenTask | None:
+def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> Opened | None:
     """Return the open task of a push; None if the task is not open."""
     if client is not None or version is not None:
         raise CallError(
@@ -484,7 +474,8 @@ def _open_task(aggregator: Aggregator, task: object, client: object, version: ob
     task_id = task.id if isinstance(task, Task) else as_text(task)
     if task_id is None:
         raise ClientError(f"[push] task is {brief(task)}, must be what checkout() gave, or its id")
-    return aggregator.tasks.find(task_id)
+    opened: Opened | None = aggregator.admission.opened(task_id)
+    return opened
 
 
 def _base(
@@ -495,10 +486,10 @@ def _base(
         return version
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
-    newest = aggregator.admission.state.current
+    newest = aggregator.admission.current
     if newest.version == number and aggregator.plane.inplace:  # a round may overwrite it
         newest = versions.newest(aggregator)
-    return newest if newest.version == number else aggregator.tasks.base(number)
+    return newest if newest.version == number else aggregator.admission.base(number)
 
 
 def _local_steps(client_id: ClientId | None, local_steps: object) -> int:

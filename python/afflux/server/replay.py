@@ -63,20 +63,20 @@ def replay(
     aggregator = server._aggregator
     admission = aggregator.admission
     by_flush = admission.by_flush
-    flush_after, admission.flush_after = admission.flush_after, None
-    admission.replaying = True
+    flush_after = admission.flush_after
+    admission.set_replay(True, None, by_flush)
     firsts = _first_joins(entries)
     try:
         for entry in entries:
-            admission.least_overdue = entry.overdue if isinstance(entry, Cut | Handed | NewParams | Replaced) else 0
+            admission.expect_overdue(entry.overdue if isinstance(entry, Cut | Handed | NewParams | Replaced) else 0)
             if isinstance(entry, Join):
                 if entry.number in firsts:
                     aggregator.newest_version([])  # makes the rounds that were overdue before the step
-                    admission.by_flush = True
+                    admission.set_replay(True, None, True)
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
                 _ = aggregator.flush(joins=entry.joins) if entry.kind == "flush" else aggregator.discard()
-                admission.by_flush = by_flush
+                admission.set_replay(True, None, by_flush)
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
@@ -89,8 +89,8 @@ def replay(
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
-        admission.flush_after, admission.replaying, admission.least_overdue = flush_after, False, 0
-        admission.by_flush = by_flush
+        admission.set_replay(False, flush_after, by_flush)
+        admission.expect_overdue(0)
     if admission.overdue:
         aggregator.newest_version([])
     return server

@@ -413,7 +413,7 @@ class Server(StepReceiver):
     @property
     def version(self) -> int:
         """The number of server steps done so far."""
-        return self._state.current.version
+        return self._aggregator.admission.version
 
     @property
     def params(self) -> Params:
@@ -434,13 +434,13 @@ class Server(StepReceiver):
     @property
     def arrivals_waiting(self) -> int:
         """The number of arrivals in the buffer, fewer than M; M if a pass has begun with a full buffer."""
-        return self._state.filled
+        return self._aggregator.admission.filled
 
     @property
     def waiting(self) -> dict[int, ClientId]:
         """The clients of the arrivals that no round has used yet, by `Receipt.join`; with those of status deferred."""
         state = self._state
-        return {arrival.join: arrival.client_id for arrival in (*state.arrivals(), *state.deferred())}
+        return {arrival.join: arrival.client_id for arrival in (*state.waiting, *state.deferred())}
 
     @property
     def joins(self) -> int:
@@ -448,7 +448,7 @@ class Server(StepReceiver):
 
         After `open`: the number of decisions in the commit.
         """
-        return self._state.number
+        return self._aggregator.admission.number
 
     @property
     def counts(self) -> dict[str, int]:
@@ -456,7 +456,7 @@ class Server(StepReceiver):
 
         A push is not counted in a forked child that cannot use the server.
         """
-        return dict(self._state.counts)
+        return self._aggregator.admission.counts
 
     @property
     def counts_since_round(self) -> dict[str, int]:
@@ -466,12 +466,12 @@ class Server(StepReceiver):
         any further (`replaced`, `superseded`, `rejected`, `dropped`, `deferred`), one warning is logged (logger
         "afflux"), with the numbers and the cause.
         """
-        return self._state.counts_since_round
+        return self._aggregator.admission.counts_since_round
 
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The newest 1000 faulty pushes, oldest first, if the server was made with faults="record"."""
-        return tuple(self._aggregator.admission.faults)
+        return self._aggregator.admission.faults
 
     @property
     def log(self) -> tuple[Entry, ...]:
@@ -495,7 +495,7 @@ class Server(StepReceiver):
         Later steps change the rows: a row that is read during the step that replaces it may be partly the new one.
         """
         self._enter_on_time("rows")
-        return self._aggregator.when_idle("rows", lambda: self._state.rows)
+        return self._aggregator.when_idle("rows", lambda: self._aggregator.admission.rows)
 
     @property
     @clears_tracebacks
@@ -505,8 +505,9 @@ class Server(StepReceiver):
         Waits for a step in progress.
         """
         self._enter_on_time("clients")
-        rows, passes = self._aggregator.when_idle("clients", lambda: (self._state.rows, self._state.passes))
-        return {*(() if rows is None else rows.client_ids), *(() if passes is None else passes.order[: passes.entered])}
+        admission = self._aggregator.admission
+        rows, entered = self._aggregator.when_idle("clients", lambda: (admission.rows, admission.entered))
+        return {*(() if rows is None else rows.client_ids), *entered}
 
     @property
     @clears_tracebacks
@@ -515,13 +516,13 @@ class Server(StepReceiver):
         self._enter_on_time("rule_vectors")
         copy = self._aggregator.plane.copy
         return self._aggregator.when_idle(
-            "rule_vectors", lambda: {name: copy(own) for name, own in self._state.rule_vectors.items()}
+            "rule_vectors", lambda: {name: copy(own) for name, own in self._aggregator.admission.rule_vectors.items()}
         )
 
     @property
     def scalars(self) -> dict[str, float]:
         """The rule's own numbers, such as WKAFL's stage, after the last finished step."""
-        return dict(self._state.scalars)
+        return dict(self._aggregator.admission.scalars)
 
     @property
     def state_bytes(self) -> int:
@@ -529,9 +530,9 @@ class Server(StepReceiver):
 
         With rounds="flush", the slots are those of the waiting arrivals.
         """
-        state, slot, size = self._state, self._aggregator.slot_bytes, self._aggregator.plane.size
+        state, slot, size = self._aggregator.admission, self._aggregator.slot_bytes, self._aggregator.plane.size
         count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
-        buffered = (count + len(state.deferred())) * slot
+        buffered = (count + state.deferred_count) * slot
         if self.options.accumulate:
             buffered = slot + 8 * size
         vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
@@ -569,7 +570,7 @@ class Server(StepReceiver):
         Args:
             checkpoint: False leaves the store at its last commit; use it if files have vanished or the disk is full.
         """
-        if not self._aggregator.closed:
+        if not self._aggregator.admission.closed:
             self._enter("close")
         persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
         self._aggregator.report_steps()
@@ -635,7 +636,7 @@ class Server(StepReceiver):
         store, aggregator = map(self.__dict__.get, ("_store", "_aggregator"))
         if aggregator is not None:
             aggregator.hold_weakly()
-        if store is not None and not self._aggregator.closed:
+        if store is not None and not self._aggregator.admission.closed:
             persistence.forget(store, self._aggregator)
 
     def __repr__(self) -> str:

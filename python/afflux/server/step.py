@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
-from afflux.aggregation.reports import Closed, Decision, Receipt, Report
+from afflux.aggregation.reports import Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
 from afflux.arrays.layout import Tree
@@ -22,7 +21,6 @@ from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of, why_copied_here
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
-from afflux.server.tasks import OpenTask
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
@@ -114,7 +112,7 @@ class StepReceiver(PushReceiver):
 def _reads_in_place(receiver: PushReceiver) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
     admission, plane, storage = receiver._aggregator.admission, receiver._aggregator.plane, receiver._aggregator.storage
-    if not plane.reads_parts or plane.inplace or admission.state.passes is not None:
+    if not plane.reads_parts or plane.inplace or admission.in_passes:
         return False
     return why_copied_here(admission, storage) is None
 
@@ -161,7 +159,6 @@ class StepBatch:
         self._aggregator: Aggregator = receiver._aggregator
         self._pushes = [_Push(call, Ticket()) for call in calls]
         self._in_place = in_place
-        self._closed: list[OpenTask] = []
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
         self.held_back = 0
@@ -194,9 +191,11 @@ class StepBatch:
         """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
         aggregator = self._aggregator
         draft = aggregator.admission.draft()
-        self.receipts, self._closed, held_back, joins = [], [], False, 0
+        self.receipts, held_back, joins = [], False, 0
         for push in self._pushes:
-            taken = NO_TASK if push.ticket.task in self._closed else push.taken
+            task, taken = push.ticket.task, push.taken
+            if task is not None and not draft.is_open(task.task) and aggregator.admission.is_open(task.task):
+                taken = NO_TASK  # an earlier push of the step has closed it
             if not isinstance(taken, NoArrival):
                 assert taken is not None
                 try:
@@ -209,12 +208,8 @@ class StepBatch:
                     held_back |= fills and not aggregator.admission.by_flush
                     joins += receipt.join is not None
             if isinstance(taken, NoArrival):
-                receipt, task = count_without_arrival(draft, aggregator.tasks, taken)
-                self._closed += [] if task is None else [task]
+                receipt = count_without_arrival(draft, taken)
             self.receipts.append(receipt)
-        if len(self._closed) > 1:
-            ids = tuple([task.opened.task for task in self._closed])
-            draft.state = replace(draft.state, closed_task=ids)
         self.held_back = joins if held_back else 0
         return draft
 
@@ -222,23 +217,19 @@ class StepBatch:
         self, draft: Admission, pushed: Pushed, ticket: Ticket, begun: Sequence[Report]
     ) -> tuple[bool, Receipt]:
         """Decide about an arrival; return whether it fills the buffer, and its receipt."""
-        aggregator, task, closed = self._aggregator, ticket.task, None
-        if task is not None:
-            if not aggregator.tasks.is_open(task):
-                gone = NoArrival("expired", f"[push] task {task.opened.task} is closed", pushed[0], pushed[1])
-                return False, count_without_arrival(draft, aggregator.tasks, gone)[0]
-            closed = Closed(task.opened.task, "pushed")
+        aggregator, task_id = self._aggregator, None if ticket.task is None else ticket.task.task
+        if task_id is not None and not draft.is_open(task_id):
+            gone = NoArrival("expired", f"[push] task {task_id} is closed", pushed[0], pushed[1])
+            return False, count_without_arrival(draft, gone)
         if pushed[1] < 0:
             pushed = draft.counted(pushed)
         status, staleness = draft.status(pushed[0], pushed[1])
-        fills, state = draft.fills(status), draft.state
-        total = None
+        fills, total = draft.fills(status), None
         if aggregator.accumulate and status == "joined":
-            total = state.total or Total.of(aggregator.plane)
-        arrival, _ = arrival_of(state, pushed, staleness, ticket, total)
-        draft.record(status, arrival, None, closed)
-        self._closed += [] if task is None else [task]
-        decision: tuple[Decision, int, int] = status, staleness, state.number
+            total = draft.total or Total.of(aggregator.plane)
+        arrival, _ = arrival_of(draft, pushed, staleness, ticket, total)
+        draft.record(status, arrival, None, task_id)
+        decision: tuple[Decision, int, int] = status, staleness, arrival.join
         return fills, receipt_of(draft, aggregator.storage, pushed[1], decision, None, [*ticket.overdue, *begun])
 
     def sweep(self, decided: Round | None) -> None:
@@ -256,20 +247,16 @@ class StepBatch:
             raise AffluxError("[step] a value is not valid")
 
     def adopt(self, draft: Admission) -> None:
-        """Make the decisions of the draft those of the server, and close the tasks of the pushes."""
+        """Make the decisions of the draft those of the server."""
         self.is_decided = True
         self._aggregator.admission.adopt(draft)
-        for task in self._closed:
-            self._aggregator.tasks.close(task)
         self._clients = [push.ticket.client_id for push in self._pushes]
-        self._pushes, self._closed = [], []  # on_step may take long
+        self._pushes = []  # on_step may take long
         self._calls.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
-        if self._pushes:
-            self._pushes, self._closed = [], []
-            self._aggregator.locked(lambda: self._aggregator.admission.discard_leftovers())
+        self._pushes = []
         for client_id, receipt in zip(self._clients, self.receipts, strict=False):
             if receipt.status != "joined":
                 self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)

@@ -13,12 +13,12 @@ def newest(aggregator: Aggregator) -> Pulled:
     if plane.inplace:
 
         def copy() -> Pulled:
-            now = admission.state.current
+            now = admission.current
             return replace(now, params=plane.copy(now.params, read_only=True))
 
         return aggregator.when_idle("pull", copy)
     _check_pull(aggregator)
-    return shared(aggregator, admission.state.current)
+    return shared(aggregator, admission.current)
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
@@ -31,7 +31,7 @@ def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copy the newest version with `copy`. Return its number."""
 
     def copied_version() -> int:
-        now = aggregator.admission.state.current
+        now = aggregator.admission.current
         copy(shared(aggregator, now))
         return now.version
 

@@ -192,10 +192,10 @@ class Store:
             report = swept.report
             norms = [norm for norm, why in zip(report.norms.tolist(), report.rejected, strict=True) if not why]
             self._largest_row = min(max([self._largest_row, *norms]), float_info.max)  # JSON has no infinity
-        version, state = swept.report.version, admission.state.decided_state
+        version, state = swept.report.version, admission.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(vectors.params, version, swept.buffers)
-            self._commit(after(state, current, vectors.rule_vectors, swept), admission, swept.moves, vectors)
+            self._commit(after(state, current, vectors.rule_vectors, swept), swept.moves, vectors)
             if (moves := swept.moves) is not None:
                 swept.moves = moves._replace(committed=True)
         swept.saved = True
@@ -217,7 +217,7 @@ class Store:
             self.notes, self.retained = notes, [self._in_slot(version) for version in keep]
             self.asked = asked
             self._retained_places = {each.version: self.vectors.params_place(each.params) for each in self.retained}
-            self._commit(admission.state, admission)
+            self._commit(admission.state)
         finally:
             self._end_checkpoint()
 
@@ -247,7 +247,6 @@ class Store:
     def _commit(
         self,
         state: ServerState,
-        admission: Admission,
         moves: RowMoves | None = None,
         swept: SweptVectors | None = None,
     ) -> None:
@@ -260,7 +259,7 @@ class Store:
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
-        waiting = [*state.arrivals(), *state.deferred()]
+        waiting = [*state.waiting, *state.deferred()]
         slots = {w.join: w.slot for w in waiting if not isinstance(w.slot, Term)}
         total = None if state.total is None else state.total.vectors[0]
         places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
@@ -274,7 +273,7 @@ class Store:
         if counts is not None:
             meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
         retained = {f"params:{version}": place for version, place in self._retained_places.items()}
-        lists, written = self._lists.updates(state, admission)
+        lists, written = self._lists.updates(state)
         settings = {"rule": self._rule.config(state.rule), "commits": self._commits}
 
         def after_commit() -> None:

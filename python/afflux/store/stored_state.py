@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import arrival_record, log_record
 from afflux.aggregation.state import ServerState
@@ -31,14 +30,13 @@ class GrowingLists:
     def __init__(self) -> None:
         self._written: dict[str, WrittenList] = {}
 
-    def updates(self, state: ServerState, admission: Admission) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
+    def updates(self, state: ServerState) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
         """Return the updates that a commit of this state writes, and the argument of `set_committed` after it."""
-        log = admission.growing_log
         lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
-            "tasks": (admission.growing_task_events, log_record, state.task_events, 0)
+            "tasks": (state.task_events, log_record, state.events, 0)
         }
-        if log is not None:
-            lists["log"] = log, log_record, state.logged, 0
+        if state.log is not None:
+            lists["log"] = state.log, log_record, state.logged, 0
         if state.passes is not None:  # a discard removes the clients in the buffer from this list again
             lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
         updates, written = dict[str, ListUpdate](), dict[str, WrittenList]()

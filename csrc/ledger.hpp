@@ -1,0 +1,271 @@
+// All decisions of a server: which arrivals wait, which round is decided, what was counted and logged, which tasks are
+// open. A decision is one call, which runs no code of Python; it is made whole or not at all.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "buffers.hpp"
+#include "mutex.hpp"
+#include "passes.hpp"
+#include "task_book.hpp"
+
+namespace afflux::python {
+
+// The outcomes of a push, see aggregation.reports.Status; the last one counts pushes that raise an error.
+enum Status : std::size_t {
+  kJoined,
+  kReplaced,
+  kSuperseded,
+  kRejected,
+  kDropped,
+  kDeferred,
+  kEmpty,
+  kExpired,
+  kFaulty,
+  kRefused,
+  kStatuses
+};
+using Counts = std::array<std::int64_t, kStatuses>;
+// The number of newest faults that are kept.
+constexpr std::size_t kMostFaults = 1000;
+
+// The texts that decisions contain. Created with the module, never freed.
+struct Texts {
+  std::array<pybind11::str, kStatuses> statuses{"joined",   "replaced", "superseded", "rejected", "dropped",
+                                                "deferred", "empty",    "expired",    "faulty",   "refused"};
+  pybind11::str pushed{"pushed"}, nothing{""};
+  pybind11::tuple empty;  // no reports, and no facts
+  pybind11::int_ zero{0};
+  pybind11::object nan = pybind11::module_::import("math").attr("nan");  // one object: entries of logs are compared
+};
+inline const Texts* texts = nullptr;
+
+// The classes of the objects that decisions create: NamedTuples, and the Struct of a snapshot.
+struct Classes {
+  explicit Classes(const pybind11::tuple& classes)
+      : arrival(classes[0]), receipt(classes[1]), join(classes[2]), closed(classes[3]), state(classes[4]),
+        passes(classes[5]) {}
+  pybind11::object arrival, receipt, join, closed, state, passes;
+};
+
+// The rows of clients, as far as a decision needs them.
+struct Rows {
+  pybind11::object cache = pybind11::none();
+  pybind11::object slots;          // a dict: the clients that are known to have a row
+  std::int64_t clients = 0;        // that have a row
+  std::int64_t most = 0;           // clients that may have one
+  std::int64_t coming = 0;         // clients that get their first row in the decided round
+  bool reads_ahead = false;        // whether a push reads its client's row
+};
+
+// What a snapshot contains. A copy shares the lists that grow, and has the numbers of their entries.
+struct State {
+  pybind11::object current = pybind11::none();  // the newest version
+  std::int64_t version = 0;
+  pybind11::object rule = pybind11::none(), next_rule = pybind11::none();
+  std::int64_t buffer_size = 0, next_buffer_size = 0;
+  Rows rows;
+  Arrivals waiting;                           // the buffer
+  pybind11::object round = pybind11::none();  // the round that is decided, and not committed
+  std::int64_t number = 0;                    // of the next decision
+  Counts counts{}, round_counts{};            // now, and when the last round was decided
+  pybind11::object log = pybind11::none();    // a list, or None
+  pybind11::list task_events;                 // since the last compaction
+  std::int64_t logged = 0, events = 0;        // the lengths of these lists
+  pybind11::object rule_vectors = pybind11::none(), handed = pybind11::none(), scalars = pybind11::none(),
+                   norms = pybind11::none();
+  std::optional<Pass> passes;
+  double since = 0;  // when the first arrival in the buffer has joined, by the monotonic clock
+
+  std::int64_t filled() const { return static_cast<std::int64_t>(waiting.size()); }
+};
+
+// The sweep that copies a plain vector of a push into a slot.
+struct Intake {
+  std::size_t wanted;  // which of update, gradient and model the rule takes
+  std::int64_t size;
+  int num_threads;
+  double max_abs, max_norm;
+  double most_squares;     // the largest sum of squares for which inner products cannot overflow
+  pybind11::tuple pools;   // of slots
+};
+
+class Ledger {
+ public:
+  // `duplicates` is "both", "latest" or "reject". `max_bases` versions are held for tasks at once.
+  Ledger(const pybind11::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
+         std::optional<std::int64_t> max_deferred, std::optional<double> flush_after, bool by_flush, bool log,
+         bool reporting, bool accumulates, std::int64_t max_bases);
+  // Makes a draft: decisions about pushes that `begun` has not made yet, of which none completes the buffer.
+  explicit Ledger(Ledger& begun);
+
+  // The methods of Python, see afflux/_engine.pyi.
+  pybind11::object push(pybind11::handle client, pybind11::handle version, pybind11::handle update,
+                        pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
+                        pybind11::handle loss);
+  pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
+                        pybind11::handle decided);
+  pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
+  void record(pybind11::handle status, pybind11::handle arrival, pybind11::handle round, pybind11::handle task,
+              pybind11::handle decision, pybind11::handle decided);
+  void count_push(pybind11::handle status, pybind11::handle task, pybind11::handle fault, pybind11::handle receipt,
+                  pybind11::handle decided);
+  pybind11::object cut(pybind11::handle round, pybind11::handle entry);
+  void adopt(pybind11::handle draft);
+  void commit(pybind11::handle current, pybind11::handle version, pybind11::handle rule_vectors,
+              pybind11::handle scalars, pybind11::handle norms, pybind11::handle report, pybind11::handle row_clients);
+  void abandon_round(pybind11::handle why);
+  pybind11::object load(pybind11::handle versions, pybind11::handle rules, pybind11::handle rows,
+                        pybind11::handle waiting, pybind11::handle counted, pybind11::handle log,
+                        pybind11::handle vectors, pybind11::handle passed);
+  void hand_in(pybind11::handle rule_vectors, pybind11::handle handed, pybind11::handle entry);
+  void set_params(pybind11::handle current, pybind11::handle version, pybind11::handle entry);
+  bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle entry);
+  pybind11::object next_report();
+  void attach(pybind11::handle commit_every);
+  void take_vectors(pybind11::handle intake);
+  void use_slots(pybind11::handle pools) { if (intake_) intake_->pools = pybind11::tuple(pools_of(pools)); }
+  void replay(pybind11::handle replaying, pybind11::handle flush_after, pybind11::handle by_flush);
+  void expect_overdue(pybind11::handle least) { least_overdue_ = count_of(least); }
+  void close() { closed_ = true; }
+
+  void open_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
+    pybind11::handle deadline, pybind11::handle base);
+  void restore_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
+    pybind11::handle deadline, pybind11::handle base);
+  bool close_task(pybind11::handle id, pybind11::handle why);
+  void compact_task_events();
+  bool is_open(pybind11::handle id) const;
+  pybind11::object opened(pybind11::handle id) const { return tasks().opened(id); }
+  pybind11::object opened_tasks() const { return tasks().all_opened(); }
+  pybind11::object next_overdue() const;
+  pybind11::object base(pybind11::handle version) const { return tasks().base(count_of(version)); }
+  pybind11::object base_of(pybind11::handle id) const { return tasks().base_of(id); }
+  pybind11::object bases() const { return tasks().bases(); }
+  pybind11::object take_base(pybind11::handle version) { return tasks_.take(count_of(version)); }
+  void put_back_base(pybind11::handle version, pybind11::handle base) { tasks_.put_back(count_of(version), base); }
+
+  pybind11::object snapshot() const { return snapshot(now_); }
+  pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
+  pybind11::object arrivals() const { return list_of(now_.waiting); }
+  pybind11::object deferred() const { return now_.passes ? list_of(now_.passes->queue) : pybind11::list(); }
+  bool fills(pybind11::handle status) const;
+  bool has_room() const;
+
+  // The attributes of Python.
+  pybind11::object mutex() const { return mutex_; }
+  pybind11::object current() const { return now_.current; }
+  std::int64_t version() const { return now_.version; }
+  std::int64_t decided_version() const { return now_.version + !is_none(now_.round); }
+  pybind11::object rule() const { return now_.rule; }
+  pybind11::object next_rule() const { return now_.next_rule; }
+  pybind11::object rows() const { return now_.rows.cache; }
+  std::int64_t filled() const { return now_.filled(); }
+  pybind11::object first_slot() const;
+  pybind11::object round() const { return now_.round; }
+  std::int64_t number() const { return now_.number; }
+  pybind11::object counts() const { return counts_of(now_.counts); }
+  pybind11::object counts_since_round() const;
+  std::int64_t steps_counted() const { return rounds_; }
+  pybind11::object growing_log() const { return now_.log; }
+  pybind11::object rule_vectors() const { return now_.rule_vectors; }
+  pybind11::object handed() const { return now_.handed; }
+  pybind11::object scalars() const { return now_.scalars; }
+  pybind11::object norms() const { return now_.norms; }
+  bool in_passes() const { return now_.passes.has_value(); }
+  std::int64_t left_in_pass() const { return now_.passes ? now_.passes->left() : 0; }
+  pybind11::object pass_clients() const;
+  pybind11::object entered() const;
+  std::int64_t deferred_count() const { return now_.passes ? now_.passes->queued() : 0; }
+  std::int64_t dropped_count() const { return now_.counts[kDropped]; }
+  double since() const { return now_.since; }
+  bool late() const;
+  std::int64_t overdue() const;
+  std::int64_t least_overdue() const { return least_overdue_; }
+  bool replaying() const { return replaying_; }
+  bool by_flush() const { return by_flush_; }
+  pybind11::object flush_after() const;
+  pybind11::object max_staleness() const;
+  pybind11::object max_deferred() const;
+  bool unreported() const { return !unreported_.empty(); }
+  pybind11::object faults() const;
+  bool closed() const { return closed_; }
+  pybind11::object failure() const { return failure_; }
+  std::int64_t task_count() const { return tasks().size(); }
+  double next_deadline() const { return tasks().next_deadline(); }
+  bool has_overdue_task() const;
+  std::int64_t own_slots() const;
+
+ private:
+  // The facts about a decided round.
+  struct Decided {
+    explicit Decided(pybind11::handle facts);
+    pybind11::object round;
+    bool stepped;
+    std::int64_t version;  // of its report
+    pybind11::object scalars, norms, report;
+    std::int64_t coming;  // clients that get their first row
+  };
+  struct Opening;
+
+  static std::int64_t count_of(pybind11::handle number);
+  static pybind11::object list_of(const Arrivals& arrivals);
+  static pybind11::object pools_of(pybind11::handle pools);
+  static pybind11::object counts_of(const Counts& counts);
+  static Status status_of(pybind11::handle text);
+
+  bool may_take_in() const;
+  pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
+                            pybind11::handle num_examples, pybind11::handle loss) const;
+  std::optional<std::pair<Status, std::int64_t>> outcome(pybind11::handle client, std::int64_t version) const;
+  std::int64_t target() const;
+  bool fills_buffer() const { return filled() + 1 == target(); }
+  bool has_row(pybind11::handle client) const;
+  pybind11::object log_entry(Status status, pybind11::handle arrival) const;
+  void enter_log(pybind11::handle entry, pybind11::handle event);
+  Opening opening(const Decided& decided, pybind11::handle joining) const;
+  void start_round(Opening&& opening, const Decided* decided, Dropped& dropped);
+  pybind11::object snapshot(const State& state) const;
+  pybind11::object receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
+                           std::int64_t makes) const;
+  const TaskBook& tasks() const { return begun_ == nullptr ? tasks_ : begun_->tasks_; }
+  void keep_decided();
+
+  const Classes classes_;
+  const bool both_count_, latest_counts_;
+  const std::optional<std::int64_t> max_staleness_, max_deferred_;
+  const bool reporting_, accumulates_;
+  std::optional<double> flush_after_;
+  bool by_flush_;
+  bool replaying_ = false;
+  std::int64_t least_overdue_ = 0;
+  bool stored_ = false;
+  std::optional<std::int64_t> commit_every_;
+  std::optional<Intake> intake_;
+  pybind11::object mutex_;
+  Mutex* lock_;
+  bool closed_ = false;
+  pybind11::object failure_ = pybind11::none();
+
+  State now_;
+  std::unique_ptr<State> decided_;  // the state when the round was decided, if there is a store
+  pybind11::dict places_;           // the place of each client's arrival in the buffer, unless both of its arrivals count
+  std::int64_t rounds_ = 0;         // how often round_counts was set
+  std::deque<pybind11::object> unreported_, faults_;
+  TaskBook tasks_;
+  // Of a draft:
+  Ledger* begun_ = nullptr;
+  std::vector<pybind11::object> closing_;  // the tasks of its pushes
+  bool cut_ = false;
+};
+
+void bind_ledger(pybind11::module_& module);
+
+}  // namespace afflux::python
