@@ -77,10 +77,14 @@ class Admission(Ledger):
         """Make a ledger without a state, which `load` gives it.
 
         Args:
-            duplicates, max_staleness, log, flush_after, max_deferred: as in `ServerOptions`.
+            duplicates: as in `ServerOptions`.
+            max_staleness: likewise.
             limits: the limits of vectors.
+            log: as in `ServerOptions`.
             copies: the reason why vectors are always copied; None: they may be lent.
+            flush_after: as in `ServerOptions`.
             reporting: whether reports of steps are kept until `next_report`.
+            max_deferred: as in `ServerOptions`.
             fact_names: the facts that pushes may have.
             by_flush: whether only `flush` ends rounds: no arrival completes the buffer.
             accumulates: whether arrivals are terms of a sum.

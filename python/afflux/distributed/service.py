@@ -175,7 +175,7 @@ def _version(server: Server, task_id: str | None) -> Pulled:
         return newest
     admission = aggregator.admission
     task: Opened | None = admission.opened(task_id)
-    version = admission.base_of(task_id)
+    version: Pulled | None = admission.base_of(task_id)
     if version is None and task is not None and not task.hold and task.version == newest.version:
         version = newest
     if version is None or not isinstance(version.params, Shards):

@@ -1,4 +1,4 @@
-"""The tasks of a server: which client trains from which version. `Ledger` has the open ones, and the versions they hold.
+"""The tasks of a server: which client trains from which version. `Admission` has the open ones.
 
 The params of these versions are held for conversions from and to models, up to a limit: a step never fails because of
 a task.
