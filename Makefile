@@ -102,6 +102,7 @@ lint-now:
 	@clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python:. lint-imports --no-logo
 	@python .ci/rooms
+	@python .ci/names
 	@python .ci/lists --check
 
 types: setup

@@ -39,13 +39,13 @@ Calibration calibration_named(const std::string& name) {
   throw Error("[apply] calibration '" + name + "' is unknown");
 }
 
-StepKind step_named(const std::string& wanted) {
+StepKind step_named(const std::string& name) {
   std::int32_t number = 0;
   for (const StepInfo& kind : kStepKinds) {
-    if (wanted == kind.name) return static_cast<StepKind>(number);
+    if (name == kind.name) return static_cast<StepKind>(number);
     ++number;
   }
-  throw Error("[apply] step '" + wanted + "' is unknown");
+  throw Error("[apply] step '" + name + "' is unknown");
 }
 
 // An array of float64 on the host: weights or coefficients.
@@ -164,7 +164,7 @@ struct RuleVectorArrays {
 
 py::list all_bytes(const std::vector<std::vector<std::uint32_t>>& numbers) {
   py::list list;
-  for (const auto& some : numbers) list.append(as_bytes(some));
+  for (const auto& words : numbers) list.append(as_bytes(words));
   return list;
 }
 

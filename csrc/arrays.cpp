@@ -46,11 +46,11 @@ bool is_masked(py::handle object) {
 // Returns true for an array on a GPU that says that it may be written.
 bool is_writable_on_gpu(py::handle object) {
   static const Attribute interface("__cuda_array_interface__");
-  const py::object found = interface.of_any(object);
-  if (!found || !py::isinstance<py::dict>(found)) return false;
-  const py::handle data = PyDict_GetItemString(found.ptr(), "data");  // the pointer, and whether it is read-only
-  return data && py::isinstance<py::tuple>(data) && PyTuple_Size(data.ptr()) == 2 &&
-         PyTuple_GetItem(data.ptr(), 1) == Py_False;
+  const py::object dict = interface.of_any(object);
+  if (!dict || !py::isinstance<py::dict>(dict)) return false;
+  const py::handle entry = PyDict_GetItemString(dict.ptr(), "data");  // the pointer, and whether it is read-only
+  return entry && py::isinstance<py::tuple>(entry) && PyTuple_Size(entry.ptr()) == 2 &&
+         PyTuple_GetItem(entry.ptr(), 1) == Py_False;
 }
 
 // Returns the view as uint16 of a NumPy array of another package's bfloat16, which NumPy does not export as a buffer.
@@ -59,8 +59,8 @@ py::object bfloat16_bits(py::handle object) {
   static const Attribute dtype("dtype"), name("name");
   const py::handle numpy = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");
   if (!numpy || !py::isinstance(object, numpy.attr("ndarray"))) return {};
-  const py::object found = name.of(dtype.of(object));
-  return found.equal(py::str("bfloat16")) ? object.attr("view")("uint16") : py::object();
+  const py::object dtype_name = name.of(dtype.of(object));
+  return dtype_name.equal(py::str("bfloat16")) ? object.attr("view")("uint16") : py::object();
 }
 
 void release_reference(void* object) { Py_DECREF(static_cast<PyObject*>(object)); }
@@ -160,8 +160,8 @@ Target Array::target(bool integers) const {
       {"int16", Number::int16},   {"uint16", Number::uint16}, {"int32", Number::int32},
       {"uint32", Number::uint32}, {"int64", Number::int64},   {"uint64", Number::uint64}};
   if (kind_ == Kind::bytes) return {data_, size_, Number::uint8};
-  for (const auto& [known, number] : kIntegers)
-    if (other_name_ == known) return {data_, size_, number};
+  for (const auto& [type_name, number] : kIntegers)
+    if (other_name_ == type_name) return {data_, size_, number};
   wrong_type("a float, an integer or a bool");
 }
 
@@ -176,9 +176,9 @@ void Array::check_on(Device device) const {
 }
 
 View<unsigned char> Array::row(Codec codec) const {
-  const std::string own = info(codec.coding).row_type;
-  const bool is_own = kind_ == Kind::type && afflux::name(type_) == own;
-  if (kind_ != Kind::bytes && !is_own) wrong_type(own == "uint8" ? own : "uint8 or " + own);
+  const std::string row_type = info(codec.coding).row_type;
+  const bool is_own = kind_ == Kind::type && afflux::name(type_) == row_type;
+  if (kind_ != Kind::bytes && !is_own) wrong_type(row_type == "uint8" ? row_type : "uint8 or " + row_type);
   return {static_cast<unsigned char*>(data_), size_ * (is_own ? bytes(type_) : 1), device_};
 }
 
@@ -186,11 +186,11 @@ std::string Array::title() const {
   return "[" + std::string(argument_.op) + "] " + check::Name(argument_.name, argument_.index, argument_.part).str();
 }
 
-void Array::fail(const std::string& what) const { throw Error(title() + " " + what); }
+void Array::fail(const std::string& problem) const { throw Error(title() + " " + problem); }
 
 void Array::wrong_type(const std::string& expected) const {
-  const std::string found = kind_ == Kind::type ? afflux::name(type_) : kind_ == Kind::bytes ? "uint8" : other_name_;
-  fail("is " + found + ", expected " + expected);
+  const std::string actual = kind_ == Kind::type ? afflux::name(type_) : kind_ == Kind::bytes ? "uint8" : other_name_;
+  fail("is " + actual + ", expected " + expected);
 }
 
 template <class Int>
@@ -199,9 +199,10 @@ void Array::check_shape(int dimensions, const Int* shape) const {
 }
 
 template <class Int>
-void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted) {
+void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape expected) {
   check_shape(dimensions, shape);
-  if (wanted == Shape::vector && dimensions != 1) fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
+  if (expected == Shape::vector && dimensions != 1)
+    fail("has " + std::to_string(dimensions) + " dimensions, expected 1");
   size_ = elements(dimensions, shape);
   if (size_ < 0) fail("has more elements than memory holds");
   if (is_contiguous(dimensions, shape, strides, unit)) return;
@@ -343,10 +344,10 @@ py::object Array::torch_storage(py::handle object) const {
   if (!storage) return storage;
   if (is_negative(object)) fail("has torch's negative bit set: resolve_neg() it");
   const auto offset = storage_offset.call_any(object).cast<std::int64_t>();
-  const Py_ssize_t held = PyObject_Size(storage.ptr());  // in bytes
-  if (held < 0) throw py::error_already_set();
-  if (size_ > 0 && (offset + size_) * item_size_ > held)
-    fail("has a storage of " + std::to_string(held) + " bytes, which ends before the tensor does");
+  const Py_ssize_t bytes = PyObject_Size(storage.ptr());  // in bytes
+  if (bytes < 0) throw py::error_already_set();
+  if (size_ > 0 && (offset + size_) * item_size_ > bytes)
+    fail("has a storage of " + std::to_string(bytes) + " bytes, which ends before the tensor does");
   return storage;
 }
 

@@ -93,11 +93,11 @@ class Array {
   // Sets the size. Throws Error for a wrong shape and for an array that is not contiguous. `unit` is the size of an
   // element in the unit of `strides`; null strides: C-contiguous.
   template <class Int>
-  void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape wanted);
+  void set_shape(int dimensions, const Int* shape, const Int* strides, std::int64_t unit, Shape expected);
   template <class Int>
   void check_shape(int dimensions, const Int* shape) const;
   void set_type(const std::string& name);
-  [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail(const std::string& problem) const;
   [[noreturn]] void wrong_type(const std::string& expected) const;
 
   Argument argument_;

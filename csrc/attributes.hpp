@@ -65,12 +65,12 @@ class Attribute {
   bool flag_of(pybind11::handle owner) const { return cast<bool>(owner, "a bool"); }
 
  private:
-  static pybind11::object null_if_missing(PyObject* found) {
-    if (found == nullptr) {
+  static pybind11::object null_if_missing(PyObject* attribute) {
+    if (attribute == nullptr) {
       if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw pybind11::error_already_set();
       PyErr_Clear();
     }
-    return pybind11::reinterpret_steal<pybind11::object>(found);
+    return pybind11::reinterpret_steal<pybind11::object>(attribute);
   }
 
   template <class T>

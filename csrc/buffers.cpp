@@ -44,8 +44,8 @@ void* allocate(std::size_t bytes) {
   return static_cast<unsigned char*>(block) + place;
 }
 
-void release(void* data, std::size_t bytes) {
-  std::free(static_cast<unsigned char*>(data) - reinterpret_cast<std::uintptr_t>(data) % border(bytes));
+void release(void* memory, std::size_t bytes) {
+  std::free(static_cast<unsigned char*>(memory) - reinterpret_cast<std::uintptr_t>(memory) % border(bytes));
 }
 
 // Mixes a word into the state. For each state this is a bijection of `word`, so every change within one word changes
@@ -57,9 +57,9 @@ std::uint64_t mixed(std::uint64_t state, std::uint64_t word) {
 
 // Returns a checksum that depends on the order of the bytes; not for files. Four chains hide the latency of the
 // multiplication.
-std::uint64_t checksum_of(const void* data, std::int64_t bytes) {
+std::uint64_t checksum_of(const void* memory, std::int64_t bytes) {
   constexpr std::int64_t kChains = 4, kStep = 8 * kChains;
-  const auto* const from = static_cast<const unsigned char*>(data);
+  const auto* const from = static_cast<const unsigned char*>(memory);
   std::uint64_t chains[kChains] = {1, 2, 3, 4}, words[kChains];
   std::int64_t i = 0;
   for (; i + kStep <= bytes; i += kStep) {
@@ -99,12 +99,12 @@ Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked,
 }
 
 Pool::~Pool() {
-  for (void* const data : free_)
-    if (!is_lent(data)) release(data, static_cast<std::size_t>(bytes()));
+  for (void* const memory : free_)
+    if (!is_lent(memory)) release(memory, static_cast<std::size_t>(bytes()));
 }
 
-bool Pool::is_lent(const void* data) const {
-  return std::any_of(lent_.begin(), lent_.end(), [data](const py::buffer_info& info) { return info.ptr == data; });
+bool Pool::is_lent(const void* memory) const {
+  return std::any_of(lent_.begin(), lent_.end(), [memory](const py::buffer_info& info) { return info.ptr == memory; });
 }
 
 void Pool::lend(const py::buffer& memory) {
@@ -123,16 +123,16 @@ void Pool::lend(const py::buffer& memory) {
 void* Pool::take() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!free_.empty()) {
-    void* const data = free_.back();
+    void* const memory = free_.back();
     free_.pop_back();
-    return data;
+    return memory;
   }
   if (max_buffers_ > 0 && allocated_ == max_buffers_)
     throw Error("[Pool] all " + std::to_string(max_buffers_) + " buffers of max_buffers are held");
   free_.reserve(static_cast<std::size_t>(allocated_) + 1);  // so that give_back never allocates
-  void* const data = allocate(static_cast<std::size_t>(bytes()));
+  void* const memory = allocate(static_cast<std::size_t>(bytes()));
   ++allocated_;
-  return data;
+  return memory;
 }
 
 bool Pool::full() const {
@@ -140,9 +140,9 @@ bool Pool::full() const {
   return free_.empty() && max_buffers_ > 0 && allocated_ == max_buffers_;
 }
 
-void Pool::give_back(void* data) noexcept {
+void Pool::give_back(void* memory) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(data);
+  free_.push_back(memory);
 }
 
 void Pool::report_damage(std::int64_t tag) noexcept {
@@ -161,7 +161,7 @@ std::int64_t Pool::held() const {
 std::vector<std::uintptr_t> Pool::free() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::uintptr_t> places;
-  for (void* const data : free_) places.push_back(reinterpret_cast<std::uintptr_t>(data));
+  for (void* const memory : free_) places.push_back(reinterpret_cast<std::uintptr_t>(memory));
   return places;
 }
 

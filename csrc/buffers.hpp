@@ -35,7 +35,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Adds the caller's `memory` as a free buffer: writable, contiguous, of at least bytes(). The pool holds the object
   // until its own destruction. Throws Error for other memory.
   void lend(const pybind11::buffer& memory);
-  void give_back(void* data) noexcept;
+  void give_back(void* memory) noexcept;
   void report_damage(std::int64_t tag) noexcept;
 
   std::int64_t size() const { return size_; }
@@ -51,7 +51,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::int64_t> damaged() const;
 
  private:
-  bool is_lent(const void* data) const;
+  bool is_lent(const void* memory) const;
 
   const std::int64_t size_;
   const Type type_;

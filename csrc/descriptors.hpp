@@ -82,9 +82,9 @@ Descriptor<Class, Result, Arguments...> descriptor_of(Result (Class::*)(Argument
 template <auto method>
 void add_method(pybind11::handle type, const char* name) {
   using Of = decltype(descriptor_of(method));
-  static PyMethodDef definition{
-      name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Of::template call<method>)), METH_FASTCALL,
-      nullptr};
+  static PyMethodDef definition{name,
+                                reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Of::template call<method>)),
+                                METH_FASTCALL, nullptr};
   type.attr(name) = owned(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));
 }
 

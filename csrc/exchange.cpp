@@ -12,14 +12,14 @@ namespace {
 
 // Returns true for torch.nn.Parameter, the only subclass of a tensor that is known to keep __dlpack__ unchanged.
 bool is_parameter(PyTypeObject* type) {
-  static const PyTypeObject* known = nullptr;
-  if (type == known) return true;
-  if (known != nullptr || std::strcmp(type->tp_name, "Parameter") != 0) return false;
+  static const PyTypeObject* parameter_type = nullptr;
+  if (type == parameter_type) return true;
+  if (parameter_type != nullptr || std::strcmp(type->tp_name, "Parameter") != 0) return false;
   static const Attribute module("__module__");
   const py::object name = module.of_any(reinterpret_cast<PyObject*>(type));
   if (!name || !py::isinstance<py::str>(name) || name.cast<std::string>() != "torch.nn.parameter") return false;
   Py_INCREF(type);  // the type is held, so that no other type gets its address
-  known = type;
+  parameter_type = type;
   return true;
 }
 

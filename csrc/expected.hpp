@@ -8,9 +8,9 @@ template <class Int>
 bool has_shape(pybind11::handle expected, int dimensions, const Int* shape) {
   if (!PyTuple_Check(expected.ptr()) || PyTuple_GET_SIZE(expected.ptr()) != dimensions) return false;
   for (int i = 0; i < dimensions; ++i) {
-    PyObject* const wanted = PyTuple_GET_ITEM(expected.ptr(), i);
+    PyObject* const dimension = PyTuple_GET_ITEM(expected.ptr(), i);
     int overflow = 0;
-    if (!PyLong_Check(wanted) || PyLong_AsLongLongAndOverflow(wanted, &overflow) != shape[i]) return false;
+    if (!PyLong_Check(dimension) || PyLong_AsLongLongAndOverflow(dimension, &overflow) != shape[i]) return false;
   }
   return true;
 }

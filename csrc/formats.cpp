@@ -21,8 +21,8 @@ std::string name_of_format(const std::string& format) {
                 {"g", "long double"}, {"b", "int8"},    {"h", "int16"},   {"i", "int32"},      {"l", "int64"},
                 {"q", "int64"},       {"B", "uint8"},   {"H", "uint16"},  {"I", "uint32"},     {"L", "uint64"},
                 {"Q", "uint64"},      {"?", "bool"}};
-  for (const auto& known : kNames)
-    if (format == known.format) return known.name;
+  for (const auto& entry : kNames)
+    if (format == entry.format) return entry.name;
   return "buffer format '" + format + "'";
 }
 

@@ -378,8 +378,7 @@ void Ledger::record(py::handle status_text, py::handle arrival, py::handle round
   std::optional<Decided> made;
   if (!is_none(round)) made.emplace(round);
   const py::object entry = is_none(now_.log) ? py::none() : log_entry(status, arrival);
-  const py::object event =
-      is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
+  const py::object event = is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
   Opening next;
   if (made) next = opening(*made, client);
   Dropped dropped;
@@ -432,7 +431,8 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
   Dropped dropped;
   {
     const Held mutex(*lock_);
-    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0 || overdue() != 0) return py::none();
+    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0 || overdue() != 0)
+      return py::none();
     const auto found = outcome(client, pulled);
     if (!found || found->first != kJoined || (!by_flush_ && fills_buffer())) return py::none();
     if (!has_room() && !has_row(client)) return py::none();
@@ -475,11 +475,9 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
   return receipt(kJoined, staleness, version, number, makes);
 }
 
-void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt,
-                        py::handle decided) {
+void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt, py::handle decided) {
   const Status counted = status_of(status);
-  const py::object event =
-      is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
+  const py::object event = is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
   Dropped dropped;
   dropped.reserve(8);
   closing_.reserve(closing_.size() + 1);
@@ -682,8 +680,7 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   }
   state.waiting = arrivals_of(waiting);
   state.number = count_of(item(counted, 0));
-  for (std::size_t i = 0; i < kStatuses; ++i)
-    state.counts[i] = count_of(item(counted, 1)[texts->statuses[i]]);
+  for (std::size_t i = 0; i < kStatuses; ++i) state.counts[i] = count_of(item(counted, 1)[texts->statuses[i]]);
   state.round_counts = state.counts;
   if (!is_none(now_.log)) state.log = held(log);
   state.logged = length_of(state.log);
@@ -727,8 +724,8 @@ void Ledger::replay(py::handle replaying, py::handle flush_after, py::handle by_
 
 // Tasks
 
-void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py::handle holds,
-    py::handle deadline, py::handle base) {
+void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
+                       py::handle base) {
   if (is_none(now_.round) && now_.events > 1000 + 8 * tasks_.size()) compact_task_events();
   Dropped dropped;
   dropped.reserve(static_cast<std::size_t>(tasks_.size()) + 8);
@@ -741,8 +738,8 @@ void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py:
   now_.events = length_of(now_.task_events);
 }
 
-void Ledger::restore_task(py::handle opened, py::handle id, py::handle version, py::handle holds,
-    py::handle deadline, py::handle base) {
+void Ledger::restore_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
+                          py::handle base) {
   Dropped dropped;
   tasks_.open(opened, id, count_of(version), is_set(holds), PyFloat_AsDouble(deadline.ptr()), base, dropped);
 }

@@ -50,7 +50,11 @@ inline const Texts* texts = nullptr;
 // The classes of the objects that decisions create: NamedTuples, and the Struct of a snapshot.
 struct Classes {
   explicit Classes(const pybind11::tuple& classes)
-      : arrival(classes[0]), receipt(classes[1]), join(classes[2]), closed(classes[3]), state(classes[4]),
+      : arrival(classes[0]),
+        receipt(classes[1]),
+        join(classes[2]),
+        closed(classes[3]),
+        state(classes[4]),
         passes(classes[5]) {}
   pybind11::object arrival, receipt, join, closed, state, passes;
 };
@@ -58,11 +62,11 @@ struct Classes {
 // The rows of clients, as far as a decision needs them.
 struct Rows {
   pybind11::object cache = pybind11::none();
-  pybind11::object slots;          // a dict: the clients that are known to have a row
-  std::int64_t clients = 0;        // that have a row
-  std::int64_t most = 0;           // clients that may have one
-  std::int64_t coming = 0;         // clients that get their first row in the decided round
-  bool reads_ahead = false;        // whether a push reads its client's row
+  pybind11::object slots;    // a dict: the clients that are known to have a row
+  std::int64_t clients = 0;  // that have a row
+  std::int64_t most = 0;     // clients that may have one
+  std::int64_t coming = 0;   // clients that get their first row in the decided round
+  bool reads_ahead = false;  // whether a push reads its client's row
 };
 
 // What a snapshot contains. A copy shares the lists that grow, and has the numbers of their entries.
@@ -93,8 +97,8 @@ struct Intake {
   std::int64_t size;
   int num_threads;
   double max_abs, max_norm;
-  double most_squares;     // the largest sum of squares for which inner products cannot overflow
-  pybind11::tuple pools;   // of slots
+  double most_squares;    // the largest sum of squares for which inner products cannot overflow
+  pybind11::tuple pools;  // of slots
 };
 
 class Ledger {
@@ -131,15 +135,17 @@ class Ledger {
   pybind11::object next_report();
   void attach(pybind11::handle commit_every);
   void take_vectors(pybind11::handle intake);
-  void use_slots(pybind11::handle pools) { if (intake_) intake_->pools = pybind11::tuple(pools_of(pools)); }
+  void use_slots(pybind11::handle pools) {
+    if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
+  }
   void replay(pybind11::handle replaying, pybind11::handle flush_after, pybind11::handle by_flush);
   void expect_overdue(pybind11::handle least) { least_overdue_ = count_of(least); }
   void close() { closed_ = true; }
 
   void open_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
-    pybind11::handle deadline, pybind11::handle base);
+                 pybind11::handle deadline, pybind11::handle base);
   void restore_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
-    pybind11::handle deadline, pybind11::handle base);
+                    pybind11::handle deadline, pybind11::handle base);
   bool close_task(pybind11::handle id, pybind11::handle why);
   void compact_task_events();
   bool is_open(pybind11::handle id) const;
@@ -256,8 +262,8 @@ class Ledger {
 
   State now_;
   std::unique_ptr<State> decided_;  // the state when the round was decided, if there is a store
-  pybind11::dict places_;           // the place of each client's arrival in the buffer, unless both of its arrivals count
-  std::int64_t rounds_ = 0;         // how often round_counts was set
+  pybind11::dict places_;    // the place of each client's arrival in the buffer, unless both of its arrivals count
+  std::int64_t rounds_ = 0;  // how often round_counts was set
   std::deque<pybind11::object> unreported_, faults_;
   TaskBook tasks_;
   // Of a draft:

@@ -40,7 +40,7 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
                   const py::object& shapes, const py::object& other) {
   const Call call;
   RowCheck* const beside = other.is_none() ? nullptr : other.cast<RowCheck*>();
-  Statistics result{};
+  Statistics statistics{};
   const Array to({"ingest", "slot"}, slot, Access::write);
   const View<void> out = to.view();
   const Converted change("ingest", conversion);
@@ -49,18 +49,18 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
     const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view,
                                    shapes.is_none() ? py::handle() : py::handle(shapes));
-    const auto sweep = [&] { result = ingest(parts.list(), out, num_threads, change.get(), until_read); };
+    const auto sweep = [&] { statistics = ingest(parts.list(), out, num_threads, change.get(), until_read); };
     const GilRelease release;
     beside == nullptr ? sweep() : beside->beside(sweep);
   } else {
     if (!shapes.is_none()) throw Error("[ingest] shapes are those of several parts, and update is no list of them");
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
-    const auto sweep = [&] { result = ingest(view, out, num_threads, change.get(), until_read); };
+    const auto sweep = [&] { statistics = ingest(view, out, num_threads, change.get(), until_read); };
     const GilRelease release;
     beside == nullptr ? sweep() : beside->beside(sweep);
   }
-  return py::make_tuple(result.first_nonfinite, result.sum_of_squares, result.min, result.max);
+  return py::make_tuple(statistics.first_nonfinite, statistics.sum_of_squares, statistics.min, statistics.max);
 }
 
 // Each entry of `vectors` is a tuple: a flat vector, the list of its arrays, the tuple of their shapes, and bytes that
@@ -234,9 +234,9 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.def(
       "strict_float_mode",
       [](const py::object& function, const py::object& argument) {
-        py::object result;
-        strict_float_mode([&] { result = function(argument); });
-        return result;
+        py::object output;
+        strict_float_mode([&] { output = function(argument); });
+        return output;
       },
       py::arg("function"), py::arg("argument"));
   module.def("exp", &afflux::exp, py::arg("x"));

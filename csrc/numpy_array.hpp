@@ -24,9 +24,9 @@ inline std::optional<NumpyArray> numpy_array(pybind11::handle object, bool writt
   const auto* const array = pybind11::detail::array_proxy(object.ptr());
   const auto* const descr = pybind11::detail::array_descriptor_proxy(array->descr);
   constexpr int kPlain = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_, kWarnOnWrite = 1 << 31;
-  const int wanted = kPlain | (written ? Api::NPY_ARRAY_WRITEABLE_ : 0);
+  const int required = kPlain | (written ? Api::NPY_ARRAY_WRITEABLE_ : 0);
   const bool is_float = descr->type_num == Api::NPY_FLOAT_, is_double = descr->type_num == Api::NPY_DOUBLE_;
-  if ((array->flags & (wanted | kWarnOnWrite)) != wanted || descr->byteorder != '=' || !(is_float || is_double))
+  if ((array->flags & (required | kWarnOnWrite)) != required || descr->byteorder != '=' || !(is_float || is_double))
     return {};
   return NumpyArray{array->data, array->nd, array->dimensions, is_float ? Type::float32 : Type::float64};
 }

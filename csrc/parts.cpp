@@ -33,8 +33,8 @@ std::vector<std::int64_t> vector_of_borders(const py::object& borders) {
   }
   const std::string format = buffer.format == nullptr ? "" : buffer.format;
   const bool fits = buffer.ndim == 1 && buffer.itemsize == 8 && (format == "l" || format == "q");
-  const auto* const data = static_cast<const std::int64_t*>(buffer.buf);
-  std::vector<std::int64_t> copy(data, data + (fits ? buffer.shape[0] : 0));
+  const auto* const elements = static_cast<const std::int64_t*>(buffer.buf);
+  std::vector<std::int64_t> copy(elements, elements + (fits ? buffer.shape[0] : 0));
   PyBuffer_Release(&buffer);
   if (!fits) throw Error("[Parts] borders is no vector of int64");
   return copy;
@@ -52,8 +52,8 @@ std::optional<Type> type_of_dtype(const py::object& dtype) {
 Kind kind_named(const char* op, const std::string& name) {
   static const std::pair<const char*, Kind> kKinds[] = {
       {"update", Kind::update}, {"gradient", Kind::gradient}, {"model", Kind::model}};
-  for (const auto& [known, kind] : kKinds)
-    if (name == known) return kind;
+  for (const auto& [kind_name, kind] : kKinds)
+    if (name == kind_name) return kind;
   throw Error("[" + std::string(op) + "] conversion names '" + name + "', expected update, gradient or model");
 }
 

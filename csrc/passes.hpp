@@ -25,10 +25,10 @@ inline bool contains(const pybind11::dict& ids, pybind11::handle client) {
 // The pass over all clients. Copies share `order`, in which their first `entered` clients do not change.
 struct Pass {
   std::int64_t num_clients;
-  pybind11::list order;        // the clients that have entered; those in the buffer are last
+  pybind11::list order;  // the clients that have entered; those in the buffer are last
   std::int64_t entered;
-  Arrivals queue;              // the arrivals that wait for the next pass
-  pybind11::dict clients;      // those of `order`, as a set
+  Arrivals queue;               // the arrivals that wait for the next pass
+  pybind11::dict clients;       // those of `order`, as a set
   const Pass* begun = nullptr;  // of a draft: the pass whose clients have entered too, but in `order`
 
   std::int64_t left() const { return num_clients - entered; }

@@ -41,23 +41,23 @@ bool is_ready_array(py::handle array, py::handle shape) {
   const bool is_aligned =
       buffer.itemsize > 0 &&
       reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::uintptr_t>(buffer.itemsize) == 0;
-  const bool found = (format == "f" || format == "d" || format == "e") && is_aligned &&
-                     has_shape(shape, buffer.ndim, buffer.shape) &&
-                     is_contiguous(buffer.ndim, buffer.shape, buffer.strides, buffer.itemsize);
+  const bool is_ready = (format == "f" || format == "d" || format == "e") && is_aligned &&
+                        has_shape(shape, buffer.ndim, buffer.shape) &&
+                        is_contiguous(buffer.ndim, buffer.shape, buffer.strides, buffer.itemsize);
   PyBuffer_Release(&buffer);
-  return found;
+  return is_ready;
 }
 
 }  // namespace
 
 std::vector<std::size_t> unready(const py::list& arrays, const py::tuple& shapes) {
   if (arrays.size() != shapes.size()) throw Error("[unready] arrays and shapes have different lengths");
-  std::vector<std::size_t> found;
+  std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     const py::object array = arrays[i], shape = shapes[i];
-    if (!is_ready_array(array, shape) && !is_ready_tensor(array, shape)) found.push_back(i);
+    if (!is_ready_array(array, shape) && !is_ready_tensor(array, shape)) indices.push_back(i);
   }
-  return found;
+  return indices;
 }
 
 }  // namespace afflux::python

@@ -22,9 +22,9 @@ RowCheck::RowCheck(py::buffer memory, std::int64_t block, std::int64_t head, con
 bool RowCheck::compare() const {
   const std::int64_t size = memory_.size * memory_.itemsize;
   if (populate(memory_.ptr, static_cast<std::size_t>(size), false) != 0) return false;
-  const auto found = crc32c({static_cast<const unsigned char*>(memory_.ptr), size, {}}, block_, head_, 1);
-  const std::size_t bytes = found.size() * sizeof found[0];
-  return bytes == checksums_.size() && std::memcmp(found.data(), checksums_.data(), bytes) == 0;
+  const auto computed = crc32c({static_cast<const unsigned char*>(memory_.ptr), size, {}}, block_, head_, 1);
+  const std::size_t bytes = computed.size() * sizeof computed[0];
+  return bytes == checksums_.size() && std::memcmp(computed.data(), checksums_.data(), bytes) == 0;
 }
 
 void RowCheck::beside(const std::function<void()>& work) {

@@ -41,7 +41,9 @@ class TaskBook {
             pybind11::handle base, Dropped& dropped) {
     const std::uint64_t number = next_;
     pybind11::object place = owned(PyLong_FromUnsignedLongLong(number));
-    const auto borrowed = [](pybind11::handle object) { return pybind11::reinterpret_borrow<pybind11::object>(object); };
+    const auto borrowed = [](pybind11::handle object) {
+      return pybind11::reinterpret_borrow<pybind11::object>(object);
+    };
     const auto task = open_.emplace(number, Task{borrowed(opened), borrowed(id), version, holds, deadline}).first;
     try {
       if (deadline != HUGE_VAL) leases_.emplace(deadline, number);
@@ -157,10 +159,10 @@ class TaskBook {
 
   const std::int64_t most_;
   std::uint64_t next_ = 0;
-  std::map<std::uint64_t, Task> open_;                  // by number, in the order of their opening
-  pybind11::dict numbers_;                              // of the open tasks, by id
+  std::map<std::uint64_t, Task> open_;                 // by number, in the order of their opening
+  pybind11::dict numbers_;                             // of the open tasks, by id
   std::set<std::pair<double, std::uint64_t>> leases_;  // deadlines of open tasks
-  std::map<std::int64_t, Base> bases_;                  // by version
+  std::map<std::int64_t, Base> bases_;                 // by version
 };
 
 }  // namespace afflux::python

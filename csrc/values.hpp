@@ -18,8 +18,8 @@ inline bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
 inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
   if (!PyLong_CheckExact(value.ptr())) return {};
   int overflow = 0;
-  const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-  return overflow == 0 ? std::optional<std::int64_t>(found) : std::nullopt;
+  const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  return overflow == 0 ? std::optional<std::int64_t>(number) : std::nullopt;
 }
 
 // Returns the value of one of the server's own counts.
@@ -36,14 +36,14 @@ inline bool is_plain_id(pybind11::handle client) {
 // Returns a tuple, or a NamedTuple without a call of its class. The items are borrowed.
 template <std::size_t N>
 pybind11::object tuple_of(pybind11::handle type, const std::array<pybind11::handle, N>& items) {
-  auto* const known = reinterpret_cast<PyTypeObject*>(type.ptr());
-  pybind11::object made = owned(known->tp_alloc(known, N));
+  auto* const cls = reinterpret_cast<PyTypeObject*>(type.ptr());
+  pybind11::object tuple = owned(cls->tp_alloc(cls, N));
 #if PY_VERSION_HEX >= 0x030E0000
-  reinterpret_cast<PyTupleObject*>(made.ptr())->ob_hash = -1;  // not computed yet
+  reinterpret_cast<PyTupleObject*>(tuple.ptr())->ob_hash = -1;  // not computed yet
 #endif
   for (std::size_t i = 0; i < N; ++i)
-    PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
-  return made;
+    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
+  return tuple;
 }
 
 inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {

@@ -163,6 +163,13 @@ def test_figures_and_tables_for_print(tmp_path, monkeypatch):
     assert (a[6], b[6]) == ("$11$ [$-1.706$, $23.71$]", "-")
     assert r"Paired differences to b in \$x\$; the t test" in lines[-1]
     assert "rounds to" not in statistics.latex_table(results, SimConfig.target), "the default target is left out"
+    some = results.to_latex(["server", "final"]).splitlines()
+    assert some[2] == r" & server ms per round & server state & final perplexity, \$x\$ \\"
+    assert some[5] == rf"b & {b[4]} & {b[5]} & \textbf{{21 $\pm$ 1.4}} \\"
+    assert "Paired" not in some[-1]
+    assert "Paired" in results.to_latex(["p ("]).splitlines()[-1]
+    with pytest.raises(ConfigError, match="unknown column 'accuracy'; known: above the best"):
+        results.to_latex(["final", "accuracy"])
     table = [column.header for column in table_by_rule(results, results.config).columns]
     assert table[1:4] == ["final\nperplexity, $x$", "rounds\nto 25 $x$", "virtual time\nto 25 $x$"]
 

@@ -212,8 +212,8 @@ SERVER = {
         "test_tasks.py",
     ),
     "tasks: params are held however old they are": (
-        "  if (max_staleness_) tasks_.release_before(number - *max_staleness_, dropped);\n}\n\nvoid Ledger::abandon_round",
-        "}\n\nvoid Ledger::abandon_round",
+        "number - *max_staleness_, dropped);\n}\n\nvoid Ledger::abandon_round",
+        "number - 2 * *max_staleness_, dropped);\n}\n\nvoid Ledger::abandon_round",
         "test_tasks.py",
     ),
     "push: the newest version is the base of any other": (

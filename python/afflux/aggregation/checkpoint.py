@@ -173,9 +173,9 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., Array
         "slots": _stacked([read(w.slot, copy=False) for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
     }
     if current.buffers is not None:
-        own = [w.buffers for w in waiting if w.buffers is not None]
+        buffer_rows = [w.buffers for w in waiting if w.buffers is not None]
         arrays["buffers"] = np.array(current.buffers)
-        arrays["slot_buffers"] = _stacked(own, "float64", current.buffers.size)
+        arrays["slot_buffers"] = _stacked(buffer_rows, "float64", current.buffers.size)
     if rows is not None:
         arrays["rows"] = _stacked([on_host(row) for row in rows.values()], rows.codec.row_dtype, rows.codec.row_size(d))
         arrays["sum"] = on_host(rows.memory.sum, copy=True)
@@ -218,10 +218,10 @@ class _Loader:
     ) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
         version = meta["format"] if is_int(meta["format"]) and meta["format"] in LOADABLE else FORMAT
-        for name, ours in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
-            theirs = meta[name]
-            if (comparable(theirs) != comparable(ours)) if name == "layout" else theirs != ours:
-                _fail(f"{name} is {brief(meta[name])} in the state, {ours!r} here")
+        for name, expected in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
+            saved = meta[name]
+            if (comparable(saved) != comparable(expected)) if name == "layout" else saved != expected:
+                _fail(f"{name} is {brief(meta[name])} in the state, {expected!r} here")
         self._meta, self._facts, self._admission, self._most_id = meta, facts, admission, most_id
         self._rule, self._d = admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
@@ -231,16 +231,16 @@ class _Loader:
         """Return the whole state."""
         meta, rule = self._meta, self._rule
         buffers: Float64 | None = None
-        own: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
-        ours = self._admission.current.buffers
-        if ours is not None:
-            buffers = immutable_copy(self._array("buffers", "float64", (ours.size,)))
-            own = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(own), buffers.size))]
+        rows: Sequence[Float64 | None] = [None] * len(self._list("waiting"))
+        before = self._admission.current.buffers
+        if before is not None:
+            buffers = immutable_copy(self._array("buffers", "float64", (before.size,)))
+            rows = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(rows), buffers.size))]
         return Saved(
             version=self._version,
             params=self._array("params", self._facts["dtype"], (self._d,)),
             buffers=buffers,
-            arrivals=self._waiting(own),
+            arrivals=self._waiting(rows),
             filled=self._filled,
             added=self._added,
             raw=self._raw(),
@@ -260,26 +260,26 @@ class _Loader:
             passed=self._passed(),
         )
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...], seen: Array | None = None) -> Array:
-        """Return the array of this name. Its values must be finite; with `seen`, only in the rows that `seen` marks."""
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: Array | None = None) -> Array:
+        """Return the array of this name. Its values must be finite; with `finite_rows`, only in those rows."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
         bad = ~finite(array)
-        if seen is not None:
-            bad &= seen[:, np.newaxis]
+        if finite_rows is not None:
+            bad &= finite_rows[:, np.newaxis]
         if bad.any():
             _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
 
     def _list(self, name: str) -> Sequence[Any]:
         """Return the list of this name. Other sequences are refused, because they may not be in memory."""
-        found = self._meta[name]
-        if not isinstance(found, list | tuple):
-            _fail(f"{name} is {brief(found)}, must be a list")
-        return found
+        entries = self._meta[name]
+        if not isinstance(entries, list | tuple):
+            _fail(f"{name} is {brief(entries)}, must be a list")
+        return entries
 
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
         records, filled, added, passes = self._list("waiting"), self._filled, self._added, self._rule.needs.passes
@@ -294,13 +294,13 @@ class _Loader:
             )
         if added > filled:
             _fail(f"{added} arrivals are in the total, {filled} in the buffer")
-        waiting = [self._arrival(i, record, own) for i, (record, own) in enumerate(zip(records, buffers, strict=True))]
+        waiting = [self._arrival(i, record, row) for i, (record, row) in enumerate(zip(records, buffers, strict=True))]
         if len({w.join for w in waiting}) < count:
             _fail("two arrivals have one join")
         if self._admission.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
             _fail("a client waits twice")
-        seen = np.array([w.norm == w.norm for w in waiting[added:]], bool)
-        slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), seen)
+        finite_rows = np.array([w.norm == w.norm for w in waiting[added:]], bool)
+        slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), finite_rows)
         return [*waiting[:added], *(w._replace(slot=slot) for w, slot in zip(waiting[added:], slots, strict=True))]
 
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
@@ -323,8 +323,8 @@ class _Loader:
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
         numbers = version, examples, _loss(loss), inf if norm == float_info.max else norm
-        own: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
-        return PendingArrival(_id(client_id, self._most_id), *own)
+        fields: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
+        return PendingArrival(_id(client_id, self._most_id), *fields)
 
     def _raw(self) -> list[float]:
         raw = [_number(weight) for weight in self._list("raw")]
@@ -349,9 +349,9 @@ class _Loader:
 
     def _scalars(self) -> Scalars:
         scalars = {name: float(value) for name, value in self._meta["scalars"].items()}
-        ours = self._rule.needs.scalars
-        if set(scalars) != set(ours):
-            _fail(f"the rule's numbers are {sorted(scalars)} in the state, {sorted(ours)} here")
+        names = self._rule.needs.scalars
+        if set(scalars) != set(names):
+            _fail(f"the rule's numbers are {sorted(scalars)} in the state, {sorted(names)} here")
         for name, value in scalars.items():
             if not isfinite(value):
                 _fail(f"{name} is {value}")
@@ -376,12 +376,12 @@ class _Loader:
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
         order: list[ClientId] = [_id(client_id, self._most_id) for client_id in self._list("passed")]
-        ours = self._admission.pass_clients
+        num_clients = self._admission.pass_clients
         waiting = [_id(client_id, None) for client_id, *_ in self._meta["waiting"][: self._filled]]
-        most, last = (0, []) if ours is None else (ours, order[len(order) - len(waiting) :])
-        if len(set(order)) < len(order) or len(order) > most or (ours is not None and last != waiting):
+        most, last = (0, []) if num_clients is None else (num_clients, order[len(order) - len(waiting) :])
+        if len(set(order)) < len(order) or len(order) > most or (num_clients is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
-        return None if ours is None else (ours, order)
+        return None if num_clients is None else (num_clients, order)
 
 
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
@@ -459,5 +459,5 @@ def _loss(value: Any) -> float:
     return nan if value in (inf, -inf) else _number(value)
 
 
-def _fail(what: str) -> NoReturn:
-    raise AffluxError(f"[load_state_dict] {what}")
+def _fail(problem: str) -> NoReturn:
+    raise AffluxError(f"[load_state_dict] {problem}")

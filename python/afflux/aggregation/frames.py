@@ -15,10 +15,10 @@ def note_stored_frames() -> None:
     local variables of all frames above the part.
     """
     if getrefcount(_getframe(1)) > _UNSTORED:
-        noted = _stored.setdefault(get_ident(), [])
+        frames = _stored.setdefault(get_ident(), [])
         frame: FrameType | None = _getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").startswith("afflux."):
-            noted.append(frame)
+            frames.append(frame)
             frame = frame.f_back
 
 

@@ -26,30 +26,29 @@ class RoundVectors:
         self, weights: Float64 | None, rule_vector: str | None, shift: float, own_weight: float, /
     ) -> ops.InnerProducts:
         """Compute the inner products; see `Arrivals.inner`."""
-        given = self._given
-        if given is None:
+        if self._given is None:
             raise AffluxError("[Arrivals] inner is for weigh: the round is decided, and its vectors are reused")
-        slots, held, inner = given
-        moved, own = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
+        slots, rule_vectors, inner = self._given
+        shift, own_weight = any_number("Arrivals", "shift", shift), any_number("Arrivals", "own_weight", own_weight)
         name = None if rule_vector is None else as_text(rule_vector)
-        if rule_vector is not None and (name is None or name not in held):
-            names = f"it has {', '.join(held)}" if held else "the rule has none"
+        if rule_vector is not None and (name is None or name not in rule_vectors):
+            names = f"it has {', '.join(rule_vectors)}" if rule_vectors else "the rule has none"
             raise AffluxError(f"[Arrivals] inner has no rule vector {brief(rule_vector)}: {names}")
-        if (rule_vector is not None) != (moved != 0 or own != 0):
+        if (rule_vector is not None) != (shift != 0 or own_weight != 0):
             raise AffluxError(
-                f"[Arrivals] inner has rule_vector {rule_vector!r}, shift {moved} and own_weight {own}: a rule vector "
-                "goes with one of them that is not 0, or none with neither"
+                f"[Arrivals] inner has rule_vector {rule_vector!r}, shift {shift} and own_weight {own_weight}: a rule "
+                "vector goes with one of them that is not 0, or none with neither"
             )
-        wanted = None if weights is None else _numbers(weights)
-        if wanted is None and own != 0:
-            wanted = np.zeros(len(slots))
-        return inner(slots, wanted, None if name is None else held[name], moved, own)
+        coefficients = None if weights is None else _numbers(weights)
+        if coefficients is None and own_weight != 0:
+            coefficients = np.zeros(len(slots))
+        return inner(slots, coefficients, None if name is None else rule_vectors[name], shift, own_weight)
 
     def select(self, places: Sequence[int]) -> "RoundVectors":
         """Return the function for the slots at these indices."""
         assert self._given is not None  # it is closed after the round's weights
-        slots, held, inner = self._given
-        return RoundVectors([slots[i] for i in places], held, inner)
+        slots, rule_vectors, inner = self._given
+        return RoundVectors([slots[i] for i in places], rule_vectors, inner)
 
     def close(self) -> None:
         """Refuse later calls: the rule has returned its weights, or has failed."""

@@ -65,7 +65,7 @@ class Limits:
         return f"the norm {norm:.6g}, max_norm is {self.max_norm:g}"
 
     def check_step(
-        self, rule: Rule, step: ops.Step, lr: float, weights: list[float], own: Sequence[float] = ()
+        self, rule: Rule, step: ops.Step, lr: float, weights: list[float], vector_weights: Sequence[float] = ()
     ) -> None:
         """Reject numbers of a rule with which vectors within the limits could cause an overflow.
 
@@ -76,7 +76,7 @@ class Limits:
             step: the result of its step part.
             lr: its learning rate.
             weights: the weights of the arrivals.
-            own: the weights of the rule vectors.
+            vector_weights: the weights of the rule vectors.
 
         Raises:
             ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
@@ -85,15 +85,16 @@ class Limits:
         """
         if step.kind not in REACH:
             raise AffluxError(f"[{rule.name}] step gave the kind {step.kind!r}, must be one of {', '.join(REACH)}")
-        if self._fit(step, lr, [*weights, *own]):
+        if self._fit(step, lr, [*weights, *vector_weights]):
             return
-        what = f"elements of magnitude {self.max_abs:g} could overflow"
+        problem = f"elements of magnitude {self.max_abs:g} could overflow"
         message = (
             f"[{rule.name}] with lr {lr:.3g} and weights whose magnitudes add up to "
-            f"{sum(map(abs, [*weights, *own])):.3g}, {what}: make Server's max_abs or the rule's numbers smaller"
+            f"{sum(map(abs, [*weights, *vector_weights])):.3g}, {problem}: make Server's max_abs or the rule's "
+            "numbers smaller"
         )
         reasons = {
-            i: f"weight {weight:.3g}, with which {what}"
+            i: f"weight {weight:.3g}, with which {problem}"
             for i, weight in enumerate(weights)
             if not self._fit(step, lr, [weight] * len(weights))
         }

@@ -125,7 +125,7 @@ class LocalPlane(DataPlane):
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Slot:
         if {*map(type, arrays)} != {np.ndarray}:
-            arrays = [each.detach() if is_torch(each) else each for each in arrays]
+            arrays = [array.detach() if is_torch(array) else array for array in arrays]
         return ops.Parts(arrays, borders, conversion, self.slots.dtype, shapes)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
@@ -180,17 +180,17 @@ class LocalPlane(DataPlane):
         spares = self._apart if plan.lent else vectors
         if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
-        cache, held, new_rows = None, None, _NO_ROWS
+        cache, memory, new_rows = None, None, _NO_ROWS
         if plan.rows is not None:
             cache, new_rows = rows.prepare(plan.rows)
         states = [vectors[name] for name in plan.states]
         outs = [] if after is vectors else [after[name] for name in plan.states]
         if names := plan.rule_vectors:
             coefficients = np.array(plan.coefficients or [0.0] * len(names))
-            memory = [] if after is vectors else [after[name] for name in names]
-            held = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, memory)
+            new = [] if after is vectors else [after[name] for name in names]
+            memory = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, new)
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
-        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, held, outs)
+        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, memory, outs)
         checked = ops.check(sweep)
         # Whether the sweep reads the addresses of the arrays again.
         lent = plan.lent and any([is_lent(plan.slots[i]) for i in plan.lent])
@@ -300,14 +300,14 @@ class _Vectors(dict[str, Vector]):
         return self.setdefault(name, self._vector())
 
 
-def plane_like(what: str, parts: Parts, names: Sequence[str]) -> LocalPlane:
+def plane_like(subject: str, parts: Parts, names: Sequence[str]) -> LocalPlane:
     """Return a plane on the device of these arrays.
 
     Raises:
         AffluxError: the arrays are on several devices.
         UnavailableError: this build or machine does not support their device.
     """
-    return LocalPlane(device_of(what, parts, names))
+    return LocalPlane(device_of(subject, parts, names))
 
 
 def _renewed(plan: RoundPlan, before: NamedVectors, outs: NamedVectors) -> NamedVectors:

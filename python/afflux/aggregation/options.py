@@ -294,10 +294,10 @@ class ServerOptions:
             AffluxError: an option cannot be combined with the rule, or the rule differs from the previous one in a
                 property on which the server's state and pushes in progress depend; the message names it.
         """
-        ours, theirs = (_lasting_facts(each, self.slots_as) for each in (before, rule))
-        for name, value in ours.items():
-            if theirs[name] != value:
-                raise AffluxError(f"[Server] {name} is {value!r} of the rule in force, {theirs[name]!r} of the new one")
+        old, new = _lasting_facts(before, self.slots_as), _lasting_facts(rule, self.slots_as)
+        for name, value in old.items():
+            if new[name] != value:
+                raise AffluxError(f"[Server] {name} is {value!r} of the rule in force, {new[name]!r} of the new one")
         return self.for_rule(rule)
 
     def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
@@ -317,8 +317,8 @@ class ServerOptions:
                 "the last commit's version beside the newest one and the next"
             )
         if not store and (self.durability is not None or self.commit_every != 1):
-            what = "commit_every" if self.durability is None else "durability"
-            raise AffluxError(f"[Server] {what}: without a store nothing is committed; give store=PATH")
+            option = "commit_every" if self.durability is None else "durability"
+            raise AffluxError(f"[Server] {option}: without a store nothing is committed; give store=PATH")
         if self.rows_on == "host":
             why = None
             if gpu is None:
@@ -350,9 +350,9 @@ class ServerOptions:
 
 def options_of(op: str, options: object, fields: Options) -> ServerOptions:
     """Return `options`, or the default options, with these fields replaced."""
-    given = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
+    base = optional(instance(ServerOptions, "a ServerOptions"))(op, "options", options)
     keyword_arguments(op, fields, Options.__annotations__)
-    return replace(ServerOptions() if given is None else given, **fields)
+    return replace(ServerOptions() if base is None else base, **fields)
 
 
 def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:

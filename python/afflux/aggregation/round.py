@@ -124,7 +124,7 @@ class Round(Struct, eq=False):
             plane.make(self.prepared, sound)
         if sound != [True]:
             # In the engine's floating-point mode, like `prepare`.
-            strict_float_mode(lambda known: self._make_without(known, plane, sound), lent)
+            strict_float_mode(lambda vectors: self._make_without(vectors, plane, sound), lent)
         if sound is not self.done:
             self.done.append(sound[-1])
 
@@ -174,10 +174,10 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     slots: list[Any] = [arrival.slot for arrival in ordered]
     terms: list[Term] = slots if isinstance(slots[0], Term) else []
     needs, version = rule.needs, before.current.version + 1
-    held = needs.rule_vectors
+    names = needs.rule_vectors
     memory = before.rule_vectors
-    gram = frozen(plane.gram([*(memory[name] for name in held), *slots]), np.float64) if needs.gram else None
-    products = RoundVectors(slots, {name: memory[name] for name in held}, plane.inner) if needs.inner else None
+    gram = frozen(plane.gram([*(memory[name] for name in names), *slots]), np.float64) if needs.gram else None
+    products = RoundVectors(slots, {name: memory[name] for name in names}, plane.inner) if needs.inner else None
     arrivals, joins = freeze(before, ordered, gram, products)
     try:
         decision = decide(rule, arrivals, products, before.limits, before.norms, removable=not terms)
@@ -205,7 +205,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
     base, most = params_weight(rule.kind, weights), before.limits.max_abs if lent else inf
     plan = RoundPlan(
-        version, slots, factors, base, step, held, weights.rule_vectors, weights.next, states, rows, lent, most
+        version, slots, factors, base, step, names, weights.rule_vectors, weights.next, states, rows, lent, most
     )
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
@@ -261,8 +261,8 @@ def freeze(
     facts: dict[str, Float64] = {}
     if before.fact_names:
         by_arrival = [dict(arrival.facts) for arrival in ordered]
-        facts = {name: frozen([each.get(name, nan) for each in by_arrival], np.float64) for name in before.fact_names}
-        if any(EXAMPLES in each for each in by_arrival):
+        facts = {name: frozen([row.get(name, nan) for row in by_arrival], np.float64) for name in before.fact_names}
+        if any(EXAMPLES in row for row in by_arrival):
             counts = [by_arrival[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
             num_examples = frozen(counts, np.float64)
     arrivals = Arrivals(

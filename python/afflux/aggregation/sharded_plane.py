@@ -123,7 +123,7 @@ class ShardedPlane(DataPlane):
         """
         targets = self.planes if of is None else of.parts
         return [
-            call_of(target, name, [part_of(each, k) for each in arguments], options) for k, target in enumerate(targets)
+            call_of(target, name, [part_of(arg, k) for arg in arguments], options) for k, target in enumerate(targets)
         ]
 
     def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> Shards:
@@ -140,8 +140,8 @@ class ShardedPlane(DataPlane):
 
     def made(self, kind: Callable[..., Any], *arguments: Any) -> Shards:
         """Return new objects, which `kind` makes where the parts are."""
-        count = max(len(each.parts) for each in arguments if isinstance(each, Shards))
-        return Shards([kind(*(part_of(each, k) for each in arguments)) for k in range(count)])
+        count = max(len(argument.parts) for argument in arguments if isinstance(argument, Shards))
+        return Shards([kind(*(part_of(argument, k) for argument in arguments)) for k in range(count)])
 
     def row_parts(self, rows: Shards, codec: Codec) -> Sequence[RowMemory]:
         """Return the rows of each part."""
@@ -184,7 +184,7 @@ class ShardedPlane(DataPlane):
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
-        slots = [*takewhile(lambda slot: slot is not None, (each.reserve(counted=counted) for each in self.planes))]
+        slots = [*takewhile(lambda slot: slot is not None, (plane.reserve(counted=counted) for plane in self.planes))]
         return Shards(slots) if len(slots) == len(self.planes) else None
 
     def grow(self, limit: int) -> None:
@@ -217,9 +217,9 @@ class ShardedPlane(DataPlane):
             # NumPy cannot cut these arrays: the engine reads them whole, or its error names the caller's own.
             if conversion is not None:
                 conversion = conversion._replace(base=self.shown(conversion.base))
-            whole = Buffer(Pool(self.size, self._dtype(vector), 0))
-            whole_facts = ops.ingest(parts, whole, num_threads=num_threads, conversion=conversion)
-            self.fill(vector, np.asarray(whole))
+            buffer = Buffer(Pool(self.size, self._dtype(vector), 0))
+            whole_facts = ops.ingest(parts, buffer, num_threads=num_threads, conversion=conversion)
+            self.fill(vector, np.asarray(buffer))
             return whole_facts
         return self._facts_of(facts)
 
@@ -242,8 +242,8 @@ class ShardedPlane(DataPlane):
         raise AffluxError("cannot be read in place: " + self.copies)
 
     def first_beyond(self, vector: Shards, most: float) -> int | None:
-        both = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
-        return next((index + begin for index, begin in both if index is not None), None)
+        pairs = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
+        return next((index + begin for index, begin in pairs if index is not None), None)
 
     def total(self, values: Float64 | None = None) -> Shards:
         return self.objects("total", None if values is None else self._scattered(values))
@@ -251,9 +251,9 @@ class ShardedPlane(DataPlane):
     def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.extend([[] for _ in self.planes])  # a list for each part
-        for k, (plane, own) in enumerate(zip(self.planes, done, strict=True)):
-            if not own:
-                plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=own)
+        for k, (plane, flags) in enumerate(zip(self.planes, done, strict=True)):
+            if not flags:
+                plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=flags)
 
     def gram(self, vectors: Sequence[Shards]) -> Float64:
         return self._root(self.call("gram", [*vectors]), np.add)
@@ -296,7 +296,7 @@ class ShardedPlane(DataPlane):
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
         params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts), version), strict=True)
-        return Shards(params), {name: Shards([each[name] for each in vectors]) for name in vectors[0]}, rows
+        return Shards(params), {name: Shards([part[name] for part in vectors]) for name in vectors[0]}, rows
 
     def release(self, prepared: ShardedRound) -> None:
         self.call_later("release", Shards(prepared.parts))
@@ -388,9 +388,9 @@ def part_of(argument: Any, k: int) -> Any:
     if isinstance(argument, Shards):
         return argument.parts[k]
     if isinstance(argument, list):
-        return [part_of(each, k) for each in argument]
+        return [part_of(element, k) for element in argument]
     if isinstance(argument, dict):
-        return {name: part_of(each, k) for name, each in argument.items()}
+        return {name: part_of(element, k) for name, element in argument.items()}
     if isinstance(argument, ops.Conversion):
         return argument._replace(base=part_of(argument.base, k))
     return argument
@@ -439,8 +439,8 @@ def subtrees(begin: int, end: int, total: int) -> list[tuple[int, int]]:
             return []
         if begin <= first and first + count <= end:
             return [(first, count)]
-        left = left_part(count)
-        return within(first, left) + within(first + left, count - left)
+        left_count = left_part(count)
+        return within(first, left_count) + within(first + left_count, count - left_count)
 
     return within(0, total)
 

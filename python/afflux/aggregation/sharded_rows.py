@@ -25,7 +25,7 @@ def key_at(codec: Codec, key: int, begin: int) -> int:
 
 def plan_at(plan: RowPlan, codec: Codec, begin: int) -> RowPlan:
     """Return the plan of the rows of a part that begins at element `begin`."""
-    return plan._replace(facts=[each._replace(key=key_at(codec, each.key, begin)) for each in plan.facts])
+    return plan._replace(facts=[facts._replace(key=key_at(codec, facts.key, begin)) for facts in plan.facts])
 
 
 def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
@@ -39,9 +39,9 @@ def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
 
 def row_piece(row: Row, codec: Codec, begin: int, size: int) -> Row:
     """Return the encoded row of the part with these elements, from a whole one."""
-    whole, bytes_to, head = np.asarray(row).view(np.uint8), codec.row_bytes, codec.row_bytes(0)
+    codes, bytes_to, head = np.asarray(row).view(np.uint8), codec.row_bytes, codec.row_bytes(0)
     assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous
-    piece = np.concatenate([whole[:head], whole[bytes_to(begin) : bytes_to(begin + size)]])
+    piece = np.concatenate([codes[:head], codes[bytes_to(begin) : bytes_to(begin + size)]])
     if head:
         piece[_SIZE].view("<i8")[:] = size
         key = int(piece[_KEY].view("<u8")[0])
@@ -74,9 +74,9 @@ class ShardedRows(RowMemory):
 
     def loaded(self, rows: Iterable[Row], total: Row) -> "ShardedRows":
         """Return other rows, with copies of these."""
-        whole, codec = [*rows], self.codec
+        rows, codec = [*rows], self.codec
         parts = [
-            part.loaded([row_piece(row, codec, begin, part.size) for row in whole], total[begin : begin + part.size])
+            part.loaded([row_piece(row, codec, begin, part.size) for row in rows], total[begin : begin + part.size])
             for part, begin in zip(self.parts, self._begins, strict=True)
         ]
         return ShardedRows(parts, self._begins)

@@ -70,10 +70,10 @@ def _mix(
     total = ordered_sum(weights)
     plain = not total > 0 or min(weights) < 0
     if kind == "model" and not plain:
-        rest = max(0.0, 1.0 - lr * total)
-        shares = [lr * weight if rest else weight / total for weight in weights]
+        base = max(0.0, 1.0 - lr * total)
+        shares = [lr * weight if base else weight / total for weight in weights]
         ops.apply(
-            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), rest), step=ops.Step("assign")), num_threads=1
+            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), base), step=ops.Step("assign")), num_threads=1
         )
         return
     shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)

@@ -64,10 +64,10 @@ class Total:
         the next call continues after an interrupt.
         """
         self._finish(plane)
-        left = [term for term in terms if term.slot is not None]
-        if left:
-            slots, weights = [term.slot for term in left], np.array([term.weight for term in left])
-            self._sweep = _Sweep(left, slots, weights, [])
+        slot_terms = [term for term in terms if term.slot is not None]
+        if slot_terms:
+            slots, weights = [term.slot for term in slot_terms], np.array([term.weight for term in slot_terms])
+            self._sweep = _Sweep(slot_terms, slots, weights, [])
             self._finish(plane)
 
     def _finish(self, plane: DataPlane) -> None:
@@ -94,17 +94,17 @@ class Term:
         self.slot = slot if place >= total.added else None  #: None once it is added
 
 
-def term_of(rule: Rule, total: Total, place: int, known: tuple[int, int, float, Facts], slot: Slot | None) -> Term:
+def term_of(rule: Rule, total: Total, place: int, arguments: tuple[int, int, float, Facts], slot: Slot | None) -> Term:
     """Return the term of the arrival at index `place` of the buffer.
 
-    `known` are its staleness, num_examples, norm and facts.
+    `arguments` are its staleness, num_examples, norm and facts.
 
     Raises:
         AffluxError: the raw weight is not a number, or is too large.
     """
     # In the engine's floating-point mode, like all weights. ServerOptions.for_rule has checked the part.
     try:
-        raw = strict_float_mode(lambda known: raw_weight(rule, *known), known)
+        raw = strict_float_mode(lambda arguments: raw_weight(rule, *arguments), arguments)
     finally:
         note_stored_frames()
     return Term(total, place, bounded(rule.name, "on_arrival", raw), slot)
@@ -130,9 +130,9 @@ def factor_of(rule: Rule, arrivals: Arrivals, weights: Float64, terms: Sequence[
     return factor
 
 
-def bounded(name: str, what: str, given: float) -> float:
-    """Return the result of weigh's method `what`; raise an error unless its magnitude is at most MOST."""
-    # Converted to a Python float first: NumPy would round MOST to float32 if `given` is a float32.
-    if not isinstance(given, NUMBERS) or not abs(value := float(given)) <= MOST:
-        raise AffluxError(f"[{name}] weigh's {what} gave {given!r}, must be a number of at most {MOST} in magnitude")
+def bounded(name: str, method: str, output: float) -> float:
+    """Return the result of this method of weigh; raise an error unless its magnitude is at most MOST."""
+    # Converted to a Python float first: NumPy would round MOST to float32 if `output` is a float32.
+    if not isinstance(output, NUMBERS) or not abs(value := float(output)) <= MOST:
+        raise AffluxError(f"[{name}] weigh's {method} gave {output!r}, must be a number of at most {MOST} in magnitude")
     return value

@@ -89,10 +89,10 @@ def _decide_without(
         finally:
             if part_vectors is not None:
                 part_vectors.close()
-    held = len(rule.needs.rule_vectors)
-    nothing = Weights(_NO_NUMBERS, (0.0,) * held, skip=True)
+    vector_count = len(rule.needs.rule_vectors)
+    no_weights = Weights(_NO_NUMBERS, (0.0,) * vector_count, skip=True)
     clips = None if limits.clip_norms is None else _NO_NUMBERS
-    return _expanded(Decision(nothing, rule.step(arrivals), clips, window), [], rejected)
+    return _expanded(Decision(no_weights, rule.step(arrivals), clips, window), [], rejected)
 
 
 def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
@@ -111,8 +111,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
 
     All their vectors, and the rule vectors, have one element: 1.
     """
-    count, held = len(arrivals), len(rule.needs.rule_vectors)
-    ones = np.ones(count + held)
+    count = len(arrivals)
+    ones = np.ones(count + len(rule.needs.rule_vectors))
     memory = dict.fromkeys(rule.needs.rule_vectors, np.ones(1))
     vectors = RoundVectors([np.ones(1)] * count, memory, _inner_of_ones)
     neutral = replace(
@@ -123,8 +123,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
         losses=frozen(np.where(np.isnan(arrivals.losses), nan, 1.0), np.float64),
         norms=frozen(ones[:count], np.float64),
         local_steps=frozen(np.minimum(arrivals.local_steps, 1), np.int64),
-        facts={name: frozen(np.where(np.isnan(own), nan, 1.0), np.float64) for name, own in arrivals.facts.items()},
-        gram=None if arrivals.gram is None else frozen(np.ones((count + held, count + held)), np.float64),
+        facts={name: frozen(np.where(np.isnan(fact), nan, 1.0), np.float64) for name, fact in arrivals.facts.items()},
+        gram=None if arrivals.gram is None else frozen(np.ones((len(ones), len(ones))), np.float64),
         inner_sweep=None if arrivals.inner_sweep is None else vectors,
     )
     try:
@@ -146,8 +146,8 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
     """Return the arrivals at these indices; `vectors` are theirs."""
     gram = arrivals.gram
     if gram is not None:
-        held = len(gram) - len(arrivals)
-        rows = [*range(held), *(held + i for i in places)]
+        vector_count = len(gram) - len(arrivals)
+        rows = [*range(vector_count), *(vector_count + i for i in places)]
         gram = frozen(gram[np.ix_(rows, rows)], np.float64)
     columns = {
         name: frozen(getattr(arrivals, name)[places], getattr(arrivals, name).dtype)
@@ -169,8 +169,8 @@ def _clipped(
     if (clips < 1.0).any():
         following = weights.next
         if following is not None:
-            held = len(following)
-            following = frozen(following * np.concatenate([np.ones(held), clips]), np.float64)
+            vector_count = len(following)
+            following = frozen(following * np.concatenate([np.ones(vector_count), clips]), np.float64)
         weights = replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following)
     return Decision(weights, step, clips, next_window(window, norms))
 
@@ -183,9 +183,9 @@ def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, 
         """Return the numbers of all arrivals; `value` for those that are rejected."""
         if numbers is None:
             return None
-        held = numbers.shape[-1] - len(places)  # columns of rule vectors
-        out = np.full((*numbers.shape[:-1], held + count), value)
-        out[..., [*range(held), *(held + i for i in places)]] = numbers
+        vector_count = numbers.shape[-1] - len(places)  # columns of rule vectors
+        out = np.full((*numbers.shape[:-1], vector_count + count), value)
+        out[..., [*range(vector_count), *(vector_count + i for i in places)]] = numbers
         return frozen(out, np.float64)
 
     vectors = spread(weights.vectors, 0.0)
@@ -202,9 +202,9 @@ def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, 
 
 def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
-    result, name, needs = rule.weigh(arrivals), rule.name, rule.needs
-    weights = result if isinstance(result, Weights) else Weights(result)
-    count, held = len(arrivals), len(needs.rule_vectors)
+    output, name, needs = rule.weigh(arrivals), rule.name, rule.needs
+    weights = output if isinstance(output, Weights) else Weights(output)
+    count, vector_count = len(arrivals), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
     values: list[float] = vectors.tolist()
     if not all(map(isfinite, values)):
@@ -213,7 +213,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
         raise ArrivalError(message, reasons)
     coefficients = weights.rule_vectors
-    rule_vectors = numbers(name, "rule_vectors", coefficients, (held,)) if len(coefficients) else _NO_NUMBERS
+    rule_vectors = numbers(name, "rule_vectors", coefficients, (vector_count,)) if len(coefficients) else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(values)
         if not -inf < total < inf or (total == 0 and vectors.any()):
@@ -232,7 +232,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     return Weights(
         vectors,
         tuple(rule_vectors.tolist()),
-        None if weights.next is None else numbers(name, "next", weights.next, (held, held + count)),
+        None if weights.next is None else numbers(name, "next", weights.next, (vector_count, vector_count + count)),
         scalars,
         weights.rejected,
         None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
@@ -241,21 +241,21 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     )
 
 
-def numbers(name: str, what: str, result: object, shape: tuple[int, ...]) -> Float64:
+def numbers(name: str, field: str, output: object, shape: tuple[int, ...]) -> Float64:
     """Return a read-only copy of a result of weigh: finite numbers of this shape.
 
     The caller checks that weights are finite.
     """
     try:
-        array = np.asarray(result)
+        array = np.asarray(output)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"of {array.dtype}")
     except (TypeError, ValueError) as error:
-        raise AffluxError(f"[{name}] weigh gave {what} {result!r}, must be numbers ({error})") from None
+        raise AffluxError(f"[{name}] weigh gave {field} {output!r}, must be numbers ({error})") from None
     if array.shape != shape:
-        raise AffluxError(f"[{name}] weigh gave {what} of shape {array.shape}, expected {shape}")
-    if what != "weights" and not np.isfinite(array).all():
-        raise AffluxError(f"[{name}] weigh gave {what} {result!r}, must be finite")
+        raise AffluxError(f"[{name}] weigh gave {field} of shape {array.shape}, expected {shape}")
+    if field != "weights" and not np.isfinite(array).all():
+        raise AffluxError(f"[{name}] weigh gave {field} {output!r}, must be finite")
     copy: Float64 = frozen(array, np.float64)
     return copy
 

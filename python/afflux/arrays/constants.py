@@ -87,7 +87,7 @@ class Constants:
         Raises:
             AffluxError: such an array has another shape, or cannot be written.
         """
-        found = []
+        overwrites = []
         for field in self._fields:
             array = leaves.get(field.name) if field.role == "constant" else None
             if array is None:
@@ -96,8 +96,8 @@ class Constants:
                 self._compare(field, array)
             except AffluxError:
                 require_writable(field.name, array, field.shape)
-                found.append(Overwrite(field.name, array, self._value(field, writable=True)))
-        return found
+                overwrites.append(Overwrite(field.name, array, self._value(field, writable=True)))
+        return overwrites
 
     def _value(self, field: Field, *, writable: bool) -> Any:
         raw = self._bytes[field.name]
@@ -127,10 +127,10 @@ class Constants:
 
     def replace(self, other: "Constants") -> None:
         """Take the values of the arrays that another object has under the same name and with the same shape."""
-        theirs = {field.name: field for field in other._fields}
+        other_fields = {field.name: field for field in other._fields}
         for field in self._fields:
-            found = theirs.get(field.name)
-            if found is not None and (found.shape, found.nbytes) == (field.shape, field.nbytes):
+            other_field = other_fields.get(field.name)
+            if other_field is not None and (other_field.shape, other_field.nbytes) == (field.shape, field.nbytes):
                 self._bytes = {**self._bytes, **{n: raw for n, raw in other._bytes.items() if n == field.name}}
 
 

@@ -174,8 +174,8 @@ def from_words(field: Field, buffers: npt.NDArray[np.float64]) -> npt.NDArray[An
     return raw.view(str(field.dtype)).reshape(field.shape)
 
 
-def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.float64]) -> None:
-    """Check the copied arrays in a vector of buffers; `what` names it in messages.
+def check_copied(subject: str, fields: Iterable[Field], buffers: npt.NDArray[np.float64]) -> None:
+    """Check the copied arrays in a vector of buffers; `subject` names it in messages.
 
     Raises:
         AffluxError: an array is not in words, or has a NaN.
@@ -183,10 +183,10 @@ def check_copied(what: str, fields: Iterable[Field], buffers: npt.NDArray[np.flo
     for field in fields:
         words = buffers[field.start : field.stop]
         if not ((words >= 0) & (words < 2.0**32) & (words == np.rint(words))).all():
-            raise AffluxError(f"{what} has no 32-bit words in {field.name}, which is copied whole")
+            raise AffluxError(f"{subject} has no 32-bit words in {field.name}, which is copied whole")
         values = from_words(field, buffers)
         if values.dtype.kind == "f" and np.isnan(values).any():
-            raise AffluxError(f"{what} has a NaN in {field.name}")
+            raise AffluxError(f"{subject} has a NaN in {field.name}")
 
 
 def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
@@ -214,30 +214,30 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
     Raises:
         AffluxError: see `interop.prepare`; or two arrays overlap.
     """
-    whole, parts = list[Overwrite](), list[Write]()
-    for each in writes:
-        if isinstance(each, Overwrite):
-            whole.append(each)
-        elif each.arrays:
-            parts.append(each)
-    dense, others = parts, list[Write]()
-    if not _written_by_engine(parts, num_threads, check=check or bool(whole)):
-        dense, others = _dense_and_others(parts)
+    overwrites, parts = list[Overwrite](), list[Write]()
+    for write in writes:
+        if isinstance(write, Overwrite):
+            overwrites.append(write)
+        elif write.arrays:
+            parts.append(write)
+    dense, unready_parts = parts, list[Write]()
+    if not _written_by_engine(parts, num_threads, check=check or bool(overwrites)):
+        dense, unready_parts = _dense_and_others(parts)
         if not dense or not _written_by_engine(dense, num_threads, check=True):
-            dense, others = [], parts
+            dense, unready_parts = [], parts
     assignments = []
-    for part in others:
+    for part in unready_parts:
         for (field, values), array in zip(part.places.pieces(part.vector), part.arrays, strict=True):
             integers = field.dtype not in (None, *FLOATS)
             assignments.append((array, prepare(field.name, array, values, integers=integers)))
-    if whole or others:
-        _require_apart(parts, whole)
+    if overwrites or unready_parts:
+        _require_apart(parts, overwrites)
         if not check and dense and not _written_by_engine(dense, num_threads, check=False):
             raise AffluxError("[layout] an array has changed while others were checked")
     for array, values in () if check else assignments:
         put(array, values)
-    for each in () if check else whole:
-        overwrite(each.array, each.values)
+    for write in () if check else overwrites:
+        overwrite(write.array, write.values)
 
 
 def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:
@@ -245,20 +245,20 @@ def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]
     parts: tuple[list[Write], list[Write]] = [], []
     for write in writes:
         fields, begin = write.places.fields, 0
-        left = {*unready(write.arrays, write.places.shapes)}
-        for is_left, run in groupby(range(len(fields)), left.__contains__):
+        unready_indices = {*unready(write.arrays, write.places.shapes)}
+        for is_unready, run in groupby(range(len(fields)), unready_indices.__contains__):
             end = begin + len([*run])
             places = fields[begin:end]
             vector = write.vector[places[0].start - fields[0].start : places[-1].stop - fields[0].start]
-            parts[is_left].append(Write(Places(places), vector, write.arrays[begin:end]))
+            parts[is_unready].append(Write(Places(places), vector, write.arrays[begin:end]))
             begin = end
     return parts
 
 
-def _require_apart(parts: Iterable[Write], whole: Iterable[Overwrite]) -> None:
+def _require_apart(parts: Iterable[Write], overwrites: Iterable[Overwrite]) -> None:
     pairs = [zip(part.places.fields, part.arrays, strict=True) for part in parts]
     targets = [(field.name, array) for field, array in chain(*pairs)]
-    require_apart([*targets, *((each.name, each.array) for each in whole)])
+    require_apart([*targets, *((target.name, target.array) for target in overwrites)])
 
 
 def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool) -> bool:
@@ -267,7 +267,7 @@ def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool
     if not all_own(arrays) or not all(type(write.vector) is np.ndarray for write in writes):
         return False
     try:
-        unflatten([(each.vector, each.arrays, *each.places.checks) for each in writes], num_threads, check)
+        unflatten([(write.vector, write.arrays, *write.places.checks) for write in writes], num_threads, check)
     except (AffluxError, UnavailableError):  # the caller finds the reason
         return False
     if not check:
@@ -276,13 +276,13 @@ def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool
 
 
 def to_json(
-    fields: Iterable[Field], buffers: Iterable[Field], others: Iterable[Field], aliases: Iterable[Alias]
+    fields: Iterable[Field], buffers: Iterable[Field], other_fields: Iterable[Field], aliases: Iterable[Alias]
 ) -> dict[str, Any]:
     """Return the fields and aliases of a layout as plain dicts and lists."""
     return {
         "fields": [[field.name, list(field.shape)] for field in fields],
         "buffers": [[field.name, list(field.shape), field.dtype] for field in buffers],
-        "others": [[each.name, list(each.shape), each.dtype, each.role, each.nbytes] for each in others],
+        "others": [[field.name, list(field.shape), field.dtype, field.role, field.nbytes] for field in other_fields],
         "tied": [[alias.name, alias.of, alias.carried] for alias in aliases],
     }
 
@@ -300,26 +300,26 @@ def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
     """
     fields = placed((name, shape, None, "trained", 0) for name, shape in data["fields"])
     buffers = placed((*field, "statistic", 0) for field in data["buffers"])
-    others = list(data.get("others", []))
-    copied = placed((each for each in others if each[3] == "copied"), buffers[-1].stop if buffers else 0)
-    apart = placed(each for each in others if each[3] != "copied")
-    aliases = tuple(Alias(each, None) if type(each) is str else Alias(*each) for each in list(data.get("tied", [])))
-    everything = (*fields, *buffers, *copied, *apart)
-    named = {field.name for field in everything}
+    other_fields = list(data.get("others", []))
+    copied = placed((entry for entry in other_fields if entry[3] == "copied"), buffers[-1].stop if buffers else 0)
+    apart = placed(entry for entry in other_fields if entry[3] != "copied")
+    aliases = tuple(Alias(entry, None) if type(entry) is str else Alias(*entry) for entry in list(data.get("tied", [])))
+    all_fields = (*fields, *buffers, *copied, *apart)
+    names = {field.name for field in all_fields}
     sound = (
-        all(type(n) is int and n >= 0 for field in everything for n in (*field.shape, field.nbytes))
+        all(type(n) is int and n >= 0 for field in all_fields for n in (*field.shape, field.nbytes))
         and all(field.dtype in REAL for field in (*buffers, *copied))
         and all(type(field.dtype) is str and field.role in ("constant", "local") for field in apart)
-        and len(named) == len(everything)
-        and all(type(a.name) is str and a.name not in named and type(a.carried) is bool for a in aliases)
-        and all(a.of is None or a.of in named for a in aliases)
+        and len(names) == len(all_fields)
+        and all(type(a.name) is str and a.name not in names and type(a.carried) is bool for a in aliases)
+        and all(a.of is None or a.of in names for a in aliases)
         and len({a.name for a in aliases}) == len(aliases)
         and type(data.get("tied", [])) is list
     )
     carried = {alias.name for alias in aliases if alias.carried}
     if "tied" not in data:  # of a version that did not know them
-        leaves = [name for name in leaves if name in named]
-    if not sound or len(set(leaves)) != len(leaves) or not named <= set(leaves) <= named | carried:
+        leaves = [name for name in leaves if name in names]
+    if not sound or len(set(leaves)) != len(leaves) or not names <= set(leaves) <= names | carried:
         raise ValueError("a shape, dtype, role or name is wrong")
     return fields, buffers, copied, apart, aliases
 

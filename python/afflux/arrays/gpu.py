@@ -77,7 +77,7 @@ class Gpu(Device):
         if pinned:
             return self._sent(values)
         with self._lock:  # memory is reused when the copy from it is complete
-            free = next((at for at, (_, done) in enumerate(self._bounces) if done()), None)
+            free = next((at for at, (_, is_read) in enumerate(self._bounces) if is_read()), None)
             bounce = None if free is None else self._bounces.pop(free)[0]
         if bounce is None or (bounce.size, bounce.dtype) != (values.size, values.dtype):
             bounce = self.pinned(values.size, values.dtype.name)
@@ -107,9 +107,9 @@ class Gpu(Device):
         # Updates received over a network are in the host's memory: they are checked there, and copied once.
         key = len(slot), kind_of("slot", slot)
         staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
-        found = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
+        facts = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
         self.fill(slot, np.asarray(staging))
-        return found
+        return facts
 
 
 class Torch(Gpu):
@@ -291,7 +291,7 @@ class Arrays:
         return []
 
 
-def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:
+def device_of(subject: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:
     """Return the device of a server with these params.
 
     Raises:
@@ -304,17 +304,17 @@ def device_of(what: str, parts: "Array | Sequence[Array]", names: Sequence[str])
     for gpu, name in zip(places, names, strict=False):
         if gpu != places[0]:
             where = [HOST.name if at is None else f"cuda:{at}" for at in (places[0], gpu)]
-            raise AffluxError(f"{what} is on several devices: {names[0]} on {where[0]}, {name} on {where[1]}")
+            raise AffluxError(f"{subject} is on several devices: {names[0]} on {where[0]}, {name} on {where[1]}")
     first = places[0] if places else None
     if first is None:
         return HOST
     (why_not,) = [backend.why_not for backend in ops.backends() if backend.device == "cuda"]
     if why_not:
-        raise UnavailableError(f"{what} is on cuda:{first}, but {why_not}")
+        raise UnavailableError(f"{subject} is on cuda:{first}, but {why_not}")
     if is_torch(arrays[0]):
         return Torch(first, arrays[0])
     if is_cupy(arrays[0]):
         return CuPy(first)
     raise UnavailableError(
-        f"{what} is a {type(arrays[0]).__name__} on cuda:{first}: a server on a GPU takes torch's or CuPy's arrays"
+        f"{subject} is a {type(arrays[0]).__name__} on cuda:{first}: a server on a GPU takes torch's or CuPy's arrays"
     )

@@ -61,7 +61,7 @@ def kind_of(name: str, array: Array) -> str:
     return kind
 
 
-def require_memory(what: str, array: Array) -> None:
+def require_memory(subject: str, array: Array) -> None:
     """Raise AffluxError for a tensor of a class that only wraps other tensors, as of DTensor and of torchao."""
     cls = type(array)
     if cls.__module__ in _PLAIN or not is_torch(array):
@@ -69,7 +69,7 @@ def require_memory(what: str, array: Array) -> None:
     call = "full_tensor" if hasattr(cls, "full_tensor") else "dequantize"
     if call == "full_tensor" or hasattr(cls, "__tensor_flatten__"):
         raise AffluxError(
-            f"{what} is a {cls.__name__}, which holds no memory of its own: give the result of its {call}()"
+            f"{subject} is a {cls.__name__}, which holds no memory of its own: give the result of its {call}()"
         )
 
 
@@ -117,11 +117,11 @@ def memory_of(array: Array) -> tuple[Any, ...] | None:
     return (place, array.dtype, array.device, array.shape, array.stride()) if place else None
 
 
-def is_same(one: Array, other: Array) -> bool:
+def is_same(array: Array, other: Array) -> bool:
     """Return whether two arrays of NumPy or torch are the same elements of the same memory; no, for other objects."""
-    if one is other or 0 in one.shape:
-        return tuple(one.shape) == tuple(other.shape)
-    places = [_place(each) for each in (one, other)]
+    if array is other or 0 in array.shape:
+        return tuple(array.shape) == tuple(other.shape)
+    places = [_place(operand) for operand in (array, other)]
     return places[0] is not None and places[0] == places[1]
 
 
@@ -129,8 +129,8 @@ def _place(array: Array) -> object:
     """Return `memory_of`, also of an array of NumPy; the strides of axes of one element do not count."""
     if isinstance(array, np.ndarray):
         *memory, strides = array.ctypes.data, array.dtype, array.shape, array.strides
-    elif (known := memory_of(array)) is not None:
-        *memory, strides = known
+    elif (description := memory_of(array)) is not None:
+        *memory, strides = description
     else:
         return None
     return (*memory, [step for step, size in zip(strides, array.shape, strict=True) if size > 1])
@@ -143,8 +143,8 @@ def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
     if is_torch(array):
         import torch
 
-        own = array.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
-        flat: npt.NDArray[np.uint8] = own.view(torch.uint8).numpy()
+        tensor = array.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+        flat: npt.NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
         return flat
     values = _as_numpy(name, array)
     if is_masked(array):
@@ -188,11 +188,11 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
     if is_torch(vector):
         import torch
 
-        own = vector.detach().to("cpu", copy=copy)
-        return own.view(torch.int16).numpy().view(np.uint16) if own.dtype == torch.bfloat16 else own.numpy()
+        tensor = vector.detach().to("cpu", copy=copy)
+        return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
     if is_cupy(vector):
-        taken: npt.NDArray[Any] = vector.get()
-        return taken
+        host_array: npt.NDArray[Any] = vector.get()
+        return host_array
     return np.array(vector) if copy else np.asarray(vector)
 
 
@@ -290,7 +290,7 @@ def fill(out: Array, names: Sequence[str], parts: Sequence[Array]) -> None:
 
 def with_names(error: Exception, names: Sequence[str]) -> str:
     """Return the text of an error about one of many parts, with the part's name in the place of its number."""
-    return re.sub(r"\bupdate\[(\d+)\]", lambda found: label(names[int(found[1])]), str(error))
+    return re.sub(r"\bupdate\[(\d+)\]", lambda match: label(names[int(match[1])]), str(error))
 
 
 def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = None) -> None:
@@ -314,8 +314,8 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
     if is_torch(array) and array.numel():
         storage = array.untyped_storage()
         if storage.data_ptr() + storage.nbytes() < _span(array)[1]:
-            what = f"{label(name)} has a storage of {storage.nbytes()} bytes, which ends before the tensor does"
-            raise AffluxError(f"[layout] {what}")
+            problem = f"{label(name)} has a storage of {storage.nbytes()} bytes, which ends before the tensor does"
+            raise AffluxError(f"[layout] {problem}")
 
 
 def overwrite(array: Array, values: Array) -> None:
@@ -328,10 +328,10 @@ def overwrite(array: Array, values: Array) -> None:
         np.copyto(array, np.asarray(on_host(values)), casting="unsafe")
 
 
-def require_apart(named: Iterable[tuple[str, Array]]) -> None:
+def require_apart(targets: Iterable[tuple[str, Array]]) -> None:
     """Raise AffluxError if two arrays, given with their names, share an element of their memory."""
     spans = []
-    for name, array in named:
+    for name, array in targets:
         if 0 not in array.shape:
             spans.append((*_span(array), name, array))
     spans.sort(key=itemgetter(0))
@@ -340,8 +340,8 @@ def require_apart(named: Iterable[tuple[str, Array]]) -> None:
             if begin >= end:
                 break
             if np.shares_memory(_memory(array), _memory(other_array)):
-                both = f"{label(name)} and {label(other)}"
-                raise AffluxError(f"[layout] {both} share memory, and both are written: give one its own memory")
+                names = f"{label(name)} and {label(other)}"
+                raise AffluxError(f"[layout] {names} share memory, and both are written: give one its own memory")
 
 
 def _span(array: Array) -> tuple[int, int]:
@@ -423,12 +423,12 @@ def put(array: Array, values: Array) -> None:
         with cupy.cuda.Device(gpu_of(array)):
             array[...] = cupy.asarray(values if is_cupy(values) else on_host(values))
         return
-    given = on_host(values)
+    host_values = on_host(values)
     # A value beyond the range becomes infinite, as in torch; the engine detects it in its own sweep.
     with np.errstate(over="ignore"):
         if kind_of("", array) in ("float16", "bfloat16"):  # by way of float32, as in torch and in the engine
-            given = given.astype(np.float32, copy=False)
-        np.copyto(array, given, casting="unsafe")
+            host_values = host_values.astype(np.float32, copy=False)
+        np.copyto(array, host_values, casting="unsafe")
 
 
 def as_torch(array: Array) -> "torch.Tensor":

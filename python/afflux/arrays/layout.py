@@ -169,22 +169,22 @@ class Layout:
     ) -> "Layout":
         """Return the layout as `of`. Buffers with a value beyond `most` are constants."""
         walk = trees.Walk(tree, whole=True)
-        chosen = None if buffers is None else named_buffers(buffers, walk.leaves)
-        of_arrays = roles_of(walk, roles, chosen)
+        buffer_names = None if buffers is None else named_buffers(buffers, walk.leaves)
+        of_arrays = roles_of(walk, roles, buffer_names)
         arrays = {name: array for name, array in walk.leaves.items() if of_arrays[name] != "alias"}
         if select is not None:
             aside = {name for name in arrays if of_arrays[name] != "trained"}
             names = selected(arrays, aside, select)
             arrays = {name: array for name, array in arrays.items() if name in names}
-        require_averages(arrays, of_arrays, declared_names(walk, roles, chosen), most)
-        fields, statistics, copied, constants, own = places.fields_of(arrays, of_arrays)
+        require_averages(arrays, of_arrays, declared_names(walk, roles, buffer_names), most)
+        fields, statistics, copied, constants, local_fields = places.fields_of(arrays, of_arrays)
         aliases = tuple(
             Alias(name, first) for name, first in walk.aliases.items() if of_arrays[name] == "alias" and first in arrays
         )
         aliases += tuple(Alias(name, first, False) for name, first in walk.synonyms.items() if first in arrays)
         carried = arrays.keys() | {alias.name for alias in aliases}
         nesting = walk.node if select is None else trees.pruned(walk.node, carried)
-        return cls(fields, statistics, nesting, select is not None, copied, constants, own, aliases)
+        return cls(fields, statistics, nesting, select is not None, copied, constants, local_fields, aliases)
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -237,7 +237,7 @@ class Layout:
             AffluxError: missing or unknown names, other shapes.
         """
         matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
-        return {name: array for each in matchers for name, array in zip(each.names, each.find(tree), strict=True)}
+        return {name: array for finder in matchers for name, array in zip(finder.names, finder.find(tree), strict=True)}
 
     def _is_bare(self, tree: Tree) -> bool:
         """Return whether a tree is a flat list of the parameters alone, without names."""
@@ -414,17 +414,17 @@ class Layout:
 
     def _constants_of(self, tree: Tree) -> Constants:
         """Return copies of the constants and the local arrays of a tree."""
-        own = (*self.constants, *self.locals)
-        if not own:
+        fields = (*self.constants, *self.locals)
+        if not fields:
             return Constants()
-        names = {field.name for field in own} if self.partial else None
-        return Constants(own, trees.Walk(tree, names, whole=True).leaves)
+        names = {field.name for field in fields} if self.partial else None
+        return Constants(fields, trees.Walk(tree, names, whole=True).leaves)
 
-    def _require_parameters(self, what: str) -> None:
-        """Raise AffluxError if the layout has no parameter with an element; `what` names the tree in the message."""
+    def _require_parameters(self, subject: str) -> None:
+        """Raise AffluxError if the layout has no parameter with an element; `subject` names the tree in the message."""
         if not self.size:
             names = ", ".join(f"{name} ({role})" for name, role in [*self.roles.items()][:8])
-            raise AffluxError(f"{what} has no parameter to train, d is 0; it holds {names or 'no array'}")
+            raise AffluxError(f"{subject} has no parameter to train, d is 0; it holds {names or 'no array'}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain dicts and lists, for a checkpoint.
@@ -433,9 +433,9 @@ class Layout:
         {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'others': [], 'tied': [],
         'nesting': {'dict': [['w', 'w'], ['n', 'n']]}, 'partial': False}
         """
-        others = (*self.copied, *self.constants, *self.locals)
+        other_fields = (*self.copied, *self.constants, *self.locals)
         return {
-            **places.to_json(self.fields, self.buffers, others, self.aliases),
+            **places.to_json(self.fields, self.buffers, other_fields, self.aliases),
             "nesting": trees.to_json(self.nesting),
             "partial": self.partial,
         }
@@ -453,10 +453,10 @@ class Layout:
                 raise ValueError("partial is no bool")
         except Exception as error:  # the data may be anything
             raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
-        constants, own = (tuple(each for each in apart if each.role == role) for role in ("constant", "local"))
-        return cls(fields, buffers, nesting, partial, copied, constants, own, aliases)
+        constants, local = (tuple(field for field in apart if field.role == role) for role in ("constant", "local"))
+        return cls(fields, buffers, nesting, partial, copied, constants, local, aliases)
 
     def _matcher_of(self, fields: Iterable[Field], *, in_order: bool = False) -> Matcher:
-        others = (*self.copied, *self.constants, *self.locals)
-        known = [field.name for field in chain(self.fields, self.buffers, others)]
-        return Matcher(fields, known, self.aliases, partial=self.partial, in_order=in_order)
+        other_fields = (*self.copied, *self.constants, *self.locals)
+        names = [field.name for field in chain(self.fields, self.buffers, other_fields)]
+        return Matcher(fields, names, self.aliases, partial=self.partial, in_order=in_order)

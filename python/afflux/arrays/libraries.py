@@ -24,8 +24,8 @@ def keras_variables(model: Any) -> dict[str, Any]:
     others, such as seeds. Keras numbers the names of layers on, so that two models of one kind have other names.
     """
     weights = list(model.weights)
-    known = {id(variable) for variable in weights}
-    variables = [*weights, *(variable for variable in model.variables if id(variable) not in known)]
+    weight_ids = {id(variable) for variable in weights}
+    variables = [*weights, *(variable for variable in model.variables if id(variable) not in weight_ids)]
     return {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
 
 

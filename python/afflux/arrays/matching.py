@@ -35,20 +35,20 @@ class Matcher:
     def __init__(
         self,
         fields: Iterable[Field],
-        known: Sequence[str],
+        all_names: Sequence[str],
         aliases: Sequence[Alias],
         *,
         partial: bool,
         in_order: bool = False,
     ) -> None:
-        """Prepare to find the arrays of `fields`, whose names are among the `known` ones of the layout. A tree may also
+        """Prepare to find the arrays of `fields`, whose names are among `all_names` of the layout. A tree may also
         hold the names of `aliases`, extra states of torch modules and, if `partial`, any other names. With `in_order` a
         flat list of exactly these arrays, known by their shapes, needs no names.
         """
         self.places = Places(fields)
         self.names = names = tuple(field.name for field in self.places.fields)
         self._shapes = self.places.shapes
-        self._known = frozenset((*known, *(alias.name for alias in aliases)))
+        self._known = frozenset((*all_names, *(alias.name for alias in aliases)))
         index = {name: place for place, name in enumerate(names)}
         self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
         self._partial, self._in_order = partial, in_order
@@ -56,8 +56,8 @@ class Matcher:
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == [*names]
         self._places = places if in_list else []  # indices in a flat list
-        whole = set(known) == {str(place) for place in range(len(known))}
-        self._longest = len(known) if whole else 0  # length of a flat list without unknown arrays
+        is_list = set(all_names) == {str(place) for place in range(len(all_names))}
+        self._longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
 
     def _named(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names: exact names, or else names without those of wrappers.
@@ -76,16 +76,16 @@ class Matcher:
                 f"[layout] {flat[0]} is a flat parameter of FSDP: give the full state_dict, as "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict returns it with full_state_dict=True"
             )
-        ours, theirs = _unwrapped(self._known), _unwrapped(leaves)
-        if all(ours.get(short) == [short] for short in theirs) and all(names == [s] for s, names in theirs.items()):
+        expected, actual = _unwrapped(self._known), _unwrapped(leaves)
+        if all(expected.get(short) == [short] for short in actual) and all(names == [s] for s, names in actual.items()):
             return leaves  # no wrappers: errors are about the tree's own names
         renamed: dict[str, Any] = {}
-        for short, names in theirs.items():
-            known = ours.get(short, [])
-            for both in (names, known) if known else ():
-                if len(both) > 1:
-                    raise AffluxError(f"[layout] {both[0]} and {both[1]} are both called {short} without wrappers")
-            renamed[known[0] if known else names[0]] = leaves[names[0]]
+        for short, names in actual.items():
+            layout_names = expected.get(short, [])
+            for group in (names, layout_names) if layout_names else ():
+                if len(group) > 1:
+                    raise AffluxError(f"[layout] {group[0]} and {group[1]} are both called {short} without wrappers")
+            renamed[layout_names[0] if layout_names else names[0]] = leaves[names[0]]
         return renamed
 
     @reads("[layout] tree")
@@ -120,10 +120,10 @@ class Matcher:
                 bools), or no memory.
         """
         arrays, leaves = self.located(tree)
-        others = unready(arrays, self._shapes)
-        for index in others:
+        unready_indices = unready(arrays, self._shapes)
+        for index in unready_indices:
             _check_shape(self.names[index], arrays[index], self._shapes[index])
-        for index in others:
+        for index in unready_indices:
             name = self.names[index]
             if floats and (kind := interop.kind_of(name, arrays[index])) not in interop.FLOATS:
                 expected = "float32, float64, float16 or bfloat16"
@@ -159,11 +159,11 @@ class Matcher:
         if not interop.all_own(tree.values()):
             return None
         try:
-            found = [tree[name] for name in self.names]
+            arrays = [tree[name] for name in self.names]
         except KeyError:
             leaves = self._with_first_names(tree) if self._copies else tree
             return self._looked_up(leaves) if len(leaves) > len(tree) else None
-        return found if self._partial or len(tree) == len(found) or tree.keys() <= self._known else None
+        return arrays if self._partial or len(tree) == len(arrays) or tree.keys() <= self._known else None
 
     def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
         """Return the wanted arrays of a flat list; None as in `_quick`."""
@@ -191,8 +191,8 @@ class Matcher:
             )
         for i, (name, array, shape) in enumerate(zip(self.names, tree, self._shapes, strict=True)):
             if array is None or tuple(array.shape) != shape:
-                what = "is None" if array is None else f"has shape {tuple(array.shape)}"
-                raise AffluxError(f"[layout] array {i} of the list {what}, {interop.label(name)} has shape {shape}")
+                problem = "is None" if array is None else f"has shape {tuple(array.shape)}"
+                raise AffluxError(f"[layout] array {i} of the list {problem}, {interop.label(name)} has shape {shape}")
 
     def _with_first_names(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Return arrays by name; those that the tree has only under further names also by the layout's names."""
@@ -202,14 +202,14 @@ class Matcher:
         leaves = self._with_first_names(self._all(tree))
         missing = [name for name in self.names if name not in leaves]
         unknown = self._unknown(leaves)
-        others = f"the tree holds {listed(unknown)}, which the layout does not"
+        surplus = f"the tree holds {listed(unknown)}, which the layout does not"
         nameless = type(tree) in (list, tuple) and self._in_order and not self._places
         if missing and nameless and all(array is None or hasattr(array, "shape") for array in tree):
             self._require_bare(tree)
         if missing:
-            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {others}' if unknown else ''}")
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {surplus}' if unknown else ''}")
         if unknown:
-            raise AffluxError(f"[layout] {others}")
+            raise AffluxError(f"[layout] {surplus}")
         return [leaves[name] for name in self.names], leaves
 
     def _unknown(self, leaves: Iterable[str]) -> list[str]:
@@ -285,8 +285,8 @@ def _dict_or_none(tree: Any) -> dict[str, Any] | None:
 class _Wanted:
     """The names that a partial layout has, with and without wrappers."""
 
-    def __init__(self, known: Iterable[str]) -> None:
-        self._names = {*known, *map(_short, known)}
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = {*names, *map(_short, names)}
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self._names or _short(name) in self._names)
@@ -294,10 +294,10 @@ class _Wanted:
 
 def _unwrapped(names: Iterable[str]) -> dict[str, list[str]]:
     """Return names by their form without the names of wrappers."""
-    found: dict[str, list[str]] = {}
+    full_names: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_short(name), []).append(name)
-    return found
+        full_names.setdefault(_short(name), []).append(name)
+    return full_names
 
 
 def _are_equal(name: str, copy: Array, array: Array) -> bool:
@@ -306,8 +306,8 @@ def _are_equal(name: str, copy: Array, array: Array) -> bool:
         return True
     if tuple(copy.shape) != tuple(array.shape):
         return False
-    one, other = interop.raw_bytes(name, copy), interop.raw_bytes(name, array)
-    return one.size == other.size and (one.ctypes.data == other.ctypes.data or bool((one == other).all()))
+    first, second = interop.raw_bytes(name, copy), interop.raw_bytes(name, array)
+    return first.size == second.size and (first.ctypes.data == second.ctypes.data or bool((first == second).all()))
 
 
 def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:

@@ -97,16 +97,16 @@ def further(module: Any) -> tuple[dict[str, str], dict[str, Any]]:
     if any(getattr(type(part), name, None) is not getattr(base, name) for part in module.modules() for name in _OWN):
         return {}, {}
     try:
-        held = module.state_dict(keep_vars=True)
+        states = module.state_dict(keep_vars=True)
     except Exception as error:  # a hook, or get_extra_state
         raise_if_from_signal(error)
         return {}, {}
     parameters, buffers = members(module)
     first = {id(array): name for name, array in (parameters | buffers).items()}
-    known = parameters.keys() | buffers.keys()
-    others = {name: array for name, array in held.items() if isinstance(name, str) and name not in known}
-    aliases = {name: first[id(array)] for name, array in others.items() if id(array) in first}
-    return aliases, {name: state for name, state in others.items() if is_extra_state(name)}
+    names = parameters.keys() | buffers.keys()
+    extras = {name: array for name, array in states.items() if isinstance(name, str) and name not in names}
+    aliases = {name: first[id(array)] for name, array in extras.items() if id(array) in first}
+    return aliases, {name: state for name, state in extras.items() if is_extra_state(name)}
 
 
 #: Methods of modules with which a state_dict may hold anything.
@@ -136,17 +136,17 @@ class _Walk:
         if id(module) in self._seen:
             return True
         self._seen.add(id(module))
-        own = module.__dict__
-        if not self._is_plain(type(module)) or not _METHODS.isdisjoint(own):
+        fields = module.__dict__
+        if not self._is_plain(type(module)) or not _METHODS.isdisjoint(fields):
             return False
-        parameters, buffers, modules = own.get("_parameters"), own.get("_buffers"), own.get("_modules")
+        parameters, buffers, modules = fields.get("_parameters"), fields.get("_buffers"), fields.get("_modules")
         if not (type(parameters) in _DICTS and type(buffers) in _DICTS and type(modules) in _DICTS):
             return False
-        if own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]:
+        if fields["_state_dict_hooks"] or fields["_state_dict_pre_hooks"]:
             return False
         _add(parameters, prefix, self._seen_parameters, self.parameters)
         if buffers:
-            _add(buffers, prefix, self._seen_buffers, self.buffers, own["_non_persistent_buffers_set"])
+            _add(buffers, prefix, self._seen_buffers, self.buffers, fields["_non_persistent_buffers_set"])
         for name, child in modules.items():
             if child is not None and not self.visit(child, f"{prefix}{name}."):
                 return False
@@ -162,11 +162,11 @@ class _Walk:
 
 
 def _add(
-    arrays: dict[str, Any], prefix: str, seen: set[int], found: dict[str, Any], left_out: Collection[str] = ()
+    arrays: dict[str, Any], prefix: str, seen_ids: set[int], by_name: dict[str, Any], left_out: Collection[str] = ()
 ) -> None:
     """Add a module's own arrays. Arrays in `left_out` are only recorded as seen."""
     for name, array in arrays.items():
-        if array is not None and id(array) not in seen:
-            seen.add(id(array))
+        if array is not None and id(array) not in seen_ids:
+            seen_ids.add(id(array))
             if name not in left_out:
-                found[prefix + name] = array
+                by_name[prefix + name] = array

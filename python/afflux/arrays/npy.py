@@ -46,19 +46,19 @@ def view_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
         AffluxError: the bytes are no such file, are truncated, or hold Python objects.
     """
     start, length = _header_place(data)
-    shape, fortran, found, count = _header(bytes(data[start:length]))
-    if dtype == "bfloat16" and found.itemsize == 2 and found.kind == "V":
-        found = np.dtype(_bfloat16())
-    if length + count * found.itemsize != len(data):
-        raise AffluxError(f"{len(data)} bytes hold an array of {length + count * found.itemsize}")
-    flat = np.frombuffer(data, found, count, length) if count else np.frombuffer(b"", found)
+    shape, fortran, header_dtype, count = _header(bytes(data[start:length]))
+    if dtype == "bfloat16" and header_dtype.itemsize == 2 and header_dtype.kind == "V":
+        header_dtype = np.dtype(_bfloat16())
+    if length + count * header_dtype.itemsize != len(data):
+        raise AffluxError(f"{len(data)} bytes hold an array of {length + count * header_dtype.itemsize}")
+    flat = np.frombuffer(data, header_dtype, count, length) if count else np.frombuffer(b"", header_dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def bytes_of(array: npt.NDArray[Any]) -> bytes:
     """Return the array as a file in NumPy's format; each element is copied once."""
-    own = np.ascontiguousarray(array)
-    return b"".join((_made_header(own.dtype, array.shape), own.reshape(-1).view(np.uint8).data))
+    block = np.ascontiguousarray(array)
+    return b"".join((_made_header(block.dtype, array.shape), block.reshape(-1).view(np.uint8).data))
 
 
 def _header_place(data: bytes) -> tuple[int, int]:
@@ -77,14 +77,14 @@ def _header_place(data: bytes) -> tuple[int, int]:
 @lru_cache(4096)
 def _header(header: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
     """Return the shape, whether the order is Fortran's, the dtype and the number of elements."""
-    found = _HEADER.fullmatch(header)
-    if found is None:
+    match = _HEADER.fullmatch(header)
+    if match is None:
         raise AffluxError("not the header of an array of numbers in NumPy's file format")
-    dtype = np.dtype(found[1].decode("ascii"))
+    dtype = np.dtype(match[1].decode("ascii"))
     if dtype.hasobject or dtype.itemsize == 0:
         raise AffluxError("not an array of numbers")
-    shape = tuple(int(n) for n in found[3].split(b",") if n.strip())
-    return shape, found[2] == b"True", dtype, prod(shape)
+    shape = tuple(int(n) for n in match[3].split(b",") if n.strip())
+    return shape, match[2] == b"True", dtype, prod(shape)
 
 
 @lru_cache(4096)

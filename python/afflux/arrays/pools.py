@@ -213,8 +213,8 @@ class Slots:
         speed.
         """
         if limit > self.limit:
-            more = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
-            self.pools = (*self.pools, more)
+            pool = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
+            self.pools = (*self.pools, pool)
             self.limit = limit
 
     @property

@@ -36,13 +36,13 @@ def roles_of(walk: Walk, roles: Roles | None = None, buffers: Collection[str] | 
         AffluxError: an unknown role, or a pattern that matches no name.
     """
     patterns = _checked(roles, walk)
-    chosen: dict[str, Role] = {}
+    role_of: dict[str, Role] = {}
     for name, array in walk.leaves.items():
         pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
         if pattern is not None and patterns[pattern] == "alias" and name not in walk.aliases:
             raise AffluxError(f"[layout] roles: {label(name)} shares its memory with no array before it: no alias")
-        chosen[name] = _default(walk, name, array, buffers) if pattern is None else patterns[pattern]
-    return chosen
+        role_of[name] = _default(walk, name, array, buffers) if pattern is None else patterns[pattern]
+    return role_of
 
 
 def require_averages(
@@ -58,8 +58,8 @@ def require_averages(
         most: the largest magnitude of a value.
     """
     for name, array in arrays.items():
-        known = name in declared or name.rpartition(".")[2] in STATISTICS
-        if roles[name] == "statistic" and not known and not can_be_averaged(name, array, most):
+        is_declared = name in declared or name.rpartition(".")[2] in STATISTICS
+        if roles[name] == "statistic" and not is_declared and not can_be_averaged(name, array, most):
             roles[name] = "constant"
 
 
@@ -86,13 +86,13 @@ def can_be_averaged(name: str, array: Array, most: float) -> bool:
 def named_buffers(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
     """Return the names of the buffers. Raises AffluxError if one is not the name of an array of the tree."""
     names = [buffers] if isinstance(buffers, str) else list(buffers)
-    found = {text for text in map(as_text, names) if text is not None and text in leaves}
-    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in found]
+    buffer_names = {text for text in map(as_text, names) if text is not None and text in leaves}
+    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in buffer_names]
     if unknown or isinstance(buffers, str):
         raise AffluxError(
             f"[layout] buffers must be names of the tree's arrays, not {', '.join(map(label, (unknown or names)[:5]))}"
         )
-    return found
+    return buffer_names
 
 
 def declared_names(walk: Walk, roles: Roles | None, buffers: Collection[str] | None) -> set[str]:
@@ -106,8 +106,8 @@ def log_unknown_statistics(names: Collection[str]) -> None:
     """Log, in one line, the buffers that are averaged although their names are not those of known statistics."""
     unknown = [name for name in names if not _is_mean(name.split("."))]
     if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        _log.info("averaged as statistics: %s%s; Layout.of(roles=) declares others", ", ".join(unknown[:5]), more)
+        suffix = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        _log.info("averaged as statistics: %s%s; Layout.of(roles=) declares others", ", ".join(unknown[:5]), suffix)
 
 
 def _checked(roles: Any, walk: Walk) -> dict[str, Role]:

@@ -62,5 +62,5 @@ def close_names(name: Any, arrays: Collection[str]) -> str:
     """Return a hint with the known names that are most similar to an unknown one."""
     close = get_close_matches(name, arrays, n=3) if isinstance(name, str) else []
     if not close and isinstance(name, str):
-        close = [known for known in arrays if known.startswith(f"{name}.")][:3]
+        close = [candidate for candidate in arrays if candidate.startswith(f"{name}.")][:3]
     return f"; did you mean {', '.join(close)}?" if close else ""

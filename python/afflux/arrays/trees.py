@@ -135,11 +135,11 @@ class Walk:
         return name
 
 
-def pruned(node: Node, kept: Container[Any]) -> Node:
-    """Return the tree of the `kept` arrays. In the place of others, a dict has no key and a sequence holds None."""
+def pruned(node: Node, names: Container[Any]) -> Node:
+    """Return the tree of the arrays `names`. In the place of others, a dict has no key and a sequence holds None."""
     if not isinstance(node, Branch):
-        return node if node in kept else None
-    nodes = [pruned(child, kept) for child in node.nodes]
+        return node if node in names else None
+    nodes = [pruned(child, names) for child in node.nodes]
     pairs = list(zip(node.keys, nodes, strict=True))
     if node.kind == "dict":
         pairs = [(key, child) for key, child in pairs if child is not None]
@@ -202,10 +202,10 @@ def comparable(layout: Any) -> Any:
     """Return the JSON of a layout without the names that depend on the model's source: aliases and local arrays."""
     if not isinstance(layout, Mapping):
         return layout
-    others = [each for each in layout.get("others", []) if each[3] != "local"]
-    known = {each[0] for each in (*layout["fields"], *layout["buffers"], *others)}
+    others = [entry for entry in layout.get("others", []) if entry[3] != "local"]
+    names = {entry[0] for entry in (*layout["fields"], *layout["buffers"], *others)}
     try:
-        nesting = to_json(pruned(from_json(layout["nesting"]), known))
+        nesting = to_json(pruned(from_json(layout["nesting"]), names))
     except (AttributeError, TypeError, ValueError) as error:
         raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
     return {**{name: layout[name] for name in ("fields", "buffers", "partial")}, "others": others, "nesting": nesting}

@@ -62,8 +62,8 @@ def choose_isa(name: str) -> None:
     """
     text = as_text(name)
     if text is None or not text.isascii():
-        known = ", ".join(backend.name for backend in backends() if backend.device == "cpu")
-        raise UnavailableError(f"choose_isa asks for {brief(name)}, which is unknown here; known: {known}")
+        names = ", ".join(backend.name for backend in backends() if backend.device == "cpu")
+        raise UnavailableError(f"choose_isa asks for {brief(name)}, which is unknown here; known: {names}")
     _engine.choose_isa(text)
 
 
@@ -106,10 +106,10 @@ def choose_policy(text: str) -> None:
     (True, True)
     >>> choose_policy(before)
     """
-    given = as_text(text)
-    if given is None or not given.isascii():
+    setting = as_text(text)
+    if setting is None or not setting.isascii():
         raise AffluxError(f"[choose_policy] text is {brief(text)}, must be a str such as {policy()!r}")
-    _engine.choose_policy(given)
+    _engine.choose_policy(setting)
 
 
 def processor_family() -> str:

@@ -125,10 +125,10 @@ def gram(vectors: Sequence[Array], *, num_threads: int | None = None) -> Float64
     >>> gram([np.array([1, 2], np.float32), np.array([3, 4], np.float32)]).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    given = _listed("[gram] vectors", vectors)
-    out = np.empty(len(given) ** 2, np.float64)
-    _engine.gram(given, out, threads(num_threads, "gram"))
-    return out.reshape(len(given), len(given))
+    arrays = _listed("[gram] vectors", vectors)
+    out = np.empty(len(arrays) ** 2, np.float64)
+    _engine.gram(arrays, out, threads(num_threads, "gram"))
+    return out.reshape(len(arrays), len(arrays))
 
 
 def inner(
@@ -171,27 +171,27 @@ def inner(
     >>> squares.tolist(), products.tolist(), square
     ([5.0, 25.0], [8.0, 18.0], 13.0)
     """
-    given = _listed("[inner] vectors", vectors)
-    count = len(given)
-    moved = any_number("inner", "shift", shift)
-    own = any_number("inner", "memory_weight", memory_weight)
+    arrays = _listed("[inner] vectors", vectors)
+    count = len(arrays)
+    shift = any_number("inner", "shift", shift)
+    memory_weight = any_number("inner", "memory_weight", memory_weight)
     out = np.empty(count if weights is None else 2 * count + 1, np.float64)
-    _engine.inner(given, weights, memory, moved, own, out, threads(num_threads, "inner"))
+    _engine.inner(arrays, weights, memory, shift, memory_weight, out, threads(num_threads, "inner"))
     if weights is None:
         return InnerProducts(out)
     return InnerProducts(out[:count], out[count + 1 :], float(out[count]))
 
 
-def _listed(what: str, vectors: Sequence[Array]) -> list[Array]:
+def _listed(subject: str, vectors: Sequence[Array]) -> list[Array]:
     """Return the vectors as a list. Raises AffluxError if there are too many; a sequence may report a wrong length."""
     try:
         count = len(vectors)
-        given = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]
+        arrays = [vectors[i] for i in range(min(count, _MOST_VECTORS + 1))]
     except Exception as error:
-        unreadable(what, error)
-    if len(given) > _MOST_VECTORS:
-        raise AffluxError(f"{what} has {count} entries, at most {_MOST_VECTORS} are served")
-    return given
+        unreadable(subject, error)
+    if len(arrays) > _MOST_VECTORS:
+        raise AffluxError(f"{subject} has {count} entries, at most {_MOST_VECTORS} are served")
+    return arrays
 
 
 def apply(
@@ -337,7 +337,7 @@ _a_head = integer(-(2**63))
 
 
 def _codec(codec: Codec | codecs.Name) -> Codec:
-    found = codecs.named(codec)
-    if found is None:
+    row_codec = codecs.named(codec)
+    if row_codec is None:
         raise AffluxError("[codec] codec is None, must be one of afflux.codecs or the name of one")
-    return found
+    return row_codec

@@ -41,13 +41,13 @@ def check_fields(part: object, check: Check[object], *names: str, op: str | None
 
 
 def _number(words: str, fits: Callable[[float], bool]) -> Check[float]:
-    def check(part: str, name: str, given: object) -> float:
-        value = zero_dim(given)
+    def check(part: str, name: str, argument: object) -> float:
+        value = zero_dim(argument)
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise AffluxError(f"[{part}] {name} is {brief(given)}, must be a number, {words}")
+            raise AffluxError(f"[{part}] {name} is {brief(argument)}, must be a number, {words}")
         number = as_float(value)
         if number is None or not fits(number):
-            raise AffluxError(f"[{part}] {name} is {brief(given)}, must be {words}")
+            raise AffluxError(f"[{part}] {name} is {brief(argument)}, must be {words}")
         return number
 
     return check
@@ -106,14 +106,14 @@ def flag(part: str, name: str, value: object) -> bool:
     return bool(value)
 
 
-def one_of(*known: str | None) -> Check[str | None]:
+def one_of(*choices: str | None) -> Check[str | None]:
     """Return a check for one of several words, at least two; None may be one of them."""
 
     def check(part: str, name: str, value: object) -> str | None:
-        found = as_text(value)
-        if not (value is None or found is not None) or found not in known:
-            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(known)}")
-        return found
+        text = as_text(value)
+        if not (value is None or text is not None) or text not in choices:
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(choices)}")
+        return text
 
     return check
 
@@ -129,21 +129,21 @@ def instance(kind: type[T], words: str) -> Check[T]:
     return check
 
 
-def keyword_arguments(op: str, given: Iterable[str], known: Collection[str]) -> None:
+def keyword_arguments(op: str, names: Iterable[str], options: Collection[str]) -> None:
     """Raise an AffluxError if the name of an option is unknown."""
-    for name in given:
-        if name not in known:
-            raise AffluxError(f"[{op}] {brief(name)} is no option; {known_names(name, known)}")
+    for name in names:
+        if name not in options:
+            raise AffluxError(f"[{op}] {brief(name)} is no option; {known_names(name, options)}")
 
 
-def one_dtype_of(*known: str) -> Check[str]:
+def one_dtype_of(*choices: str) -> Check[str]:
     """Return a check for one of several dtypes, at least two. The argument may be any `Dtype`; the result is a name."""
 
     def check(part: str, name: str, value: object) -> str:
-        found = dtype_name(value)
-        if found not in known or (isinstance(value, np.dtype) and not value.isnative):
-            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(known)}")
-        return found
+        dtype = dtype_name(value)
+        if dtype not in choices or (isinstance(value, np.dtype) and not value.isnative):
+            raise AffluxError(f"[{part}] {name} is {brief(value)}, must be {_either(choices)}")
+        return dtype
 
     return check
 
@@ -163,8 +163,8 @@ def dtype_name(value: Dtype) -> str:
         return f"of type {type(value).__name__}"
 
 
-def _either(known: Sequence[str | None]) -> str:
-    *most, last = map(repr, known)
+def _either(choices: Sequence[str | None]) -> str:
+    *most, last = map(repr, choices)
     return f"{', '.join(most)} or {last}"
 
 
@@ -327,7 +327,7 @@ def _code_of(handler: object) -> CodeType | None:
     if not callable(handler):
         return None
     function = getattr(handler, "func", handler)
-    codes = (getattr(each, "__code__", None) for each in (function, type(function).__call__))
+    codes = (getattr(callee, "__code__", None) for callee in (function, type(function).__call__))
     return next((code for code in codes if isinstance(code, CodeType)), None)
 
 
@@ -337,22 +337,22 @@ def raise_if_from_signal(error: Exception) -> None:
         raise error
 
 
-def unreadable(what: str, error: Exception) -> NoReturn:
+def unreadable(subject: str, error: Exception) -> NoReturn:
     """Raise an AffluxError for a caller's object that raised when it was read. Errors of afflux, of memory and of a
     signal handler are raised unchanged.
 
     Args:
-        what: the operation and the argument, as "[push] client 7's update".
+        subject: the operation and the argument, as "[push] client 7's update".
         error: the exception that it raised.
     """
     if isinstance(error, AffluxError | UnavailableError | MemoryError) or is_from_signal(error):
         raise error
-    raise AffluxError(f"{what} cannot be read: {type(error).__name__}: {_text(error)}") from error
+    raise AffluxError(f"{subject} cannot be read: {type(error).__name__}: {_text(error)}") from error
 
 
-def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def reads(subject: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for functions that read callers' objects of any library. Any exception of these objects
-    becomes an AffluxError about `what`, as "[layout] tree".
+    becomes an AffluxError about `subject`, as "[layout] tree".
     """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
@@ -361,7 +361,7 @@ def reads(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                unreadable(what, error)
+                unreadable(subject, error)
 
         return reading
 
@@ -375,9 +375,9 @@ def _text(error: Exception) -> str:
         return ""
 
 
-def known_names(name: object, known: Iterable[str]) -> str:
+def known_names(name: object, options: Iterable[str]) -> str:
     """Return the known names, for an error about an unknown name; those with the most similar spelling come first."""
-    names, text = list(known), as_text(name)
+    names, text = list(options), as_text(name)
     close = get_close_matches(text, names) if text is not None and len(text) <= 80 else []
     nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{nearest}known: {', '.join(names)}"

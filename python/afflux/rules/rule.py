@@ -294,11 +294,11 @@ class Rule:
         if as_text(self.kind) not in ("update", "gradient", "model"):
             raise AffluxError(f"[Rule] kind is {brief(self.kind)}, must be update, gradient or model")
         check_fields(self, count_of(1), "buffer_size")
-        for what in ("weigh", "step"):
-            part = getattr(self, what)
+        for role in ("weigh", "step"):
+            part = getattr(self, role)
             if isinstance(part, type) or not callable(part):
                 raise AffluxError(
-                    f"[Rule] {what} is {brief(part)}, must be a part that can be called, such as Uniform()"
+                    f"[Rule] {role} is {brief(part)}, must be a part that can be called, such as Uniform()"
                 )
         check_fields(self, instance(Calibrate, "a Calibrate"), "calibrate")
         self._check_needs()
@@ -361,9 +361,9 @@ class Rule:
 def raw_weight(rule: Rule, staleness: int, num_examples: int, norm: float, facts: Facts) -> float:
     """Return the raw weight of an arrival, of a rule whose weigh part is an `OnArrival`."""
     weigh: Any = rule.weigh
-    own = (dict(facts),) if rule.needs.facts else ()
+    fact_arguments = (dict(facts),) if rule.needs.facts else ()
     examples = dict(facts).get(EXAMPLES, num_examples) if facts else num_examples
-    weight: float = weigh.on_arrival(staleness, examples, norm, *own)
+    weight: float = weigh.on_arrival(staleness, examples, norm, *fact_arguments)
     return weight
 
 

@@ -75,15 +75,15 @@ def make(name: str, /, **options: object) -> Rule:
     preset = as_text(name)
     if preset not in RULES:
         raise AffluxError(f"[make] name is {brief(name)}, must be a rule; {known_names(name, RULES)}")
-    taken = _parameters(RULES[preset])
-    if "dialect" in taken:
+    parameters = _parameters(RULES[preset])
+    if "dialect" in parameters:
         options = _with_dialect(options)
     for option in options:
         frameworks = [framework for framework, names in FRAMEWORK_NAMES.items() if option in names]
-        if option not in taken and frameworks:
+        if option not in parameters and frameworks:
             raise AffluxError(f"[make] {option} is a name of {frameworks[0]}: only for dialect={frameworks[0]!r}")
-    made: Rule = _Reader("make", objects=True).call(RULES[preset], preset, options, "", 0)
-    return made
+    rule: Rule = _Reader("make", objects=True).call(RULES[preset], preset, options, "", 0)
+    return rule
 
 
 @reads("[from_config] config")
@@ -107,27 +107,27 @@ def from_config(config: Mapping[str, Any]) -> Rule:
     """
     if not isinstance(config, Mapping):
         raise AffluxError(f"[from_config] config is {brief(config)}, must be a mapping")
-    made: Rule = _Reader("from_config", objects=False).value(config, Rule, "", 0)
-    return made
+    rule: Rule = _Reader("from_config", objects=False).value(config, Rule, "", 0)
+    return rule
 
 
 def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options of `fedbuff` under afflux's names, with the options of the dialect inside `dialect`."""
-    given = dict(options)
-    dialect = given.get("dialect", "paper")
+    preset_options = dict(options)
+    dialect = preset_options.get("dialect", "paper")
     content = dict(dialect) if isinstance(dialect, Mapping) else {PART: dialect}
     name = content.get(PART)
     if not isinstance(name, str):
-        return given  # a Dialect, or a value that `call` refuses
+        return preset_options  # a Dialect, or a value that `call` refuses
     if name not in DIALECTS:
         raise AffluxError(f"[make] dialect is {brief(name)}, unknown; {known_names(name, DIALECTS)}")
-    given = in_our_names(name, given)
+    preset_options = in_our_names(name, preset_options)
     for option in _parameters(DIALECTS[name]):
-        if option in given:
+        if option in preset_options:
             if option in content:
                 raise AffluxError(f"[make] {option} is given twice: inside dialect and beside it")
-            content[option] = given.pop(option)
-    return given | {"dialect": content}
+            content[option] = preset_options.pop(option)
+    return preset_options | {"dialect": content}
 
 
 @cache
@@ -142,20 +142,20 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _kinds(annotation: object) -> list[Any]:
     """Return the alternatives of an annotation: keys of PARTS and PLAIN, Literals, and mappings."""
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
-        kinds = [kind for each in get_args(annotation) for kind in _kinds(each)]
+        kinds = [kind for argument in get_args(annotation) for kind in _kinds(argument)]
         names = Codec in kinds or Dialect in kinds  # a Literal beside these lists the same names
         return [kind for kind in kinds if not (names and get_origin(kind) is Literal)]
     if annotation is None:
         return [NoneType]
-    listed = isinstance(annotation, abc.Hashable) and (annotation in PARTS or annotation in PLAIN)
-    if listed or get_origin(annotation) in (Literal, abc.Mapping, dict):
+    is_kind = isinstance(annotation, abc.Hashable) and (annotation in PARTS or annotation in PLAIN)
+    if is_kind or get_origin(annotation) in (Literal, abc.Mapping, dict):
         return [annotation]
     return [Any]
 
 
 def _roles(kinds: list[Any]) -> list[Role]:
-    asked = [kind for kind in PARTS if kind is not Rule] if Any in kinds else [kind for kind in kinds if kind in PARTS]
-    return [PARTS[kind][0] for kind in asked]
+    parts = [kind for kind in PARTS if kind is not Rule] if Any in kinds else [kind for kind in kinds if kind in PARTS]
+    return [PARTS[kind][0] for kind in parts]
 
 
 def _choices(kinds: list[Any]) -> list[Any]:
@@ -170,9 +170,9 @@ def _takes(value: float | None, kinds: list[Any]) -> bool:
 
 def _words(kinds: list[Any]) -> str:
     """Return a description of the values of an option, for errors."""
-    found = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
-    found += ["a mapping from versions" for kind in kinds if get_origin(kind) in (abc.Mapping, dict)]
-    return " or ".join([*map(repr, _choices(kinds)), *found])
+    words = [PARTS[kind][1] if kind in PARTS else PLAIN[kind] for kind in kinds if kind in PARTS or kind in PLAIN]
+    words += ["a mapping from versions" for kind in kinds if get_origin(kind) in (abc.Mapping, dict)]
+    return " or ".join([*map(repr, _choices(kinds)), *words])
 
 
 def _join(path: str, key: str) -> str:
@@ -188,20 +188,20 @@ class _Reader:
 
     def call(self, maker: Callable[..., Any], name: str, options: Mapping[Any, object], path: str, depth: int) -> Any:
         """Call the preset, part or dialect of this name with its options."""
-        taken = _parameters(maker)
+        parameters = _parameters(maker)
         where = f"{path} ({name!r})" if path else name
         for option in options:
-            if not isinstance(option, str) or option not in taken:
-                raise self._error(f"{where} has no option {brief(option)}; {known_names(option, taken)}")
-        for option, parameter in taken.items():
+            if not isinstance(option, str) or option not in parameters:
+                raise self._error(f"{where} has no option {brief(option)}; {known_names(option, parameters)}")
+        for option, parameter in parameters.items():
             if parameter.default is parameter.empty and option not in options:
                 raise self._error(f"{_join(path, option)} is missing")
-        given = {
-            option: self.value(value, taken[option].annotation, _join(path, option), depth + 1)
+        arguments = {
+            option: self.value(value, parameters[option].annotation, _join(path, option), depth + 1)
             for option, value in options.items()
         }
         try:
-            return maker(**given)
+            return maker(**arguments)
         except AffluxError as error:
             if not path:
                 raise
@@ -215,8 +215,8 @@ class _Reader:
             raise self._error(f"{path} is nested more than {MAX_DEPTH} levels deep")
         kinds = _kinds(annotation)
         if self._objects:
-            wanted = _roles(kinds) or Codec in kinds or Dialect in kinds
-            if wanted and (isinstance(value, Codec | Dialect) or is_function(value)):
+            takes_objects = _roles(kinds) or Codec in kinds or Dialect in kinds
+            if takes_objects and (isinstance(value, Codec | Dialect) or is_function(value)):
                 return value
             value = value.item() if isinstance(value, np.generic) else value
             if not isinstance(value, float) and (number := as_int(value)) is not None:
@@ -266,14 +266,14 @@ class _Reader:
 
     def _by_version(self, value: Mapping[Any, object], kind: object, path: str, depth: int) -> dict[int, Any]:
         """Read numbers by version. In JSON, versions are text."""
-        found: dict[int, Any] = {}
+        entries: dict[int, Any] = {}
         for key, entry in value.items():
             digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 300
             version = int(key) if digits else key
-            if type(version) is not int or not 0 <= version < MAX_INT or version in found:
+            if type(version) is not int or not 0 <= version < MAX_INT or version in entries:
                 raise self._error(f"{path} has the key {brief(key)}, must be a version that is there once")
-            found[version] = self.value(entry, kind, f"{path}.{version}", depth + 1)
-        return found
+            entries[version] = self.value(entry, kind, f"{path}.{version}", depth + 1)
+        return entries
 
     def _number(self, value: float | None, kinds: list[Any], path: str) -> float | None:
         if isinstance(value, int) and abs(value) >= MAX_INT:
@@ -282,8 +282,8 @@ class _Reader:
             return value
         if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
             return float(value)
-        if isinstance(value, float) and int in kinds and (whole := as_int(value)) is not None:  # as in YAML or TOML
-            return whole
+        if isinstance(value, float) and int in kinds and (int_value := as_int(value)) is not None:  # as in YAML or TOML
+            return int_value
         raise self._wrong(value, kinds, path)
 
     def _wrong(self, value: object, kinds: list[Any], path: str) -> AffluxError:

@@ -66,20 +66,20 @@ def aggregate(
     >>> aggregate(models, [3, 1])
     {'w': array([2., 2.]), 'steps': array(3)}
     """
-    listed = _listed(trees)
-    if not is_tree(listed[0]):  # vectors are trees of one array
+    inputs = _listed(trees)
+    if not is_tree(inputs[0]):  # vectors are trees of one array
         flat_out = None if out is None else [out]
-        mean: Any = aggregate([[each] for each in listed], weights, flat_out, {"0": "trained"}, num_threads=num_threads)
+        mean: Any = aggregate([[tree] for tree in inputs], weights, flat_out, {"0": "trained"}, num_threads=num_threads)
         return mean[0]
     threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
-    numbers = _shares(weights, len(listed))
-    layout = Layout.of(listed[0], roles=roles)
-    adapter, _ = InputAdapter.of(listed[0], "update", threads, layout)
+    numbers = _shares(weights, len(inputs))
+    layout = Layout.of(inputs[0], roles=roles)
+    adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
     if adapter.plane.gpu is not None:
         raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
-    read = [_read(i, tree, layout, adapter.constants) for i, tree in enumerate(listed)]
+    read = [_read(i, tree, layout, adapter.constants) for i, tree in enumerate(inputs)]
     buffers = mixed_buffers(
-        "update", read[0][1], [own for _, own in read], numbers, [True] * len(read), 1.0, layout.averaged_size
+        "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
     dtype = "float64" if "float64" in _kinds(chain(*(arrays for arrays, _ in read))) else "float32"
     target: Any = np.empty(layout.size, dtype)
@@ -99,12 +99,12 @@ def aggregate(
 
 def _listed(trees: object) -> list[Any]:
     try:
-        listed: list[Any] = list(trees)  # type: ignore[call-overload]
+        inputs: list[Any] = list(trees)  # type: ignore[call-overload]
     except Exception as error:
         unreadable("[aggregate] trees", error)
-    if not listed:
+    if not inputs:
         raise AffluxError("[aggregate] trees is empty")
-    return listed
+    return inputs
 
 
 def _shares(weights: object, count: int) -> Float64:
@@ -138,7 +138,7 @@ def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[lis
     bad = None if buffers is None else first_beyond(buffers[: layout.averaged_size], float_info.max)
     if bad is not None:
         raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
-    return [each.detach() if is_torch(each) else each for each in arrays], buffers
+    return [array.detach() if is_torch(array) else array for array in arrays], buffers
 
 
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
@@ -147,19 +147,19 @@ def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
     kinds = _kinds(arrays)
     if len(kinds) > 1 or not kinds <= FLOATS - {"float16", "bfloat16"} or layout.aliases:
         return None
-    arrays = [each.detach() if is_torch(each) else each for each in arrays]
-    plain = all(each.is_contiguous() if is_torch(each) else readable_copy(each) is None for each in arrays)
+    arrays = [array.detach() if is_torch(array) else array for array in arrays]
+    plain = all(array.is_contiguous() if is_torch(array) else readable_copy(array) is None for array in arrays)
     return ops.Parts(arrays, layout._borders) if plain else None
 
 
 def _sweep(updates: list[ops.Parts], weights: Float64, target: Any, layout: Layout, threads: int) -> None:
     """Write the weighted sum to the target."""
-    trees, params_weight, done = updates, 0.0, list[bool]()
+    trees, params_weight, flags = updates, 0.0, list[bool]()
     if isinstance(target, ops.Parts) and all(map(is_same, trees[0].arrays, target.arrays)):
         params_weight, updates, weights = float(weights[0]), updates[1:], weights[1:]
     combine = ops.Combine(updates, np.ascontiguousarray(weights), params_weight, float_info.max)
-    ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=done)
-    if done[0]:
+    ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=flags)
+    if flags[0]:
         return
     for i, tree in enumerate(trees):
         for field, array in zip(layout.fields, tree.arrays, strict=True):

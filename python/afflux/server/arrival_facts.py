@@ -22,14 +22,14 @@ def facts_of(client_id: ClientId, facts: object, names: Collection[str], rule: R
         ClientError: the argument is not a mapping, a name is not one of `names`, or one that the rule needs is missing.
         AffluxError: a value is not a finite number, or "num_examples" is not in the range of weights.
     """
-    whose = f"[push] client {brief(client_id)}'s facts"
+    subject = f"[push] client {brief(client_id)}'s facts"
     if not (facts is None or isinstance(facts, Mapping)):
-        raise ClientError(f"{whose} are {brief(facts)}, must be numbers by name")
+        raise ClientError(f"{subject} are {brief(facts)}, must be numbers by name")
     values: dict[str, float] = {}
     for name in facts or ():
         if not isinstance(name, str) or name not in names:
             raise ClientError(
-                f"{whose} have {brief(name)}, which neither {rule.name} nor Server(facts=...) lists; "
+                f"{subject} have {brief(name)}, which neither {rule.name} nor Server(facts=...) lists; "
                 f"{known_names(name, names) if names else 'no names are known'}"
             )
         values[name] = finite("push", f"client {brief(client_id)}'s {name}", (facts or {})[name])
@@ -41,5 +41,5 @@ def facts_of(client_id: ClientId, facts: object, names: Collection[str], rule: R
         )
     for name in rule.needs.facts:
         if name not in values:
-            raise ClientError(f"{whose} lack {name!r}, by which {rule.name} weighs")
+            raise ClientError(f"{subject} lack {name!r}, by which {rule.name} weighs")
     return tuple(sorted(values.items()))

@@ -97,58 +97,58 @@ def plan(
     a_rule("plan", "rule", rule)
     d = integer(0, MOST_ELEMENTS)("plan", "d", d)
     store, gpu = flag("plan", "store", store), flag("plan", "gpu", gpu)
-    chosen = options_of("plan", options, fields).for_rule(rule)
-    chosen.for_place(rule, "a GPU" if gpu else None, store=store)
-    return _plan(rule, d, fitted(rule, d, chosen, store=store, gpu=gpu), store=store, gpu=gpu)
+    settings = options_of("plan", options, fields).for_rule(rule)
+    settings.for_place(rule, "a GPU" if gpu else None, store=store)
+    return _plan(rule, d, fitted(rule, d, settings, store=store, gpu=gpu), store=store, gpu=gpu)
 
 
-def _plan(rule: Rule, d: int, chosen: ServerOptions, *, store: bool, gpu: bool) -> Plan:
+def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool) -> Plan:
     """Return the plan for checked options."""
-    dtype, slot_dtype, accumulate = chosen.dtype, chosen.slots_as, chosen.accumulate
-    max_versions, commit_every = chosen.max_versions, chosen.commit_every
+    dtype, slot_dtype, accumulate = settings.dtype, settings.slots_as, settings.accumulate
+    max_versions, commit_every = settings.max_versions, settings.commit_every
     size, slot = ITEM_BYTES[dtype] * d, ITEM_BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
     clients = 0
     if codec is not None or rule.needs.passes:
-        clients = clients_of(rule, chosen.num_clients, "both")
-    held, most = rule.buffer_size, chosen.slots_of(rule)
-    rest, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
+        clients = clients_of(rule, settings.num_clients, "both")
+    waiting, most = rule.buffer_size, settings.slots_of(rule)
+    parts, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
     if accumulate:
-        held = 1
+        waiting = 1
         buffer = {"buffer": Part(slot + 8 * d, f"a slot, d {slot_dtype}, and the sum, d float64")}
         working["next sum"] = Part(8 * d, "of those who push while a round is applied, d float64")
     else:
-        buffer = {"buffer": Part(held * slot, f"M = {held} slots, d {slot_dtype} each")}
-    if most < sys.maxsize and most > held:
-        others = most - held
-        working["other slots"] = Part(others * slot, f"at most {others} (max_slots), if others push meanwhile")
-    deferred = chosen.max_deferred or 0
+        buffer = {"buffer": Part(waiting * slot, f"M = {waiting} slots, d {slot_dtype} each")}
+    if most < sys.maxsize and most > waiting:
+        spare = most - waiting
+        working["other slots"] = Part(spare * slot, f"at most {spare} (max_slots), if others push meanwhile")
+    deferred = settings.max_deferred or 0
     if deferred:
         working["deferred"] = Part(
             deferred * slot, f"at most {deferred} arrivals that wait for the next pass (max_deferred)"
         )
-    if not chosen.inplace:
+    if not settings.inplace:
         versions = (max_versions or 2) - 1
         working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
     host = dict[str, Part]()
     if codec is not None:
-        rest["sum"] = Part(8 * d, "of the rows, d float64")
-        each = codec.row_bytes(d)
-        rows = Part(clients * each, f"N = {clients:,} clients, {in_bytes(each)} each as {codec.name}{_loss(codec, d)}")
-        if gpu and (store or chosen.rows_on == "host"):
-            working["staged rows"] = Part(most * each, f"of those who push or wait, at most {most} (max_slots)")
-            host["uploads" if store else "rows"] = Part(each, "for each push at once") if store else rows
+        parts["sum"] = Part(8 * d, "of the rows, d float64")
+        row = codec.row_bytes(d)
+        rows = Part(clients * row, f"N = {clients:,} clients, {in_bytes(row)} each as {codec.name}{_loss(codec, d)}")
+        if gpu and (store or settings.rows_on == "host"):
+            working["staged rows"] = Part(most * row, f"of those who push or wait, at most {most} (max_slots)")
+            host["uploads" if store else "rows"] = Part(row, "for each push at once") if store else rows
         elif not store:
-            rest["rows"] = rows
-    rest |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.rule_vectors}
-    whole = {"params": rest.pop("params"), **buffer, **rest}
+            parts["rows"] = rows
+    parts |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.rule_vectors}
+    memory = {"params": parts.pop("params"), **buffer, **parts}
     if not store:
-        return Plan(whole, working, {}, host)
-    own = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype, "accumulate": accumulate}
-    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **own)
+        return Plan(memory, working, {}, host)
+    facts = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype, "accumulate": accumulate}
+    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts)
     if gpu:
         numbers = _Numbers(clients, deferred, commit_every, 2, "a checkpoint keeps")
-        return Plan(whole, working, _disk(rule, d, codec, shapes, numbers), host)
+        return Plan(memory, working, _disk(rule, d, codec, shapes, numbers), host)
     working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
     numbers = _Numbers(clients, deferred, commit_every, versions, "a client holds")
@@ -173,7 +173,7 @@ def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], 
     slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * waiting}
     if "total" in shapes:
         slots["arrivals"] = 0
-    what = {
+    contents = {
         "params": f"{versions} versions, and one for each older one that {holder}",
         "rows": f"N = {clients:,} clients, and {spare:,} spare{_loss(codec, d)}",
         "arrivals": "at most, by checkpoints amid a buffer" + (", with those deferred" if deferred else ""),
@@ -181,7 +181,7 @@ def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], 
     disk = {}
     for name, shape in shapes.items():
         segments = -(-slots.get(name, 2) // shape.per_segment)
-        disk[name] = Part(segments * shape.segment_bytes, what.get(name, "what is committed, and what comes next"))
+        disk[name] = Part(segments * shape.segment_bytes, contents.get(name, "what is committed, and what comes next"))
     blocks = 1 + -(-d // SUPERBLOCK) if "rows" in shapes else 0
     disk["index"] = Part(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
     return disk
@@ -204,18 +204,18 @@ def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, g
         return options
     least = 1 if options.accumulate else rule.buffer_size
     max_slots, max_versions = options.max_slots, options.max_versions
-    found = _plan(rule, d, replace(options, max_slots=max_slots or least), store=store, gpu=gpu)
-    room = budget - found.memory_bytes
+    small = _plan(rule, d, replace(options, max_slots=max_slots or least), store=store, gpu=gpu)
+    room = budget - small.memory_bytes
     if room < 0:
-        parts = ", ".join(f"{name} {in_bytes(part.size)}" for name, part in (found.memory | found.working).items())
+        parts = ", ".join(f"{name} {in_bytes(part.size)}" for name, part in (small.memory | small.working).items())
         raise AffluxError(
-            f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(found.memory_bytes)} may be needed: {parts}"
+            f"[Server] memory_budget is {in_bytes(budget)}, but {in_bytes(small.memory_bytes)} may be needed: {parts}"
         )
     if max_slots is None:
         larger = _plan(rule, d, replace(options, max_slots=least + 1), store=store, gpu=gpu)
-        slot = max(1, larger.memory_bytes - found.memory_bytes)
+        slot = max(1, larger.memory_bytes - small.memory_bytes)
         max_slots = min(options.slots_of(rule), least + room // slot)
         room -= (max_slots - least) * slot
-    if max_versions is None and "next params" in found.working:
-        max_versions = 2 + room // max(1, found.working["next params"].size)
+    if max_versions is None and "next params" in small.working:
+        max_versions = 2 + room // max(1, small.working["next params"].size)
     return replace(options, max_slots=max_slots, max_versions=max_versions)

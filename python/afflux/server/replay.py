@@ -114,18 +114,18 @@ def _made(entry: Replaced) -> Rule:
         raise AffluxError(f"[replay] the log has a replace_rule(), and its rule must be given: {error}") from None
 
 
-def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree | None") -> None:
-    vector: Any = given
-    if entry.lent and is_tree(given):
+def _push(server: Server, entry: Join, update: "ops.Array | Tree", buffers: "Tree | None") -> None:
+    vector: Any = update
+    if entry.lent and is_tree(update):
         if buffers is None and server.rule.kind == "model":
-            buffers = given
-        parts: Any = server._adapter.parts(f"[replay] join {entry.number}", given)
+            buffers = update
+        parts: Any = server._adapter.parts(f"[replay] join {entry.number}", update)
         vector = dict(zip(server._adapter.names, map(private_copy, parts), strict=True))
     elif entry.lent:
         vector = private_copy(vector)
-    own: Any = {server.rule.kind: vector}
+    arguments: Any = {server.rule.kind: vector}
     receipt = server.push(
-        **own,
+        **arguments,
         client=entry.client_id,
         version=entry.version,
         num_examples=entry.num_examples,
@@ -135,9 +135,9 @@ def _push(server: Server, entry: Join, given: "ops.Array | Tree", buffers: "Tree
         copy=not entry.lent,
         buffers=buffers,
     )
-    got = (receipt.join, receipt.status, receipt.staleness)
-    if got != (entry.number, entry.status, entry.staleness):
+    now = (receipt.join, receipt.status, receipt.staleness)
+    if now != (entry.number, entry.status, entry.staleness):
         raise AffluxError(
             f"[replay] join {entry.number} of client {brief(entry.client_id)} was {entry.status} with staleness "
-            f"{entry.staleness}; now join {got[0]} is {got[1]} with staleness {got[2]} {receipt.reason}".rstrip()
+            f"{entry.staleness}; now join {now[0]} is {now[1]} with staleness {now[2]} {receipt.reason}".rstrip()
         )

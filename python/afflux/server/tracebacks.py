@@ -17,7 +17,7 @@ def clear_tracebacks(error: BaseException) -> None:
     The frames of the caller's own code, such as a rule's weigh part, stay as they are for a debugger. A frame keeps its
     function: closures of functions that may raise must not hold a slot or a version.
     """
-    errors, seen = [error], {id(error)}
+    errors, ids = [error], {id(error)}
     while errors:
         error = errors.pop()
         entry = error.__traceback__
@@ -27,8 +27,8 @@ def clear_tracebacks(error: BaseException) -> None:
                 with suppress(RuntimeError):  # the call has not ended
                     frame.clear()
         for cause in (error.__cause__, error.__context__):
-            if cause is not None and id(cause) not in seen:
-                seen.add(id(cause))
+            if cause is not None and id(cause) not in ids:
+                ids.add(id(cause))
                 errors.append(cause)
 
 

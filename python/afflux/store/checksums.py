@@ -29,8 +29,8 @@ def sweep_checksums(sweep: ops.Pass, checksums: ops.Checksums) -> SweepChecksums
 
 def crc(row: Row, num_threads: int, checksums: SweepChecksums = NO_CHECKSUMS) -> bytes:
     """Return the CRC-32C of each superblock of a vector."""
-    found = checksums.get(address(row))
-    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if found is None else found
+    checksum = checksums.get(address(row))
+    return ops.crc32c(row, SUPERBLOCK * row.itemsize, num_threads=num_threads) if checksum is None else checksum
 
 
 def row_crc(row: Row, codec: Codec, num_threads: int = 1) -> bytes:
@@ -63,6 +63,6 @@ def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
     Raises:
         StoreError: the vector is missing, or does not match its checksum.
     """
-    found = damage(segments, place, num_threads)
-    if found is not None:
-        raise StoreError(f"[store] {found}; {segments.remedy}")
+    problem = damage(segments, place, num_threads)
+    if problem is not None:
+        raise StoreError(f"[store] {problem}; {segments.remedy}")

@@ -35,10 +35,10 @@ def constants_of(path: Path, layout: Layout | None) -> Constants:
         return constants
     file, size = path / CONSTANTS, constants.nbytes
     try:
-        data = np.frombuffer(read_bytes(file, size + 4), np.uint8)
+        content = np.frombuffer(read_bytes(file, size + 4), np.uint8)
     except OSError as error:
         raise StoreError(f"[store] cannot read {file}: {error.strerror}") from None
-    if data.size != size + 4 or crc32c(data[:-4], size) != data[-4:].tobytes():
+    if content.size != size + 4 or crc32c(content[:-4], size) != content[-4:].tobytes():
         raise StoreError(f"[store] {file} is damaged: its checksum or its size is wrong")
-    constants.load(data[:-4])
+    constants.load(content[:-4])
     return constants

@@ -94,12 +94,12 @@ def shapes_in(
     codec: Codec | None,
 ) -> dict[str, Shape]:
     """Return the shapes of the arrays of a store with these facts, by folder."""
-    own = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+    server_facts = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
     vectors = rule_vectors, buffer_size, codec
     return {
         f"{part.folder}{name}": shape
         for part in stored_parts(server["d"], cuts)
-        for name, shape in shapes_of(*vectors, part.size, **own, accumulate=options["accumulate"]).items()
+        for name, shape in shapes_of(*vectors, part.size, **server_facts, accumulate=options["accumulate"]).items()
     }
 
 

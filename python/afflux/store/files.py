@@ -94,10 +94,10 @@ def read_bytes(path: Path, most: int) -> bytes:
         OSError: see `open_regular`; or the file has more than `most` bytes.
     """
     with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", path)
-    return found
+    return content
 
 
 def new_file(path: Path) -> int:
@@ -144,9 +144,9 @@ def refuse_irregular(folder: Path) -> None:
     Raises:
         StoreError: the folder contains something else, through which the store would read or write elsewhere.
     """
-    found = irregular(folder)
-    if found:
-        raise StoreError(f"[store] {found[0]}: {PLAIN}")
+    entries = irregular(folder)
+    if entries:
+        raise StoreError(f"[store] {entries[0]}: {PLAIN}")
 
 
 #: The requirement for a store's folder, for errors.

@@ -188,8 +188,8 @@ class Index:
             texts = dict(self._read(f"SELECT name, value FROM facts ORDER BY name LIMIT {_MOST_FACTS}"))
             if (order := json.loads(texts["order_version"])) != ORDER_VERSION:
                 raise StoreError(f"[store] {self.path.parent} has order_version {order}, this afflux {ORDER_VERSION}")
-            own = texts.pop("crc")
-            if own != str(crc_of(texts)):
+            checksum = texts.pop("crc")
+            if checksum != str(crc_of(texts)):
                 raise self._damaged("the facts do not agree with their checksum")
             return read_facts(texts)
 
@@ -234,14 +234,14 @@ class Index:
         """
         from afflux.store.index_types import decoded
 
-        found, seen = list[Any](), set[object]()
+        rows, keys = list[Any](), set[object]()
         with self._reading:
             for i, values in enumerate(self._reader.execute(statement)):
-                found.append(values)
-                if (values[0] != i) if numbered else (values[0] in seen):
+                rows.append(values)
+                if (values[0] != i) if numbered else (values[0] in keys):
                     raise ValueError(f"entry {i} is there twice, or one is missing")
-                seen.add(values[0])
-        return [*decoded(found, list[type_])]
+                keys.add(values[0])
+        return [*decoded(rows, list[type_])]
 
     @property
     def commit_counter(self) -> int:
@@ -258,8 +258,8 @@ class Index:
             return place
         client_id = plain_id(client_id, "row", most=None)  # an int may be too large
         with self._errors("read"):
-            found = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
-            place = row_of(*found[0])[1] if found else None
+            entries = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
+            place = row_of(*entries[0])[1] if entries else None
         if not self._read_only:  # else another process may commit
             self._recent.add(client_id, place, generation)
         return place
@@ -271,15 +271,15 @@ class Index:
             StoreError: the number differs.
         """
         with self._errors("read"):
-            found = self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (count + 1,))[0][0]
-        if found != count:
-            raise self._damaged(f"it has {f'more than {count} rows' if found > count else f'{found} rows of {count}'}")
+            total = self._read("SELECT count(*) FROM (SELECT 1 FROM rows LIMIT ?)", (count + 1,))[0][0]
+        if total != count:
+            raise self._damaged(f"it has {f'more than {count} rows' if total > count else f'{total} rows of {count}'}")
 
     def rows(self) -> Iterator[tuple[ClientId, Place]]:
         """Yield all clients that have a row, in the order of their first push."""
         with self._errors("read"):
-            found = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
-            for rank, entry in enumerate(found):
+            entries = self._read("SELECT client, slot, crc, place FROM rows ORDER BY place")
+            for rank, entry in enumerate(entries):
                 if entry[3] != rank:
                     raise self._damaged(f"client number {rank} is missing")
                 yield row_of(*entry)
@@ -290,8 +290,8 @@ class Index:
         There must be no commit during the iteration.
         """
         with self._errors("read"):
-            found = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
-            for entry in found:
+            entries = self._reader.execute("SELECT client, slot, crc, place FROM rows ORDER BY slot")
+            for entry in entries:
                 yield row_of(*entry)
 
     def commit(self, transaction: Transaction) -> None:
@@ -322,10 +322,10 @@ class Index:
     def damage(self) -> list[str]:
         """Return the problems that SQLite finds in the file."""
         try:
-            found = [str(line) for (line,) in self._read("PRAGMA integrity_check")]
+            lines = [str(line) for (line,) in self._read("PRAGMA integrity_check")]
         except sqlite3.Error as error:
             return [str(error)]
-        return [] if found == ["ok"] else found
+        return [] if lines == ["ok"] else lines
 
     def close(self) -> None:
         """Close the file."""
@@ -338,8 +338,8 @@ class Index:
             with suppress(OSError):
                 file.unlink()
 
-    def _damaged(self, what: object) -> StoreError:
-        return StoreError(f"[store] {self.path} is damaged: {what}; {BACKUP}")
+    def _damaged(self, problem: object) -> StoreError:
+        return StoreError(f"[store] {self.path} is damaged: {problem}; {BACKUP}")
 
     def _list(self, table: str) -> list[Any]:
         entries = list[Any]()
@@ -368,13 +368,13 @@ class Index:
             return self._reader.execute(statement, values).fetchall()
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise StoreError(f"[store] cannot {what} {self.path}: {sqlite_reason(error, self.path)}") from None
+            raise StoreError(f"[store] cannot {action} {self.path}: {sqlite_reason(error, self.path)}") from None
         except sqlite3.ProgrammingError:
-            raise StoreError(f"[store] cannot {what} {self.path}: the server has closed it") from None
+            raise StoreError(f"[store] cannot {action} {self.path}: the server has closed it") from None
         except (sqlite3.Error, *DAMAGED) as error:
             if isinstance(error, StoreError):
                 raise

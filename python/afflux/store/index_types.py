@@ -179,18 +179,18 @@ def _check_shapes(facts: StoreFacts) -> None:
         raise ValueError(f"shards of {server.d} elements begin with the superblocks {cuts[:100]}")
     if codec is not None and server.num_clients is None:
         raise ValueError("rows are kept, and num_clients is None")
-    needed = dict[str, tuple[str, int]]()
+    expected = dict[str, tuple[str, int]]()
     for part in stored_parts(server.d, cuts):
-        own = {"params": (server.dtype, part.size), "arrivals": (STORED[server.slot_dtype], part.size)}
-        own |= {f"rule_vector.{name}": (server.dtype, part.size) for name in server.rule_vectors}
+        arrays = {"params": (server.dtype, part.size), "arrivals": (STORED[server.slot_dtype], part.size)}
+        arrays |= {f"rule_vector.{name}": (server.dtype, part.size) for name in server.rule_vectors}
         if facts.options.accumulate:
-            own["total"] = "float64", part.size
+            arrays["total"] = "float64", part.size
         if codec is not None:
-            own |= {"sum": ("float64", part.size), "rows": (codec.row_dtype, codec.row_size(part.size))}
-        needed |= {f"{part.folder}{name}": array for name, array in own.items()}
-    if set(facts.shapes) != set(needed):
-        raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(needed)}")
-    for name, (dtype, size) in needed.items():
+            arrays |= {"sum": ("float64", part.size), "rows": (codec.row_dtype, codec.row_size(part.size))}
+        expected |= {f"{part.folder}{name}": array for name, array in arrays.items()}
+    if set(facts.shapes) != set(expected):
+        raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(expected)}")
+    for name, (dtype, size) in expected.items():
         shape, slots = Shape(*facts.shapes[name]), MOST_WAITING + (server.num_clients or 0)
         if (shape.dtype, shape.width) != (dtype, slot_width(dtype, size)) or not is_sound(shape, slots):
             raise ValueError(f"the array {name} has {shape}, for {size} elements of {dtype}")

@@ -225,8 +225,8 @@ def _model(store: StoreReader, params: Row) -> Iterator[tuple[str, npt.NDArray[A
     if layout is None:
         yield "params", params
         return
-    own = np.frombuffer(store.committed.buffers or b"", np.float64)
-    values = [(field.name, array) for field, array in layout._pieces_of(params, own if own.size else None)]
+    buffers = np.frombuffer(store.committed.buffers or b"", np.float64)
+    values = [(field.name, array) for field, array in layout._pieces_of(params, buffers if buffers.size else None)]
     for name, array in (*values, *constants_of(store.path, layout).items()):
         if "/" in name or "\\" in name:  # names in an archive are paths
             raise StoreError(f"[export] {brief(name)} cannot be a name in a .npz: give a .npy")

@@ -162,9 +162,9 @@ def promises_space(folder: Path) -> bool:
     return _file_system(folder) in PROMISING
 
 
-def lacks(folder: Path, what: str) -> str:
+def lacks(folder: Path, need: str) -> str:
     """Return the message for a store on a file system that has no locks, or nothing else that a store needs."""
-    return f"this file system ({_file_system(folder) or 'type unknown'}) has no {what}: put the store on a local disk"
+    return f"this file system ({_file_system(folder) or 'type unknown'}) has no {need}: put the store on a local disk"
 
 
 def _file_system(folder: Path) -> str:

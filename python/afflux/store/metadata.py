@@ -39,7 +39,7 @@ def damage_as_store_error(path: Path) -> Iterator[None]:
 
 def store_of(folder: Path) -> Path:
     """Return the store of the array in this folder, which may be within the folder of a shard."""
-    return next((each for each in folder.parents if (each / INDEX).exists()), folder.parent)
+    return next((parent for parent in folder.parents if (parent / INDEX).exists()), folder.parent)
 
 
 def remedy(folder: Path) -> str:
@@ -152,8 +152,8 @@ def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
         array = folder / name
         array.mkdir(parents=True)
         _replace(array / METADATA, _array_metadata(shape, 0))
-        for each in (array, *array.parents[: len(Path(name).parts) - 1]):
-            sync(each)
+        for path in (array, *array.parents[: len(Path(name).parts) - 1]):
+            sync(path)
     _replace(folder / METADATA, _GROUP)
     sync(folder)
 
@@ -185,9 +185,9 @@ def _array_metadata(shape: Shape, slots: int) -> dict[str, Any]:
 class LostMetadataError(StoreError):
     """`zarr.json` is missing, damaged or wrong. The index holds its contents, so that `repair` can write it again."""
 
-    def __init__(self, what: str, store: Path) -> None:
-        super().__init__(f"[store] {what}; `afflux store repair {quote(str(store))}` writes it again")
-        self.what = what
+    def __init__(self, problem: str, store: Path) -> None:
+        super().__init__(f"[store] {problem}; `afflux store repair {quote(str(store))}` writes it again")
+        self.what = problem
 
 
 def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
@@ -202,22 +202,22 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
         meta = json.loads(_read(path))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
-        ours = _is_ours(meta, shape)
+        is_afflux = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
     except OSError as error:
-        what = _lost_file(error, path)
+        problem = _lost_file(error, path)
     except DAMAGED as error:
-        what = f"{path} is damaged: {type(error).__name__}: {error}"
+        problem = f"{path} is damaged: {type(error).__name__}: {error}"
     else:
-        if not ours:
-            what = f"{path} is damaged: it has no layout of afflux"
+        if not is_afflux:
+            problem = f"{path} is damaged: it has no layout of afflux"
         elif shape != expected:
-            what = f"{path} is damaged: it has {shape}, and the index {expected}"
+            problem = f"{path} is damaged: it has {shape}, and the index {expected}"
         elif slots <= last:
-            what = f"{path} is damaged: it has {slots} slots, and slot {last} is in use"
+            problem = f"{path} is damaged: it has {slots} slots, and slot {last} is in use"
         else:
             return slots
-    raise LostMetadataError(what, store_of(folder))
+    raise LostMetadataError(problem, store_of(folder))
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
@@ -253,10 +253,10 @@ def _lost_file(error: OSError, path: Path) -> str:
     Raises:
         UnreadableError: the error shows no loss.
     """
-    what = f"cannot read {path}: {reason(error)}"
+    problem = f"cannot read {path}: {reason(error)}"
     if error.errno not in LOSS:
-        raise UnreadableError(f"[store] {what}") from None
-    return what
+        raise UnreadableError(f"[store] {problem}") from None
+    return problem
 
 
 def write_slots(folder: Path, slots: int) -> None:

@@ -110,8 +110,8 @@ class StoreReader:
 
     def damage(self, name: str, place: Place) -> str | None:
         """Describe the damage of a vector; None if it is sound."""
-        both = zip(self.parts, self.arrays[name], strict=True)
-        problems = (damage(array, part.place(place), 1) for part, array in both)
+        pairs = zip(self.parts, self.arrays[name], strict=True)
+        problems = (damage(array, part.place(place), 1) for part, array in pairs)
         return next((problem for problem in problems if problem is not None), None)
 
     def vector(self, name: str, slot: int) -> Row:

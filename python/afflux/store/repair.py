@@ -109,34 +109,34 @@ class _Examination:
     def _read_rows(self) -> None:
         store = self._store
         count, high, free = store.committed.meta["rows"]
-        taken, ranks = np.zeros(high, bool), np.zeros(count, bool)
-        taken[free] = True
+        slots, ranks = np.zeros(high, bool), np.zeros(count, bool)
+        slots[free] = True
         try:
             for client_id, place in store.rows():
                 self._read(store.row_bytes)
-                if not (0 <= place.slot < high and 0 <= place.rank < count) or taken[place.slot] or ranks[place.rank]:
+                if not (0 <= place.slot < high and 0 <= place.rank < count) or slots[place.slot] or ranks[place.rank]:
                     self.index.append(f"{store.index.path}: client {brief(client_id)}'s row has a place that cannot be")
                     continue
-                taken[place.slot] = ranks[place.rank] = True
+                slots[place.slot] = ranks[place.rank] = True
                 (self.good if self._added(place) else self.bad).append((client_id, place))
         except UnreadableError:
             raise
         except StoreError:  # Index.damage has reported it
             pass
-        if (found := len(self.good) + len(self.bad)) != count:
-            self.index.append(f"{store.index.path}: {found} of {count} clients' rows have a place")
+        if (total := len(self.good) + len(self.bad)) != count:
+            self.index.append(f"{store.index.path}: {total} of {count} clients' rows have a place")
 
     def _lost_rows(self) -> Iterator[str]:
         """Yield a line for each file of rows that is missing or truncated, and one for each other damaged row."""
         arrays, (_, high, _) = self._store.arrays["rows"], self._store.committed.meta["rows"]
         in_flaws = set[int]()
         for segments in arrays:
-            each = segments.shape.per_segment
-            flaws = {i: flaw for i in range(-(-high // each)) if (flaw := segments.segment_problem(i)) is not None}
-            lost = Counter(place.slot // each for _, place in self.bad)
+            size = segments.shape.per_segment
+            flaws = {i: flaw for i in range(-(-high // size)) if (flaw := segments.segment_problem(i)) is not None}
+            lost = Counter(place.slot // size for _, place in self.bad)
             for segment, flaw in flaws.items():
                 yield f"{flaw}: {lost[segment]} clients' rows"
-            in_flaws |= {place.slot for _, place in self.bad if place.slot // each in flaws}
+            in_flaws |= {place.slot for _, place in self.bad if place.slot // size in flaws}
         folder = arrays[0].folder if len(arrays) == 1 else self._store.path
         for client_id, place in sorted(self.bad, key=lambda entry: client_order(entry[0])):
             if place.slot not in in_flaws:
@@ -228,9 +228,9 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
     Cost: all committed bytes are read once; up to 24 d bytes of memory, and some for each client.
     """
-    others = tuple(irregular(folder_of(path)))
-    if others:  # nothing is read through a link
-        return Health(clients=0, damaged=(), sum_error=None, problems=others, mendable=False, keeps_bits=False)
+    irregular_files = tuple(irregular(folder_of(path)))
+    if irregular_files:  # nothing is read through a link
+        return Health(clients=0, damaged=(), sum_error=None, problems=irregular_files, mendable=False, keeps_bits=False)
     with locked_reader(path) as store:
         return _Examination(store, progress or _silent).health()
 
@@ -262,12 +262,12 @@ def repair(
     except StoreError as error:
         raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:
-        found = _Examination(store, progress or _silent)
-        health = found.health()
+        examination = _Examination(store, progress or _silent)
+        health = examination.health()
         if health.sound:
             return None
         if not health.mendable:
-            problems = "; ".join((*found.index, *found.vectors))
+            problems = "; ".join((*examination.index, *examination.vectors))
             raise StoreError(f"[repair] {problems}: only rows, their sum and arrivals are mended; {BACKUP}")
         if agreed is not None:
             _refuse_more(health, agreed)
@@ -280,24 +280,24 @@ def repair(
             array.reserve(store.committed.meta["rows"][1])
         if health.keeps_bits:
             return None
-        _commit_rest(store, found, health)
+        _commit_rest(store, examination, health)
         return Repair(health.damaged, int(store.committed.meta["version"]), health.arrivals)
 
 
-def _refuse_more(found: Health, agreed: Health) -> None:
+def _refuse_more(health: Health, agreed: Health) -> None:
     """Raise StoreError if a repair would lose more than `agreed`."""
-    more = sorted({*found.damaged} - {*agreed.damaged}, key=client_order)
-    if more:
+    new_damage = sorted({*health.damaged} - {*agreed.damaged}, key=client_order)
+    if new_damage:
         raise StoreError(
-            f"[repair] rows are damaged that were not when it was checked: {len(more)}, the first of client "
-            f"{more[0]!r}; nothing was changed: check it again"
+            f"[repair] rows are damaged that were not when it was checked: {len(new_damage)}, the first of client "
+            f"{new_damage[0]!r}; nothing was changed: check it again"
         )
-    if len(found.arrivals) > len(agreed.arrivals):
+    if len(health.arrivals) > len(agreed.arrivals):
         raise StoreError(
             "[repair] waiting arrivals are damaged that were not when it was checked; nothing was changed: check it "
             "again"
         )
-    if agreed.keeps_bits and not found.keeps_bits:
+    if agreed.keeps_bits and not health.keeps_bits:
         raise StoreError(
             "[repair] the sum is damaged, which it was not when it was checked; nothing was changed: check it again"
         )
@@ -307,25 +307,25 @@ def _client(waiting: StoredArrival) -> ClientId:
     return plain_id(waiting.record[0], "check", most=None)
 
 
-def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> None:
+def _commit_rest(store: StoreReader, examination: _Examination, health: Health) -> None:
     """Commit the sound parts, and a new sum of the rows if rows or the sum are damaged."""
     last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
     rows: dict[ClientId, Place] = {}
-    meta, kept = _without_arrivals(last, found.lost_arrivals)
-    if last.lists["passed"] and found.lost_arrivals:
-        lists["passed"] = ListUpdate(0, _passed(last, found.lost_arrivals))
-    anew = store.codec is not None and bool(health.damaged or found.sum)
+    meta, arrivals = _without_arrivals(last, examination.lost_arrivals)
+    if last.lists["passed"] and examination.lost_arrivals:
+        lists["passed"] = ListUpdate(0, _passed(last, examination.lost_arrivals))
+    anew = store.codec is not None and bool(health.damaged or examination.sum)
     if anew:
         slot = 1 - last.vectors["sum"].slot
         for part, segments in zip(store.parts, store.arrays["sum"], strict=True):
             segments.reserve(2)
-            segments.write(slot, found.total[part.begin : part.begin + part.size])
+            segments.write(slot, examination.total[part.begin : part.begin + part.size])
             segments.flush([slot])
-        ranked = sorted(found.good, key=lambda entry: entry[1].rank)
+        ranked = sorted(examination.good, key=lambda entry: entry[1].rank)
         rows = {client_id: place._replace(rank=rank) for rank, (client_id, place) in enumerate(ranked)}
-        used, high = {place.slot for place in rows.values()}, meta["rows"][1]
-        meta["rows"] = [len(rows), high, [slot for slot in range(high) if slot not in used]]
-        vectors["sum"] = Place(slot, crc(found.total, 1))
+        slots, high = {place.slot for place in rows.values()}, meta["rows"][1]
+        meta["rows"] = [len(rows), high, [slot for slot in range(high) if slot not in slots]]
+        vectors["sum"] = Place(slot, crc(examination.total, 1))
     entry = {"version": meta["version"], "joins": meta["joins"], "dropped": health.damaged, "arrivals": health.arrivals}
     store.index.close()  # SQLite deletes its files when the last connection is closed
     index = Index(store.path / INDEX)
@@ -337,7 +337,7 @@ def _commit_rest(store: StoreReader, found: _Examination, health: Health) -> Non
                 last.buffers,
                 last.notes,
                 vectors,
-                kept,
+                arrivals,
                 rows,
                 lists,
                 delete_rows=anew,
@@ -365,5 +365,5 @@ def _passed(last: CommittedState, lost: Sequence[int]) -> list[Any]:
     return [*passed[:before], *(entry for i, entry in enumerate(passed[before:]) if i not in lost)]
 
 
-def _silent(done: int, whole: int) -> None:
+def _silent(done: int, total: int) -> None:
     pass

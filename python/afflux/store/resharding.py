@@ -81,7 +81,7 @@ class _Copy:
         self, store: StoreReader, new: Path, cuts: tuple[int, ...], progress: Callable[[int, int], None] | None
     ) -> None:
         self._store, self._new, self._cuts = store, new, cuts
-        self._progress = progress or (lambda done, whole: None)
+        self._progress = progress or (lambda done, total: None)
         self._done, self._parts = 0, stored_parts(store.d, cuts)
         self._arrays: dict[str, list[tuple[StoredPart, Segments]]] = {}
 
@@ -104,8 +104,8 @@ class _Copy:
         if (store.path / CONSTANTS).exists():
             shutil.copyfile(store.path / CONSTANTS, new / CONSTANTS)
             sync(new / CONSTANTS)
-        for each in self._arrays.values():
-            for _, array in each:
+        for arrays in self._arrays.values():
+            for _, array in arrays:
                 array.flush(range(0, array.slots, array.shape.per_segment))
         sync(new)
 
@@ -128,8 +128,8 @@ class _Copy:
             array.write(slot, piece)
             self._done += piece.nbytes
         store = self._store
-        whole = sum(store.slot_bytes(name) for name, _ in self._vectors()) + store.clients * store.row_bytes
-        self._progress(min(self._done, whole), whole)
+        total = sum(store.slot_bytes(name) for name, _ in self._vectors()) + store.clients * store.row_bytes
+        self._progress(min(self._done, total), total)
 
     def _copied_rows(self) -> Iterator[tuple[bytes, Any]]:
         """Copy the rows to the same slots; yield their entries' checksums, and the clients, as SQLite has them."""
@@ -170,10 +170,10 @@ def _exchange(path: Path, new: Path) -> None:
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
         names = _AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(new)
-        done = renameat2(*names, ctypes.c_uint(_RENAME_EXCHANGE)) == 0
+        is_exchanged = renameat2(*names, ctypes.c_uint(_RENAME_EXCHANGE)) == 0
     except AttributeError:
-        done = False
-    if not done:
+        is_exchanged = False
+    if not is_exchanged:
         before = new.with_name(f"{new.name}.before")
         path.rename(before)
         new.rename(path)

@@ -112,10 +112,10 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreError(f"[store] {path} has format {version}, this afflux reads {formats}: {remedy}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
     names = [text.split()[2] for text in _STATEMENTS]
-    ours = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}
-    found = connection.execute(statement).fetchall()
-    if len(found) != len(ours) or set(found) != ours:
-        other = ", ".join(sorted(f"{kind} {name}" for kind, name, *_ in set(found) - ours))
+    expected = {("table", name, name, text) for name, text in zip(names, _STATEMENTS, strict=True)}
+    entries = connection.execute(statement).fetchall()
+    if len(entries) != len(expected) or set(entries) != expected:
+        other = ", ".join(sorted(f"{kind} {name}" for kind, name, *_ in set(entries) - expected))
         raise StoreError(
             f"[store] {path} is not an index of afflux: its schema differs{': ' if other else ''}{other[:200]}"
         )

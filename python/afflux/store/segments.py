@@ -101,16 +101,16 @@ class Segments:
 
     def segment_problem(self, segment: int) -> str | None:
         """Describe a segment file that is missing or too short; return None if it is neither."""
-        path, whole, size = self._path(segment), self.shape.segment_bytes, self._size(segment)
+        path, segment_bytes, size = self._path(segment), self.shape.segment_bytes, self._size(segment)
         if size < 0:
             return f"{path} is missing"
-        return None if size >= whole else f"{path} is truncated: {size} of {whole} bytes"
+        return None if size >= segment_bytes else f"{path} is truncated: {size} of {segment_bytes} bytes"
 
     def oversized(self) -> dict[Path, str]:
         """Describe the segment files that are too long."""
-        whole = self.shape.segment_bytes
+        most = self.shape.segment_bytes
         sizes = ((self._path(segment), self._size(segment)) for segment in range(self._count))
-        return {path: f"{path} is too long: {size} of {whole} bytes" for path, size in sizes if size > whole}
+        return {path: f"{path} is too long: {size} of {most} bytes" for path, size in sizes if size > most}
 
     def truncate_oversized(self) -> None:
         """Truncate segment files that are too long.
@@ -178,14 +178,14 @@ class Segments:
         path, offset = self._place(slot)
         try:
             with opened(path) as descriptor:
-                done, view = 0, out.view(np.uint8).data
-                while done < out.nbytes and (count := os.preadv(descriptor, [view[done:]], offset + done)):
-                    done += count  # preadv reads 2 GiB at most
+                end, view = 0, out.view(np.uint8).data
+                while end < out.nbytes and (count := os.preadv(descriptor, [view[end:]], offset + end)):
+                    end += count  # preadv reads 2 GiB at most
         except OSError as error:
             kind = StoreError if error.errno in (*LOSS, EIO) else UnreadableError  # a failing disk damages slots
             raise kind(f"[store] cannot read {path}: {reason(error)}") from None
-        if done != out.nbytes:
-            raise StoreError(f"[store] {path} is truncated: {done} of {out.nbytes} bytes of slot {slot}; {self.remedy}")
+        if end != out.nbytes:
+            raise StoreError(f"[store] {path} is truncated: {end} of {out.nbytes} bytes of slot {slot}; {self.remedy}")
         return out
 
     def empty(self, slot: int) -> Row:
@@ -195,19 +195,19 @@ class Segments:
     def write(self, slot: int, array: Row) -> None:
         """Write an array to a slot, unless the array is the slot's own memory."""
         if self.mapped:
-            own = self.array(slot)
-            if address(own) != address(array):
+            row = self.array(slot)
+            if address(row) != address(array):
                 self.check([slot])
                 self.populate([slot], write=True)
-                own[:] = array
+                row[:] = array
             return
         path, offset = self._place(slot)
         view = np.ascontiguousarray(array).data.cast("B")
         try:
             with opened(path, os.O_RDWR) as descriptor:
                 while view:
-                    done = os.pwrite(descriptor, view, offset)
-                    view, offset = view[done:], offset + done
+                    count = os.pwrite(descriptor, view, offset)
+                    view, offset = view[count:], offset + count
         except OSError as error:
             raise StoreError(f"[store] cannot write {path}: {reason(error)}") from None
 
@@ -284,10 +284,10 @@ class Segments:
                         with suppress(OSError):
                             pages.madvise(mmap.MADV_HUGEPAGE)
                     # NumPy's views keep the map open.
-                    whole = np.frombuffer(pages, self.shape.dtype)
+                    elements = np.frombuffer(pages, self.shape.dtype)
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {reason(error)}") from None
-            rows = whole.reshape(self.shape.per_segment, self.shape.width)
+            rows = elements.reshape(self.shape.per_segment, self.shape.width)
             file = os.fsencode(path), inode, self.shape.segment_bytes
             self._maps[segment] = _Mapped(rows, str(path), inode, file)
         return self._maps[segment].rows
@@ -316,6 +316,6 @@ def _allocate(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
-    zeros, done = bytes(1 << 20), os.fstat(descriptor).st_size  # existing bytes stay
-    while done < size:
-        done += os.pwrite(descriptor, zeros[: size - done], done)
+    zeros, end = bytes(1 << 20), os.fstat(descriptor).st_size  # existing bytes stay
+    while end < size:
+        end += os.pwrite(descriptor, zeros[: size - end], end)

@@ -38,7 +38,7 @@ class ShardedDiskRows(ShardedRows, StoredRows):
     def _first(self, name: str, argument: Any) -> str | None:
         """Return the first problem of a part."""
         problems = self._plane.call(name, argument, of=self._rows)
-        return next((each for each in problems if each is not None), None)
+        return next((problem for problem in problems if problem is not None), None)
 
     def missing(self, slot: int) -> str | None:
         return self._first("missing", slot)
@@ -54,7 +54,7 @@ class ShardedDiskRows(ShardedRows, StoredRows):
 
     def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
         parts = zip(*self._plane.call("checksums_of", [*slots], of=self._rows), strict=True)
-        return [b"".join(each) for each in parts] if slots else []
+        return [b"".join(row_parts) for row_parts in parts] if slots else []
 
     def forget_checksums(self) -> None:
         self._plane.call_later("forget_checksums", of=self._rows)
@@ -71,8 +71,8 @@ class ShardedVectors:
         self._commit: tuple[SavedPlaces | None, list[Shards]] | None = None  # that not all parts have recorded yet
         self._params: list[Shards] = []  # of the last commit: they count as versions in use
         path = plane.begin(facts["server"]["d"], path)
-        own = [(path / part.folder, _facts_of(part, facts), _committed_of(part, committed)) for part in self._parts]
-        folders, own_facts, commits = (Shards([*each]) for each in zip(*own, strict=True))
+        triples = [(path / part.folder, _facts_of(part, facts), _committed_of(part, committed)) for part in self._parts]
+        folders, own_facts, commits = (Shards([*column]) for column in zip(*triples, strict=True))
         self._vectors = plane.made(_on_host, folders, own_facts, commits, threads)
 
     def _call(self, name: str, *arguments: Any) -> list[Any]:
@@ -99,8 +99,8 @@ class ShardedVectors:
 
     def _drafts(self, op: str) -> Shards:
         """Return memory for a version: the lowest slot that no part uses."""
-        used = set[int]().union(*self._call("used_slots"))
-        slot = next(slot for slot in count() if slot not in used)
+        used_slots = set[int]().union(*self._call("used_slots"))
+        slot = next(slot for slot in count() if slot not in used_slots)
         return self._plane.objects("draft_in", slot, op, of=self._vectors)
 
     def committed_version(self, version: int, *, newest: bool) -> Shards:
@@ -146,9 +146,9 @@ class ShardedVectors:
         new = None if swept is None else swept.rest
         saved = self._call("save", params, {**rule_vectors}, total, {**waiting}, new)
         return SavedPlaces(
-            joined([each.params for each in saved]),
-            {name: joined([each.vectors[name] for each in saved]) for name in saved[0].vectors},
-            {join: joined([each.arrivals[join] for each in saved]) for join in saved[0].arrivals},
+            joined([part.params for part in saved]),
+            {name: joined([part.vectors[name] for part in saved]) for name in saved[0].vectors},
+            {join: joined([part.arrivals[join] for part in saved]) for join in saved[0].arrivals},
         )
 
     def flush(self, places: SavedPlaces, retained: Iterable[Place], rows: Iterable[Place]) -> None:
@@ -159,11 +159,11 @@ class ShardedVectors:
 
     def set_committed(self, places: SavedPlaces | None, params: list[Shards]) -> None:
         self._commit = places, params
-        own: list[SavedPlaces | None] = [None] * len(self._parts)
+        part_places: list[SavedPlaces | None] = [None] * len(self._parts)
         if places is not None:
-            arrivals = [{join: part.place(each) for join, each in places.arrivals.items()} for part in self._parts]
-            own = [SavedPlaces(places.params, places.vectors, each) for each in arrivals]
-        self._plane.call_later("set_committed", Shards(own), params, of=self._vectors)
+            arrivals = [{join: part.place(place) for join, place in places.arrivals.items()} for part in self._parts]
+            part_places = [SavedPlaces(places.params, places.vectors, part_arrivals) for part_arrivals in arrivals]
+        self._plane.call_later("set_committed", Shards(part_places), params, of=self._vectors)
         self._commit, self._params = None, params
 
     def check(self) -> None:
@@ -189,9 +189,7 @@ def _committed_of(part: StoredPart, committed: CommittedState | None) -> Committ
     """Return a commit with the places of this part."""
     if committed is None:
         return None
-    arrivals = [
-        each if each.place is None else each._replace(place=part.place(each.place)) for each in committed.arrivals
-    ]
+    arrivals = [w if w.place is None else w._replace(place=part.place(w.place)) for w in committed.arrivals]
     vectors = {name: part.place(place) for name, place in committed.vectors.items()}
     return replace(committed, vectors=vectors, arrivals=arrivals, lists={})
 
@@ -211,8 +209,8 @@ def open_vectors(
     if plane.cuts(size) != cuts:
         equal = ShardedPlane(len(cuts) + 1).cuts(size) == cuts
         like = f"ShardedPlane({len(cuts) + 1})" if equal else f"ShardedPlane(cuts={[*cuts]})"
-        what = f"{len(cuts) + 1} shards: open it with plane={like}" if cuts else "one piece: open it without plane"
-        raise StoreError(f"[open] {path} has its vectors in {what}")
+        division = f"{len(cuts) + 1} shards: open it with plane={like}" if cuts else "one piece: open it without plane"
+        raise StoreError(f"[open] {path} has its vectors in {division}")
     if isinstance(plane, LocalPlane):
         return StoredVectors(path, facts, committed, plane.device, num_threads)
     return ShardedVectors(path, facts, committed, plane, num_threads)

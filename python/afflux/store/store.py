@@ -150,8 +150,8 @@ class Store:
     @property
     def buffers(self) -> Float64 | None:
         """The model's buffers at the last commit when the store was opened."""
-        own = self.committed.buffers if self.committed else None
-        return None if own is None else np.frombuffer(own, np.float64)
+        buffers = self.committed.buffers if self.committed else None
+        return None if buffers is None else np.frombuffer(buffers, np.float64)
 
     @property
     def layout(self) -> Layout | None:
@@ -216,7 +216,7 @@ class Store:
         try:
             self.notes, self.retained = notes, [self._in_slot(version) for version in keep]
             self.asked = asked
-            self._retained_places = {each.version: self.vectors.params_place(each.params) for each in self.retained}
+            self._retained_places = {model.version: self.vectors.params_place(model.params) for model in self.retained}
             self._commit(admission.state)
         finally:
             self._end_checkpoint()
@@ -255,7 +255,7 @@ class Store:
         `moves` and `swept` are of a round that is not published yet; `state` is the state after the round.
         """
         newest = state.current.version
-        now = next((each for each in self.retained if each.version == newest), None) or self._in_slot(state.current)
+        now = next((model for model in self.retained if model.version == newest), None) or self._in_slot(state.current)
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
@@ -267,7 +267,7 @@ class Store:
             self.vectors.flush(places, self._retained_places.values(), rows.values())
         meta = checkpoint.scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
         meta["retained_buffers"] = {
-            each.version: each.buffers.tolist() for each in self.retained if each.buffers is not None
+            model.version: model.buffers.tolist() for model in self.retained if model.buffers is not None
         }
         meta["asked"] = list(self.asked)
         if counts is not None:
@@ -278,7 +278,7 @@ class Store:
 
         def after_commit() -> None:
             self._stored_settings = settings
-            self.vectors.set_committed(places, [now.params, *(each.params for each in self.retained)])
+            self.vectors.set_committed(places, [now.params, *(model.params for model in self.retained)])
             self._lists.set_committed(written)
 
         self._after_commit = after_commit
@@ -301,7 +301,7 @@ class Store:
         last = self.committed
         assert last is not None
         vectors = self.vectors.committed_vectors(last.vectors["params"])
-        slots = self.vectors.stacked(each.place for each in last.arrivals if each.place is not None)
+        slots = self.vectors.stacked(arrival.place for arrival in last.arrivals if arrival.place is not None)
         state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
         if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
             state["meta"]["next_rule"] = None
@@ -331,9 +331,9 @@ class Store:
     @property
     def retained_buffers(self) -> dict[int, Float64 | None]:
         """The older versions that the last checkpoint has kept, in order, and the model's buffers of each."""
-        own = {} if self.committed is None else self.committed.meta["retained_buffers"]
+        buffers = {} if self.committed is None else self.committed.meta["retained_buffers"]
         return {
-            version: frozen(own[str(version)], np.float64) if str(version) in own else None
+            version: frozen(buffers[str(version)], np.float64) if str(version) in buffers else None
             for version in sorted(self._retained_places)
         }
 

@@ -54,13 +54,13 @@ class StoredRule:
                 "known after the import of the module that registers it"
             ) from None
         codec = codec_of(rule, self._facts["slot_dtype"])
-        ours = {
+        expected = {
             "rule": rule.name,
             "kind": rule.kind,
             "rule_vectors": list(rule.rule_vectors),
             "codec": None if codec is None else codec.name,
         }
-        for name, value in ours.items():
+        for name, value in expected.items():
             if self._facts[name] != value:
                 raise StoreError(
                     f"[open] {self._path} holds a server whose {name} is {self._facts[name]!r}, not {value!r}"

@@ -58,9 +58,9 @@ def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> L
     Raises:
         StoreError: the stored layout is invalid, or does not fit the facts.
     """
-    own, count = server["layout"], len(buffers or b"") / np.dtype(np.float64).itemsize
+    layout_json, count = server["layout"], len(buffers or b"") / np.dtype(np.float64).itemsize
     try:
-        layout = None if own is None else Layout.from_json(own)
+        layout = None if layout_json is None else Layout.from_json(layout_json)
     except (AffluxError, RecursionError) as error:
         raise StoreError(f"[store] {path} is damaged: its layout: {error}") from None
     sizes = (server["d"], 0) if layout is None else (layout.size, layout.buffers_size)
@@ -96,6 +96,6 @@ def state_of(
     arrays: dict[str, Any] = {**vectors, "slots": slots}
     if last.buffers is not None:
         arrays["buffers"] = np.frombuffer(last.buffers, np.float64)
-        own = b"".join(stored.buffers or b"" for stored in waiting)
-        arrays["slot_buffers"] = np.frombuffer(own, np.float64).reshape(len(waiting), arrays["buffers"].size)
+        content = b"".join(stored.buffers or b"" for stored in waiting)
+        arrays["slot_buffers"] = np.frombuffer(content, np.float64).reshape(len(waiting), arrays["buffers"].size)
     return {"meta": meta, "arrays": arrays}

@@ -75,8 +75,8 @@ class StoredVectors:
             refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
         newest, retained = [places["params"]] if "params" in places else [], retained_places(places).values()
         self._params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for place in (*newest, *retained)))
-        own = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
-        self._named = VectorSlots(own, {name: places[name] for name in own if name in places}, num_threads)
+        vectors = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}
+        self._named = VectorSlots(vectors, {name: places[name] for name in vectors if name in places}, num_threads)
         waiting = {stored.join: stored.place for stored in arrivals if stored.place is not None}
         self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
@@ -126,9 +126,9 @@ class StoredVectors:
 
     def draft_in(self, slot: int, op: str) -> Draft:
         """Return memory for a version in this slot, which is free, and after which no lower one is to be allocated."""
-        others = list[Draft]()
+        drafts = list[Draft]()
         while self._params.slot_of((draft := self._versions.take(op)).array) != slot:
-            others.append(draft)
+            drafts.append(draft)
         return draft
 
     def _outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
@@ -186,13 +186,13 @@ class StoredVectors:
         `waiting` are the slots of arrivals by their join, `swept` the vectors of a round that is not published yet.
         """
         new_rows, checksums = (None, NO_CHECKSUMS) if swept is None else swept.rest
-        own = {f"rule_vector.{name}": vector for name, vector in rule_vectors.items()}
+        named_vectors = {f"rule_vector.{name}": vector for name, vector in rule_vectors.items()}
         if self._rows is not None:
             out = None if new_rows is None else new_rows.sum_out
-            own["sum"] = self._rows.sum if out is None else out
+            named_vectors["sum"] = self._rows.sum if out is None else out
         if total is not None:
-            own["total"] = total if on_gpu(total) else np.asarray(total)
-        vectors = {name: self._named.write(name, vector, checksums) for name, vector in own.items()}
+            named_vectors["total"] = total if on_gpu(total) else np.asarray(total)
+        vectors = {name: self._named.write(name, vector, checksums) for name, vector in named_vectors.items()}
         return SavedPlaces(self.params_place(params, checksums), vectors, self._arrivals.write(waiting))
 
     def flush(self, places: SavedPlaces, retained: Iterable[Place], rows: Iterable[Place]) -> None:

@@ -43,10 +43,10 @@ class VectorSlots:
     def _target(self, name: str, now: Row) -> int:
         """Return the slot of `now` if it is not the committed one, else the other slot."""
         committed = self.committed.get(name)
-        own = next((slot for slot, row in self._slots[name].items() if row is now), None)
+        current = next((slot for slot, row in self._slots[name].items() if row is now), None)
         return (
-            own
-            if own is not None and own != committed
+            current
+            if current is not None and current != committed
             else next(slot for slot in self._slots[name] if slot != committed)
         )
 
@@ -167,12 +167,12 @@ class ArrivalSlots:
 
     def write(self, waiting: Mapping[int, Vector]) -> dict[int, Place]:
         """Write the vectors that are not on disk yet; return the places of all."""
-        taken, places = {place.slot for place in self._places.values()}, dict[int, Place]()
+        used_slots, places = {place.slot for place in self._places.values()}, dict[int, Place]()
         for join, slot in waiting.items():
             place = self._places.get(join)
             if place is None:
-                free = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-                taken.add(free)
+                free = next(slot for slot in range(len(used_slots) + 1) if slot not in used_slots)
+                used_slots.add(free)
                 self._segments.reserve(free + 1)
                 vector = on_host(slot)
                 self._segments.write(free, vector)

@@ -187,13 +187,13 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
     """
     old, codec = cache.memory, cache.codec
     for client_id, row in zip(client_ids, rows, strict=True):
-        what = f"[load_state_dict] the row of client {brief(client_id)}"
+        subject = f"[load_state_dict] the row of client {brief(client_id)}"
         try:
             sound = codec.exact or np.isfinite(decoded(row, old.size, codec)).all()
         except AffluxError as error:
-            raise AffluxError(f"{what} cannot be decoded: {error}") from None
+            raise AffluxError(f"{subject} cannot be decoded: {error}") from None
         if not sound:
-            raise AffluxError(f"{what} has a non-finite value")
+            raise AffluxError(f"{subject} has a non-finite value")
     counts = SlotCounts(len(client_ids), len(client_ids))
     other = RowCache(old.loaded(rows, total), cache.num_clients, cache.seed, counts)
     other.slots.update(zip(client_ids, range(len(client_ids)), strict=True))

@@ -110,7 +110,7 @@ class RowTable:
         facts: list[RowFacts] = []
         if self.codec.keyed:
             ranges = zip(client_ids, extremes if self.codec.ranged else [(0.0, 0.0)] * len(client_ids), strict=True)
-            facts = [RowFacts(row_key(self.seed, version, client_id), *both) for client_id, both in ranges]
+            facts = [RowFacts(row_key(self.seed, version, client_id), *bounds) for client_id, bounds in ranges]
         return RowPlan(how, divisor, reads, writes, facts, moves.counts.high), moves
 
     def _moved(self, clients: Sequence[ClientId], places: dict[ClientId, int | None]) -> RowMoves:

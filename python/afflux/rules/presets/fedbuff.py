@@ -44,19 +44,19 @@ def fedbuff(
     models, because these use the difference from the current params, and not from the params that the client pulled.
     """
     if isinstance(dialect, Dialect):
-        chosen = dialect
+        variant = dialect
     elif (name := as_text(dialect)) in DIALECTS:
-        chosen = DIALECTS[name]()
+        variant = DIALECTS[name]()
     else:
         raise AffluxError(f"[fedbuff] dialect is {brief(dialect)}, must be one of {', '.join(DIALECTS)}")
-    if staleness is not None and chosen.law_is_fixed:
+    if staleness is not None and variant.law_is_fixed:
         raise AffluxError(
-            f"[fedbuff] staleness is {brief(staleness)}, but this dialect has no law other than {chosen.law}"
+            f"[fedbuff] staleness is {brief(staleness)}, but this dialect has no law other than {variant.law}"
         )
-    law = chosen.law if staleness is None else staleness
-    rule = Rule("fedbuff", chosen.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
-    if chosen.part is None:
+    law = variant.law if staleness is None else staleness
+    rule = Rule("fedbuff", variant.kind, buffer_size, Staleness(law, normalise), NONE, Sgd(server_lr))
+    if variant.part is None:
         return rule
     if as_text(normalise) != "count":
         raise AffluxError(f"[fedbuff] normalise is {brief(normalise)}, but only the paper's dialect leaves the choice")
-    return replace(rule, weigh=chosen.part(law, buffer_size))
+    return replace(rule, weigh=variant.part(law, buffer_size))

@@ -37,50 +37,50 @@ def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
         AffluxError: both names of an option are given, or a value has no counterpart in a rule.
     """
     names = FRAMEWORK_NAMES.get(dialect, {})
-    given = dict(options)
-    theirs: Options = {name: given.pop(name) for name in names if name in given}
-    for name in theirs:
-        ours = names[name]
-        if ours is not None and ours in given:
-            raise AffluxError(f"[make] {name} is the name of {ours} in {dialect}: both are given, must be one of them")
-    for name, value in theirs.items():
+    preset_options = dict(options)
+    framework_options: Options = {name: preset_options.pop(name) for name in names if name in preset_options}
+    for name in framework_options:
+        key = names[name]
+        if key is not None and key in preset_options:
+            raise AffluxError(f"[make] {name} is the name of {key} in {dialect}: both are given, must be one of them")
+    for name, value in framework_options.items():
         if name in _CONVERTED:
-            _CONVERTED[name](given, theirs)
-        elif (ours := names[name]) is not None:
-            given[ours] = value
-    return given
+            _CONVERTED[name](preset_options, framework_options)
+        elif (key := names[name]) is not None:
+            preset_options[key] = value
+    return preset_options
 
 
-def _law(given: Options, theirs: Options) -> None:
+def _law(preset_options: Options, framework_options: Options) -> None:
     """Convert APPFL's law of staleness: its name and, separately, its options."""
-    if "staleness_fn" not in theirs:
+    if "staleness_fn" not in framework_options:
         raise AffluxError("[make] staleness_fn_kwargs is given without staleness_fn")
-    options = theirs.get("staleness_fn_kwargs")
+    options = framework_options.get("staleness_fn_kwargs")
     if not (options is None or isinstance(options, Mapping)):
         raise AffluxError(f"[make] staleness_fn_kwargs is {brief(options)}, must be a mapping")
-    given["staleness"] = {**(options or {}), "part": theirs["staleness_fn"]}
+    preset_options["staleness"] = {**(options or {}), "part": framework_options["staleness_fn"]}
 
 
-def _switch(given: Options, theirs: Options) -> None:
+def _switch(preset_options: Options, framework_options: Options) -> None:
     """Convert NVFlare's switch: true is the dialect's own law, false is no law."""
-    if not flag("make", "staleness_weight", theirs["staleness_weight"]):
-        given["staleness"] = "constant"
+    if not flag("make", "staleness_weight", framework_options["staleness_weight"]):
+        preset_options["staleness"] = "constant"
 
 
-def _share(given: Options, theirs: Options) -> None:
+def _share(preset_options: Options, framework_options: Options) -> None:
     """Convert FLGo's buffer, which holds a share of all clients, into a number of arrivals."""
-    ratio = one_or_less("make", "buffer_ratio", theirs["buffer_ratio"])
-    if "num_clients" not in given:
+    ratio = one_or_less("make", "buffer_ratio", framework_options["buffer_ratio"])
+    if "num_clients" not in preset_options:
         raise AffluxError("[make] num_clients is missing: buffer_ratio is a share of all clients")
-    clients = integer(1)("make", "num_clients", given.pop("num_clients"))
+    clients = integer(1)("make", "num_clients", preset_options.pop("num_clients"))
     if clients >= 2**63:
         raise AffluxError("[make] num_clients must fit into 64 bits")
-    given["buffer_size"] = int(ratio * clients)
+    preset_options["buffer_size"] = int(ratio * clients)
 
 
 def _only(name: str, default: object, instead: str) -> Callable[[Options, Options], None]:
-    def check(given: Options, theirs: Options) -> None:
-        value = theirs[name]
+    def check(preset_options: Options, framework_options: Options) -> None:
+        value = framework_options[name]
         if type(value) not in (type(default), str) or str(value) != str(default):  # JSON has inf as text
             raise AffluxError(f"[make] {name} is {brief(value)}, must be {default!r}: {instead}")
 

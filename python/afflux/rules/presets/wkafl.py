@@ -98,12 +98,12 @@ class CosineSelection:
         if not self.select:
             estimate = _scaled(trust, self._norms_clips(arrivals))
             return self._weights(stage, estimate, estimate)
-        found, clips = self._products(arrivals, trust)
-        assert found.products is not None  # because weights were given
-        estimate, norms, size = _scaled(trust, clips), _roots(found.squares), sqrt(found.square)
+        inner_products, clips = self._products(arrivals, trust)
+        assert inner_products.products is not None  # because weights were given
+        estimate, norms, size = _scaled(trust, clips), _roots(inner_products.squares), sqrt(inner_products.square)
         cosines = [
             0.0 if norm == 0 or size == 0 else _clamped(product / (norm * size))
-            for norm, product in zip(norms, found.products.tolist(), strict=True)
+            for norm, product in zip(norms, inner_products.products.tolist(), strict=True)
         ]
         rejected = {
             i: f"cosine {cosine:.3g} below {self.sim_min:g}"
@@ -118,18 +118,18 @@ class CosineSelection:
             step = _scaled(self._shares(cosines, rejected), clips)
         else:
             rejected = {i: f"{why}, as all: the step is the estimate" for i, why in rejected.items()}
-        kept = estimate if self.memory == "estimate" else step
-        return self._weights(stage, step, kept, rejected, np.array(cosines))
+        memory_weights = estimate if self.memory == "estimate" else step
+        return self._weights(stage, step, memory_weights, rejected, np.array(cosines))
 
     def _products(self, arrivals: Arrivals, trust: list[float]) -> tuple[ops.InnerProducts, list[float]]:
         """Return squares of the shifted gradients and their products with the estimate, and the factors that clip the
         gradients to `clip`.
         """
-        found = self._asked(arrivals, trust)
-        clips = self._clips(found)
+        inner_products = self._asked(arrivals, trust)
+        clips = self._clips(inner_products)
         if any(clip < 1.0 for clip in clips):
-            found = self._asked(arrivals, _scaled(trust, clips))
-        return found, clips
+            inner_products = self._asked(arrivals, _scaled(trust, clips))
+        return inner_products, clips
 
     def _asked(self, arrivals: Arrivals, shares: list[float] | None) -> ops.InnerProducts:
         """Return the inner products of one sweep. With alpha = 0 the last estimate is not read."""
@@ -142,20 +142,20 @@ class CosineSelection:
             return [1.0] * len(arrivals)
         return self._clips(self._asked(arrivals, None))
 
-    def _clips(self, found: ops.InnerProducts) -> list[float]:
-        return [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in _roots(found.squares)]
+    def _clips(self, inner_products: ops.InnerProducts) -> list[float]:
+        return [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in _roots(inner_products.squares)]
 
     def _weights(
         self,
         stage: int,
         step: list[float],
-        kept: list[float],
+        memory_weights: list[float],
         rejected: dict[int, str] | None = None,
         cosines: Float64 | None = None,
     ) -> Weights:
-        """Return the direction sum_i step_i (g_i + alpha * last estimate), and with `kept` the next estimate."""
+        """Return the direction sum_i step_i (g_i + alpha * last estimate); `memory_weights` give the next estimate."""
         own = self.alpha * ordered_sum(step)
-        following = np.array([[self.alpha * ordered_sum(kept), *kept]])
+        following = np.array([[self.alpha * ordered_sum(memory_weights), *memory_weights]])
         return Weights(np.array(step), (own,), following, {"stage": float(stage)}, rejected or {}, cosines)
 
     def _stage(self, arrivals: Arrivals) -> int:

@@ -53,11 +53,11 @@ class ScoreTest:
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
-        found = arrivals.inner(rule_vector="validation", own_weight=1.0)
-        assert found.products is not None  # products with v, because own_weight was given
-        goal, products = found.square, found.products.tolist()
+        inner_products = arrivals.inner(rule_vector="validation", own_weight=1.0)
+        assert inner_products.products is not None  # products with v, because own_weight was given
+        goal, products = inner_products.square, inner_products.products.tolist()
         weights, rejected = np.zeros(len(arrivals)), {}
-        for i, square in enumerate(found.squares.tolist()):
+        for i, square in enumerate(inner_products.squares.tolist()):
             if square == 0:
                 rejected[i] = "a zero gradient"
                 continue

@@ -162,15 +162,22 @@ class SimulationResults(tuple[RunResult, ...]):
         across = (x,) if isinstance(x, str) else tuple(x)
         draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
 
-    def to_latex(self) -> str:
+    def to_latex(self, columns: Sequence[str] | None = None) -> str:
         r"""Return a LaTeX table with a row for each rule, for the package booktabs, and a note below it.
 
         Its columns are the final accuracy, rounds and virtual time to the target, milliseconds of the server per round
         and the server's state, the best of each in bold; and, from two seeds on, the paired difference to the rule
         with the best accuracy with its interval, p of the paired t test with Holm's adjustment and, from six seeds on,
         of Wilcoxon's test.
+
+        Args:
+            columns: the beginnings of the titles of the columns, in this order, such as ["final", "server ms", "p ("].
+                Default: all columns.
+
+        Raises:
+            ConfigError: no title begins so.
         """
-        return latex_table(self, self.config.target)
+        return latex_table(self, self.config.target, columns)
 
     def write(self, folder: Path | str) -> "SimulationResults":
         """Write the files of a run folder into `folder`, which is made if there is none; return these results."""

@@ -205,7 +205,7 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
     return shown
 
 
-def latex_table(results: Sequence[RunResult], target: float) -> str:
+def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[str] | None = None) -> str:
     """Return a LaTeX table with a row for each rule; see `SimulationResults.to_latex`."""
     groups, summary = group_by_rule(results), summarise(results, target)
     rows = dict(summary_rows(results, target, brief=True))
@@ -235,6 +235,7 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
     place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
     pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
     against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
+    pair_notes = ""
     if against:
         gaps, seeds = [against.get(label) for label in groups], min(row.seeds for row in against.values())
         columns[f"{'above' if metric.lower_is_better else 'below'} the best [{LEVEL:.0%}]"] = [
@@ -245,8 +246,14 @@ def latex_table(results: Sequence[RunResult], target: float) -> str:
         for title, name in tests.items():
             columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
         unit = "points" if metric.is_share else metric.unit
-        notes += f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
-        notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(seeds)}"
+        pair_notes = f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
+        pair_notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(seeds)}"
+    for beginning in titles or ():
+        if not any(title.startswith(beginning) for title in columns):
+            known("column", beginning, columns)
+    if titles is not None:
+        columns = {title: columns[title] for begin in titles for title in columns if title.startswith(begin)}
+    notes += pair_notes if columns.keys() - costs else ""
     table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
     head, *body = (" & ".join(row) + " \\\\" for row in table)
     lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]
