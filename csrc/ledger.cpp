@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -173,10 +174,10 @@ std::int64_t Ledger::count_of(py::handle number) {
   return *value;
 }
 
-py::object Ledger::list_of(const Arrivals& arrivals) {
-  py::list all(arrivals.size());
-  for (std::size_t i = 0; i < arrivals.size(); ++i)
-    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), arrivals[i].inc_ref().ptr());
+py::object Ledger::list_of(const Arrivals& arrivals, std::size_t first) {
+  py::list all(arrivals.size() - std::min(first, arrivals.size()));
+  for (std::size_t i = first; i < arrivals.size(); ++i)
+    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i - first), arrivals[i].inc_ref().ptr());
   return std::move(all);
 }
 
@@ -909,6 +910,7 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::take_base>(type, "take_base");
   add_method<&Ledger::put_back_base>(type, "put_back_base");
   add_method<&Ledger::arrivals>(type, "arrivals");
+  add_method<&Ledger::arrivals_from>(type, "arrivals_from");
   add_method<&Ledger::deferred>(type, "deferred");
   add_method<&Ledger::fills>(type, "fills");
   add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");

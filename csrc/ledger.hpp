@@ -161,6 +161,9 @@ class Ledger {
   pybind11::object snapshot() const { return snapshot(now_); }
   pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
   pybind11::object arrivals() const { return list_of(now_.waiting); }
+  pybind11::object arrivals_from(pybind11::handle place) const {
+    return list_of(now_.waiting, static_cast<std::size_t>(count_of(place)));
+  }
   pybind11::object deferred() const { return now_.passes ? list_of(now_.passes->queue) : pybind11::list(); }
   bool fills(pybind11::handle status) const;
   bool has_room() const;
@@ -222,7 +225,7 @@ class Ledger {
   struct Opening;
 
   static std::int64_t count_of(pybind11::handle number);
-  static pybind11::object list_of(const Arrivals& arrivals);
+  static pybind11::object list_of(const Arrivals& arrivals, std::size_t first = 0);
   static pybind11::object pools_of(pybind11::handle pools);
   static pybind11::object counts_of(const Counts& counts);
   static Status status_of(pybind11::handle text);

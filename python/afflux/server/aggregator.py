@@ -541,7 +541,7 @@ class Aggregator:
             return decided
         if total is None or total.added == admission.filled or total.driver is not None:
             return None
-        total.due = [w.slot for w in admission.arrivals()[total.added :] if isinstance(w.slot, Term)]
+        total.due = [w.slot for w in admission.arrivals_from(total.added) if isinstance(w.slot, Term)]
         return total
 
     def _run(self, job: Round | Total) -> None:
