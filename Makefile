@@ -8,6 +8,8 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
 # Programs of .venv, cmake and ninja among them, come before the system's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Each module is compiled to bytecode once, for the hundreds of processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 STEP := .ci/step
 # The one tree of objects: the extension, the C++ library that tests install from it, the emulated GPU.
 BUILD := build/native

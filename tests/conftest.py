@@ -1,5 +1,6 @@
 """Fixtures shared by the suite: the instruction sets that run here, and vectors that provoke rounding."""
 
+import gc
 import os
 import re
 
@@ -25,10 +26,18 @@ THREADS = [1, 2, 3]
 
 
 def pytest_configure(config):
+    gc.disable()  # until all tests are collected
     pairwise.soaking = "soak" in config.option.markexpr.replace("not soak", "")
     config.pluginmanager.register(parts.Parts())
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(parts.Running(config))
+
+
+def pytest_collection_finish():
+    """What has been imported and collected stays: no garbage collection has to visit it from here on."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

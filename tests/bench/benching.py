@@ -1,18 +1,41 @@
-"""Runs of the benchmark, in processes of their own."""
+"""Runs of the benchmark: of its command in the process of the tests, or in a process of its own."""
 
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import builds
+from afflux import ops
 from conftest import ROOT
 
 D, M, THREADS = 100_003, 7, 2
+TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
 
 
 def bench(*arguments):
-    env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
+    """Runs the command in this process, which has imported torch already."""
+    import torch
+    from typer.testing import CliRunner
+
+    from bench.__main__ import app
+
+    isa, threads = next(b.name for b in ops.backends() if b.chosen), torch.get_num_threads()
+    try:
+        done = CliRunner(env=TERMINAL).invoke(app, [*map(str, arguments)])
+    finally:
+        ops.choose_isa(isa)
+        torch.set_num_threads(threads)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+
+
+def bench_process(*arguments):
+    """Runs `python -m bench`."""
+    env = {k: v for k, v in (os.environ | TERMINAL).items() if v is not None}
     return subprocess.run(
         [sys.executable, "-m", "bench", *map(str, arguments)],
         capture_output=True,
@@ -20,14 +43,21 @@ def bench(*arguments):
         encoding="utf-8",
         timeout=300,
         cwd=ROOT,
-        env=env | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+        env=env | {"PYTHONIOENCODING": "utf-8"},
     )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """Where probes are compiled to: once for all tests of this file."""
-    folder = tmp_path_factory.mktemp("cache")
+    """Where probes are compiled to: once in a session."""
+    from bench.measure import native_probes
+
     with pytest.MonkeyPatch.context() as patch:
+
+        def compile_probes(folder):
+            patch.setenv("XDG_CACHE_HOME", str(folder))
+            native_probes.why_missing()
+
+        folder = builds.once(tmp_path_factory, "probes", compile_probes)
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder

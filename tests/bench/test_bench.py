@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benching import THREADS, D, M, bench, cache  # noqa: F401
+from benching import THREADS, D, M, bench, bench_process, cache  # noqa: F401
 from conftest import ROOT
 from oracle import EPS, U32
 
@@ -33,7 +33,7 @@ def quick(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench") / "out"
     samples = folder.with_name("samples.json.gz")
     sizes = ("-d", D, "-M", M, "--threads", THREADS)
-    done = bench("--quick", "--rows", "fedbuff,ca2fl", *sizes, "--out", folder, "--samples", samples)
+    done = bench_process("--quick", "--rows", "fedbuff,ca2fl", *sizes, "--out", folder, "--samples", samples)
     assert done.returncode == 0, done.stderr
     assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
     texts = [(folder / name).read_text(encoding="utf-8") for name in ("bench.json", "bench.md")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benching import THREADS, D, M, bench, cache  # noqa: F401
+from benching import D, bench, bench_process, cache  # noqa: F401
 from conftest import ROOT
 
 pytest.importorskip("rich")
@@ -65,7 +65,7 @@ def test_tiny_vectors():
 def test_without_a_compiler_the_run_goes_on(monkeypatch, tmp_path):
     path = tmp_path / "out.json"
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    done = bench("--quick", "--rows", "gram", "-d", D, "-M", 3, "--json", path)
+    done = bench_process("--quick", "--rows", "gram", "-d", D, "-M", 3, "--json", path)
     assert done.returncode == 0, done.stderr
     assert "no native probes" in done.stdout
     (only,) = json.loads(path.read_text(encoding="utf-8"))["cases"]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benching import bench, cache  # noqa: F401
+from benching import bench, bench_process, cache  # noqa: F401
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
@@ -39,9 +39,11 @@ def test_one_update_is_that_of_the_definition(simulator):
     assert moved(exact, workload.logistic) > 100 * logistic_bound()
 
 
-def test_the_row(tmp_path):
+@pytest.mark.parametrize("compiler", ["no-such-compiler", *soak("c++")])
+def test_the_row(compiler, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", compiler)
     path = tmp_path / "out.json"
-    done = bench("--quick", "--rows", "simulators-logistic", "--json", path)
+    done = bench_process("--quick", "--rows", "simulators-logistic", "--json", path)
     assert done.returncode == 0, done.stderr
     assert "updates a second" in done.stdout
     result = json.loads(path.read_text(encoding="utf-8"))

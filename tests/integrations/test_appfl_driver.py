@@ -16,6 +16,7 @@ pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 pytest.importorskip("sklearn", reason="needs scikit-learn: make test-integrations")
 
 from afflux import Server
+from pairwise import soak
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +38,7 @@ def said(process):
     return checks, counts, float(accuracy), int(first), int(last), output
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
+@pytest.mark.parametrize("rule", ["fedbuff", *soak("ca2fl"), *soak("fadas")])
 def test_the_example_learns_and_appfl_verifies_it(rule):
     checks, counts, accuracy, first, last, output = said(started("--rule", rule, "--models", 150))
     assert checks

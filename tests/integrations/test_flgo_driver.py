@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import flgo_points as points
+from pairwise import soak
 
 pytest.importorskip("sklearn", reason="needs scikit-learn: make test-integrations")
 
@@ -31,7 +32,7 @@ def run(*arguments):
     return said, [float(accuracy) for accuracy in re.findall(r"INFO test_accuracy +([0-9.]+)", said)]
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
+@pytest.mark.parametrize("rule", ["fadas", *soak("fedbuff"), *soak("ca2fl")])
 def test_the_example_learns(rule):
     said, accuracies = run("--rule", rule, "--rounds", 30)
     assert len(accuracies) == 7  # before the first round, and after each fifth

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="needs torch: make test-integrations")
 
 from afflux import Server
 from flower_processes import PYTHONPATH, ROOT, kill_all, version_of, wait_for
+from pairwise import soak
 
 
 def start(log, *arguments):
@@ -38,7 +39,7 @@ def run(folder, *arguments):
     return {int(step): float(accuracy) for step, accuracy in found}
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
+@pytest.mark.parametrize("rule", ["fadas", *soak("fedbuff"), *soak("ca2fl")])
 def test_the_example_learns(rule, tmp_path):
     accuracies = run(tmp_path, "--rule", rule, "--steps", 30)
     assert sorted(accuracies) == [0, 10, 20, 30]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from afflux import Server
+from pairwise import soak
 
 for package in ("nvflare.collab", "torch", "sklearn"):
     pytest.importorskip(package, reason=f"needs {package}: make test-integrations")
@@ -71,7 +72,7 @@ def descendants(pid):
     return found[::-1]
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "ca2fl", "fadas"])
+@pytest.mark.parametrize("rule", ["ca2fl", *soak("fedbuff"), *soak("fadas")])
 def test_the_example_learns(rule, tmp_path):
     accuracies, said = run(tmp_path, "--rule", rule, "--rounds", 30)
     assert sorted(accuracies) == [0, 10, 20, 30]

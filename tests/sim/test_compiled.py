@@ -185,12 +185,15 @@ def test_proximal_steps_equal_autograd_up_to_rounding(optimizer):
 
 
 @needs_compiler
-def test_a_shifted_step_of_ones_own_module_and_loss_equals_autograd_up_to_rounding():
+@pytest.mark.parametrize("code", ["interpreted", *soak("native")])
+def test_a_shifted_step_of_ones_own_module_and_loss_equals_autograd_up_to_rounding(code, request):
+    graphs = request.getfixturevalue("interpreted") if code == "interpreted" else []
     torch.manual_seed(0)
     module = TwoInputs(cnn())
     data = [({"own": x, "other": x.flip(0)}, y) for x, y in data_of([21, 16], PIXELS)]
     shift = np.linspace(-1, 1, sum(p.numel() for p in module.parameters() if p.requires_grad)).astype("f4")
     equals_autograd(module, data, STEPS | {"client_optimizer": "scaffold", "loss": mean_square}, shift)
+    assert len(graphs) == (code == "interpreted")
 
 
 @pytest.mark.soak

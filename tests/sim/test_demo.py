@@ -1,16 +1,17 @@
 """The demo: its rules, and a run that is killed and resumed."""
 
 import json
-import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+import processes
 from afflux.cli import app, demo
 from afflux.ops.errors import AffluxError
+from afflux.sim.runs import compare as runs_compare
 from afflux.sim.runs import run_checkpoint
-from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 
@@ -18,7 +19,8 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, ev
 RULE = parse_rule("ca2fl:buffer_size=5")
 
 
-def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path, capsys):
+def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runs_compare, "default_processes", lambda least: 1)
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--seeds", "4", "--arrivals", "40", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -50,18 +52,15 @@ def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
     assert "other bits" in result.stderr
 
 
-def test_a_run_that_ends_before_it_is_killed(tmp_path):
+def test_a_run_that_ends_before_it_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "run_until_killed", "".format)  # returns at once
     with pytest.raises(AffluxError, match="ended with exit code 0"):
         demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 31)
 
 
 def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
-    def damaged(store):
-        found = InterruptedRun(store)
-        for path in store.rglob("zarr.json"):
-            os.truncate(path, 0)
-        return found
-
-    monkeypatch.setattr(run_checkpoint, "InterruptedRun", damaged)
-    with pytest.raises(AffluxError, match="ended with exit code 2: error: "):
+    """Of a store that is not there."""
+    monkeypatch.setattr(demo, "run_until_killed", processes.end_by_sigkill)
+    monkeypatch.setattr(run_checkpoint, "InterruptedRun", lambda store: SimpleNamespace(arrivals=0))
+    with pytest.raises(AffluxError, match="ended with exit code 2: error: .*there is no folder "):
         demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)

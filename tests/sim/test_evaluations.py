@@ -47,12 +47,12 @@ def test_workers_evaluate_while_others_train(count, by_worker, tmp_path, monkeyp
 RETURNS = "evaluate returns None, must return accuracy, loss"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("evaluate", "kind", "message"),
     [
-        # test_workers.py has the WorkerError of a training.
         (own_tasks.returns_nothing_in_a_worker, ConfigError, RETURNS),
-        *soak(own_tasks.fails_in_a_worker, pool.WorkerError, "(?s)a worker failed:.*ZeroDivisionError"),
+        (own_tasks.fails_in_a_worker, pool.WorkerError, "(?s)a worker failed:.*ZeroDivisionError"),
     ],
 )
 def test_what_fails_in_an_evaluation_is_raised_here(evaluate, kind, message):

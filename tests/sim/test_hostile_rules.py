@@ -58,7 +58,8 @@ def with_rule(log, rule, options):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "options"), [(":mine", {"buffer_size": 4}), (":mine:buffer_size=4", {}), ("", {}), (":mine", {"x": "y"})]
+    ("suffix", "options"),
+    [(":mine", {"buffer_size": 4}), *soak(":mine:buffer_size=4", {}), ("", {}), *soak(":mine", {"x": "y"})],
 )
 def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
     made = invoke("run", "--rule", "fedbuff:buffer_size=4", "--keep-updates", "--out", tmp_path / "run", *SMALL)

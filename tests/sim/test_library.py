@@ -86,7 +86,12 @@ def test_the_same_simulation_gives_the_same_bits_and_leaves_torch_as_it_was():
     assert torch.rand(3).tolist() == before
     assert bits(made.run()) == first, "another state of torch's random numbers"
     assert len({result[-1] for result in first}) == 2
-    assert bits(simulation(training=own_tasks.momentum, seeds=[0, 1]).run(processes=2)) == first
+
+
+@pytest.mark.soak
+def test_other_processes_give_the_same_bits():
+    made = simulation(training=own_tasks.momentum, seeds=[0, 1])
+    assert bits(made.run(processes=2)) == bits(made.run())
 
 
 def test_a_module_is_copied():

@@ -38,6 +38,7 @@ from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from conftest import ROOT
+from pairwise import soak
 
 SETTINGS = {"model": "logreg", "num_clients": 8, "concurrency": 3, "arrivals": 12, "eval_every": 6, "local_steps": 1}
 CELLS = (
@@ -188,7 +189,7 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, *soak(2)])
 def test_a_budget_of_hours_ends_after_the_runs_that_have_started(processes, tmp_path):
     _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=1e-9, processes=processes))
     assert 20 < left < 40

@@ -79,22 +79,25 @@ def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_bits_and_progress_whatever_the_processes():
-    """Also of jobs with followers."""
+    """Also of jobs with followers; runs that fail end alone."""
     rules = [parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")]
     jobs = [*make_jobs(rules, [0, 1]), *make_jobs(rules, [0, 1], paired=True)]
     assert jobs[4:] == [Job(rules[0], seed, (rules[1],)) for seed in (0, 1)]
     assert jobs[4].label == "fedbuff:buffer_size=3 + fedasync"
-    again, here, there = (compared(jobs, processes) for processes in (1, 1, 2))
+    again, here, there = compared(jobs, 1), compared(jobs, 1), compared(jobs, 2, failing=2)
     assert here == again
     assert here == there
     assert len({result[-1] for result in here[:4]}) == 4, "rules and seeds do differ"
     assert [result[-1] for result in here[4::2]] == [here[0][-1], here[2][-1]]
 
 
-def compared(jobs, processes):
-    """The results of the jobs; their last progress must be that of the end."""
-    progress = {}
-    results = compare(jobs, SMALL, processes=processes, watch=progress.__setitem__)
+def compared(jobs, processes, failing=0):
+    """The results of the jobs, beside others that fail; their last progress must be that of the end."""
+    progress, finished = {}, {}
+    others = [Job(jobs[0].spec, 7 + k, config=replace(SMALL, client_lr=1e38)) for k in range(failing)]
+    results = compare([*jobs, *others], SMALL, processes=processes, watch=progress.__setitem__, finished=finished)
+    failed = {index: (run.seed, run.status) for index, run in finished.items() if index >= len(jobs)}
+    assert failed == {len(jobs) + k: (7 + k, "diverged") for k in range(failing)}
     leaders = [result for result in results if not result.leader]
     assert [(result.spec, result.seed) for result in leaders] == [(job.spec, job.seed) for job in jobs]
     for index, result in enumerate(leaders):
@@ -213,13 +216,6 @@ def test_training_learns_and_evaluates_as_asked():
 def test_divergence_is_reported_with_the_rule_the_seed_and_the_client():
     with pytest.raises(DivergedError, match=r"fedasync, seed 3: client .* lower client_lr"):
         run(parse_rule("fedasync"), 3, replace(SMALL, client_lr=1e38))
-
-
-def test_a_failing_run_ends_alone_across_processes():
-    jobs = make_jobs([parse_rule("fedasync")], [0, 1, 2])
-    finished = {}
-    assert compare(jobs, replace(SMALL, client_lr=1e38), processes=2, finished=finished) == []
-    assert {index: (run.seed, run.status) for index, run in finished.items()} == {k: (k, "diverged") for k in range(3)}
 
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):

@@ -133,7 +133,7 @@ def same_as_one_process(folder, result, config):
     assert ([reproducible(result)], files) == whole
 
 
-@pytest.mark.parametrize("config", [SCAFFOLD, PRESENCE, *soak(SMALL)])
+@pytest.mark.parametrize("config", [SCAFFOLD, *soak(PRESENCE), *soak(SMALL)])
 def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
     with pytest.raises(Stopped):
         begin(tmp_path, config, stop_at(8), workers=two_workers)
@@ -217,7 +217,7 @@ RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"
 @pytest.mark.parametrize(
     ("training", "kind", "message"),
     [
-        # An OSError, which the pipe of a worker that has ended raises too; test_evaluations.py has a ConfigError.
+        # An OSError, which the pipe of a worker that has ended raises too.
         (own_tasks.finds_no_file, TrainingError, "client [0-9]+ failed to train: FileNotFoundError: .*own_tasks.py"),
         *soak(own_tasks.fails, TrainingError, "client [0-9]+ failed to train: ZeroDivisionError: division"),
         *soak(own_tasks.returns_nothing, ConfigError, RETURNS),

@@ -55,3 +55,8 @@ def default_interrupts():
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_by_sigkill(*arguments):
+    """What another process does in place of its work."""
+    os.kill(os.getpid(), signal.SIGKILL)
