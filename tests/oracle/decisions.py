@@ -1,6 +1,6 @@
 """What a server decides about pushes, in plain Python, from docs/server.md, docs/threads.md and the docstrings."""
 
-STATUSES = "joined replaced superseded rejected dropped deferred empty expired faulty refused".split()
+STATUSES = ["joined", "replaced", "superseded", "rejected", "dropped", "deferred", "empty", "expired", "faulty"]
 
 
 class Admission:
@@ -16,7 +16,7 @@ class Admission:
         self.num_clients = num_clients  # of gradient scheduling; None: clients enter as they come
         self.max_deferred = 10 * num_clients if max_deferred is None and num_clients else max_deferred
         self.version = self.number = 0
-        self.counts = dict.fromkeys(STATUSES, 0)
+        self.counts = dict.fromkeys([*STATUSES, "refused"], 0)
         self.buffer, self.queue, self.entered = [], [], []  # (client, version, join), oldest first; clients of the pass
         self.rounds, self.log, self.tasks = [], [], {}
         self.clock = 0.0
