@@ -166,6 +166,42 @@ Ledger::Ledger(Ledger& begun)
   if (now_.passes) now_.passes = overlay(*begun.now_.passes);
 }
 
+int Ledger::traverse(visitproc visit, void* argument) const {
+  int stopped = 0;
+  const auto each = [&](const py::object& reference) {
+    if (stopped == 0 && reference) stopped = visit(reference.ptr(), argument);
+  };
+  for (const py::object* reference : {&classes_.arrival, &classes_.receipt, &classes_.join, &classes_.closed,
+                                      &classes_.state, &classes_.passes, &mutex_, &failure_})
+    each(*reference);
+  if (intake_) each(intake_->pools);
+  each(places_);
+  now_.for_each(each);
+  if (decided_) decided_->for_each(each);
+  for (const py::object& report : unreported_) each(report);
+  for (const py::object& fault : faults_) each(fault);
+  for (const py::object& task : closing_) each(task);
+  tasks_.for_each(each);
+  return stopped;
+}
+
+void Ledger::clear() {
+  closed_ = true;
+  State dropped;
+  std::swap(now_.rule, dropped.rule);
+  std::swap(now_.next_rule, dropped.next_rule);
+  std::swap(now_.rows, dropped.rows);
+  std::swap(now_.round, dropped.round);
+  std::swap(now_.waiting, dropped.waiting);
+  std::swap(now_.current, dropped.current);
+  std::swap(now_.rule_vectors, dropped.rule_vectors);
+  const std::unique_ptr<State> decided = std::move(decided_);
+  const std::optional<Pass> passes = std::exchange(now_.passes, std::nullopt);
+  const auto reports = std::exchange(unreported_, {}), faults = std::exchange(faults_, {});
+  Dropped tasks;
+  tasks_.clear(tasks);
+}
+
 // Values of Python
 
 std::int64_t Ledger::count_of(py::handle number) {
@@ -869,7 +905,19 @@ void bind_mutex(py::module_& module) {
 void bind_ledger(py::module_& module) {
   texts = new Texts();
   bind_mutex(module);
-  py::class_<Ledger> type(module, "Ledger", py::module_local());
+  const py::custom_type_setup collected([](PyHeapTypeObject* heap_type) {
+    PyTypeObject& type = heap_type->ht_type;
+    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
+      Py_VISIT(Py_TYPE(self));
+      return py::detail::is_holder_constructed(self) ? self_of<Ledger>(self).traverse(visit, arg) : 0;
+    };
+    type.tp_clear = [](PyObject* self) -> int {
+      if (py::detail::is_holder_constructed(self)) self_of<Ledger>(self).clear();
+      return 0;
+    };
+  });
+  py::class_<Ledger> type(module, "Ledger", py::module_local(), collected);
   type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<std::int64_t>,
                     std::optional<double>, bool, bool, bool, bool, std::int64_t>(),
            py::arg("classes"), py::arg("duplicates"), py::arg("max_staleness"), py::arg("max_deferred"),

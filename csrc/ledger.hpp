@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,6 +90,16 @@ struct State {
   double since = 0;  // when the first arrival in the buffer has joined, by the monotonic clock
 
   std::int64_t filled() const { return static_cast<std::int64_t>(waiting.size()); }
+  // Calls `visit` with each reference.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const pybind11::object* reference :
+         std::initializer_list<const pybind11::object*>{&current, &rule, &next_rule, &rows.cache, &rows.slots, &round,
+                                                        &log, &task_events, &rule_vectors, &handed, &scalars, &norms})
+      visit(*reference);
+    for (const pybind11::object& arrival : waiting) visit(arrival);
+    if (passes) passes->for_each(visit);
+  }
 };
 
 // The sweep that copies a plain vector of a push into a slot.
@@ -109,6 +120,10 @@ class Ledger {
          bool reporting, bool accumulates, std::int64_t max_bases);
   // Makes a draft: decisions about pushes that `begun` has not made yet, of which none completes the buffer.
   explicit Ledger(Ledger& begun);
+
+  // For the collector of reference cycles: a rule, or a lent vector, may refer to the server.
+  int traverse(visitproc visit, void* argument) const;
+  void clear();
 
   // The methods of Python, see afflux/_engine.pyi.
   pybind11::object push(pybind11::handle client, pybind11::handle version, pybind11::handle update,

@@ -36,6 +36,13 @@ struct Pass {
   bool has(pybind11::handle client) const {
     return contains(clients, client) || (begun != nullptr && begun->has(client));
   }
+  // Calls `visit` with each reference.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    visit(order);
+    visit(clients);
+    for (const pybind11::object& arrival : queue) visit(arrival);
+  }
   // The client must not have entered before.
   void enter(pybind11::handle client) {
     put(clients, client, pybind11::none());

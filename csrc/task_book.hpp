@@ -84,6 +84,17 @@ class TaskBook {
     while (!bases_.empty()) release(bases_.begin(), dropped);
   }
 
+  // Calls `visit` with each reference.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    visit(numbers_);
+    for (const auto& [_, task] : open_) {
+      visit(task.opened);
+      visit(task.id);
+    }
+    for (const auto& [_, base] : bases_) visit(base.pulled);
+  }
+
   // The earliest deadline, by the monotonic clock; infinite without a lease.
   double next_deadline() const { return leases_.empty() ? HUGE_VAL : leases_.begin()->first; }
   // Returns the id of the open task whose lease has ended first; None if no lease has ended.

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,6 +269,21 @@ def test_a_vector_that_a_decision_drops_may_call_the_server(end):
     else:
         assert seen == ["joined"]
         assert server.arrivals_waiting == (2 if end == "replaced" else 1)
+
+
+def test_a_server_to_which_its_rule_or_a_lent_vector_refers_is_collected():
+    servers = []
+
+    def weigh(arrivals, servers=servers):
+        return np.ones(len(servers))
+
+    servers.append(Server(replace(fedbuff(buffer_size=4), weigh=weigh), vector(0.0), log=True))
+    servers[0].push(client=1, version=0, update=vector(), copy=False)
+    servers[0].checkout(2)
+    gone = weakref.ref(aggregator_of(servers[0]).plane)
+    del servers, weigh
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("of_task", [False, True])
