@@ -9,61 +9,55 @@
 #include <string>
 #include <vector>
 
-#include "afflux/afflux.hpp"
-#include "descriptors.hpp"
-#include "numpy_array.hpp"
 #include "parts.hpp"
-#include "release.hpp"
 
 namespace py = pybind11;
 
 namespace afflux::python {
-namespace {
-
-// The facts of a push before it joins: the fields of aggregation.arrivals.Pushed, with which an arrival begins.
-enum Fact : std::size_t {
-  kClient,
-  kVersion,
-  kExamples,
-  kLoss,
-  kNorm,
-  kSlot,
-  kBuffers,
-  kExtremes,
-  kLocalSteps,
-  kOwnFacts,
-  kFacts,
-  kJoin = kFacts,
-  kStaleness,
-  kStagedRow,
-  kArrival
-};
 
 // A fixed time in place of the monotonic clock, for tests.
 std::optional<double> fixed_time;
 
-// Seconds, by the monotonic clock.
 double now() {
   return fixed_time ? *fixed_time
                     : std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-py::object held(py::handle object) { return py::reinterpret_borrow<py::object>(object); }
-py::handle item(py::handle tuple, std::size_t place) {
-  return PyTuple_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(place));
-}
-void check_tuple(py::handle tuple, std::size_t size, const char* what) {
-  if (!PyTuple_Check(tuple.ptr()) || PyTuple_GET_SIZE(tuple.ptr()) != static_cast<Py_ssize_t>(size))
-    throw py::type_error(std::string("[Ledger] ") + what + " is no tuple of " + std::to_string(size));
-}
+namespace {
+
 template <class Value>
 std::optional<Value> optional_of(py::handle value) {
   return is_none(value) ? std::nullopt : std::optional<Value>(value.cast<Value>());
 }
 py::object object_of(const std::optional<std::int64_t>& value) { return value ? integer(*value) : py::none(); }
 
+Py_ssize_t length_of(py::handle list) { return is_none(list) ? 0 : PyList_GET_SIZE(list.ptr()); }
+
+// References that a decision drops beside those of arrivals.
+constexpr std::size_t kFewReferences = 8;
+
+// Makes room for another arrival, so that adding it cannot fail.
+void make_room(Arrivals& arrivals) {
+  if (arrivals.size() == arrivals.capacity()) arrivals.reserve(2 * arrivals.size() + 8);
+}
+
+// Returns a pass whose changes do not change `pass` before `merge`.
+Pass overlay(const Pass& pass) { return {pass.num_clients, py::list(), pass.entered, pass.queue, py::dict(), &pass}; }
+
+// Makes an overlay the pass.
+void merge(Pass& pass, Pass&& other) {
+  if (other.begun == &pass) {
+    for (const py::handle client : other.order) pass.enter(client);
+    pass.queue = std::move(other.queue);
+  } else {
+    pass = std::move(other);
+  }
+}
+
+}  // namespace
+
 // Entries that a decision appends to lists. They are taken back unless the decision is made.
-class Entries {
+class Ledger::Entries {
  public:
   ~Entries() {
     const py::error_scope error;  // keeps an exception that is being raised
@@ -81,26 +75,9 @@ class Entries {
   void keep() { count_ = 0; }
 
  private:
-  std::array<py::handle, 4> lists_;
+  std::array<py::handle, 5> lists_;
   std::size_t count_ = 0;
 };
-
-Py_ssize_t length_of(py::handle list) { return is_none(list) ? 0 : PyList_GET_SIZE(list.ptr()); }
-
-// Returns a pass whose changes do not change `pass` before `merge`.
-Pass overlay(const Pass& pass) { return {pass.num_clients, py::list(), pass.entered, pass.queue, py::dict(), &pass}; }
-
-// Makes an overlay the pass.
-void merge(Pass& pass, Pass&& other) {
-  if (other.begun == &pass) {
-    for (const py::handle client : other.order) pass.enter(client);
-    pass.queue = std::move(other.queue);
-  } else {
-    pass = std::move(other);
-  }
-}
-
-}  // namespace
 
 // The state of a pass, and the buffer, after a round.
 struct Ledger::Opening {
@@ -177,7 +154,7 @@ int Ledger::traverse(visitproc visit, void* argument) const {
   if (intake_) each(intake_->pools);
   each(places_);
   now_.for_each(each);
-  if (decided_) decided_->for_each(each);
+  if (decided_) decided_->state.for_each(each);
   for (const py::object& report : unreported_) each(report);
   for (const py::object& fault : faults_) each(fault);
   for (const py::object& task : closing_) each(task);
@@ -195,7 +172,7 @@ void Ledger::clear() {
   std::swap(now_.waiting, dropped.waiting);
   std::swap(now_.current, dropped.current);
   std::swap(now_.rule_vectors, dropped.rule_vectors);
-  const std::unique_ptr<State> decided = std::move(decided_);
+  const std::unique_ptr<Kept> decided = std::move(decided_);
   const std::optional<Pass> passes = std::exchange(now_.passes, std::nullopt);
   const auto reports = std::exchange(unreported_, {}), faults = std::exchange(faults_, {});
   Dropped tasks;
@@ -272,7 +249,7 @@ std::int64_t Ledger::own_slots() const {
   return own;
 }
 
-py::object Ledger::snapshot(const State& state) const {
+py::object Ledger::snapshot(const State& state, std::int64_t logged, std::int64_t events) const {
   py::object passes = py::none();
   if (state.passes)
     passes = tuple_of<4>(classes_.passes, {integer(state.passes->num_clients), state.passes->order,
@@ -285,9 +262,9 @@ py::object Ledger::snapshot(const State& state) const {
                                              integer(state.number),
                                              counts_of(state.counts),
                                              state.log,
-                                             integer(state.logged),
+                                             integer(logged),
                                              state.task_events,
-                                             integer(state.events),
+                                             integer(events),
                                              state.rule_vectors,
                                              state.handed,
                                              state.scalars,
@@ -299,12 +276,17 @@ py::object Ledger::snapshot(const State& state) const {
   return owned(PyObject_Vectorcall(classes_.state.ptr(), items.data(), items.size(), nullptr));
 }
 
+py::object Ledger::snapshot() const { return snapshot(now_, length_of(now_.log), length_of(now_.task_events)); }
+
+py::object Ledger::durable(std::int64_t version) const {
+  if (!commit_every_) return py::none();
+  return integer((version + *commit_every_ - 1) / *commit_every_ * *commit_every_);
+}
+
 py::object Ledger::receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
                            std::int64_t makes) const {
-  const std::int64_t every = commit_every_.value_or(1);
-  const py::object durable = commit_every_ ? integer((makes + every - 1) / every * every) : py::none();
   return tuple_of<9>(classes_.receipt, {texts->statuses[status], integer(staleness), integer(version), integer(number),
-                                        integer(makes), py::none(), texts->empty, durable, texts->nothing});
+                                        integer(makes), py::none(), texts->empty, durable(makes), texts->nothing});
 }
 
 // Deciding
@@ -322,8 +304,6 @@ std::int64_t Ledger::overdue() const {
   return filled() + now_.passes->queued();
 }
 
-bool Ledger::has_row(py::handle client) const { return now_.rows.slots && contains(py::dict(now_.rows.slots), client); }
-
 bool Ledger::has_room() const {
   return is_none(now_.rows.cache) || now_.rows.clients + now_.rows.coming + filled() < now_.rows.most;
 }
@@ -338,8 +318,7 @@ std::optional<std::pair<Status, std::int64_t>> Ledger::outcome(py::handle client
     return as(max_deferred_ && now_.passes->queued() >= *max_deferred_ ? kRejected : kDeferred);
   if (both_count_ || !contains(places_, client)) return as(kJoined);
   if (!latest_counts_) return as(kRejected);
-  const auto place = static_cast<std::size_t>(count(PyDict_GetItem(places_.ptr(), client.ptr())));
-  return as(version_of(now_.waiting.at(place)) > version ? kSuperseded : kReplaced);
+  return as(version_of(now_.waiting.at(place_of(client))) > version ? kSuperseded : kReplaced);
 }
 
 py::object Ledger::decide(py::handle client, py::handle version) const {
@@ -361,6 +340,41 @@ py::object Ledger::log_entry(Status status, py::handle arrival) const {
   return tuple_of<10>(classes_.join,
                       {fact(kJoin), texts->statuses[status], fact(kClient), fact(kVersion), fact(kStaleness),
                        fact(kExamples), fact(kLoss), lent, fact(kLocalSteps), fact(kOwnFacts)});
+}
+
+// Returns the event that a push has closed its task, and makes room for `close_pushed`; None if it has none.
+py::object Ledger::closed_event(py::handle task, Dropped& dropped) {
+  if (is_none(task)) return py::none();
+  make_room(closing_);
+  make_room(dropped);
+  return tuple_of<2>(classes_.closed, {task, texts->pushed});
+}
+
+// Appends an entry to the log, and an event of a task to the log and to the list of tasks.
+void Ledger::note(Entries& entries, py::handle entry, py::handle event) const {
+  entries.append(now_.log, entry);
+  entries.append(now_.log, event);
+  entries.append(now_.task_events, event);
+}
+
+// Closes the task of a push; a draft does so when it is adopted.
+void Ledger::close_pushed(py::handle task, Dropped& dropped) {
+  if (is_none(task)) return;
+  if (begun_ == nullptr)
+    tasks_.close(task, dropped);
+  else
+    closing_.push_back(held(task));
+}
+
+void Ledger::drop_old_faults(Dropped& dropped) {
+  while (begun_ == nullptr && faults_.size() > kMostFaults) {
+    dropped.push_back(std::move(faults_.front()));
+    faults_.pop_front();
+  }
+}
+
+std::size_t Ledger::place_of(py::handle client) const {
+  return static_cast<std::size_t>(count(PyDict_GetItem(places_.ptr(), client.ptr())));
 }
 
 Ledger::Opening Ledger::opening(const Decided& decided, py::handle joining) const {
@@ -404,59 +418,55 @@ void Ledger::start_round(Opening&& opening, const Decided* decided, Dropped& dro
 }
 
 void Ledger::keep_decided() {
-  if (stored_ && begun_ == nullptr) decided_ = std::make_unique<State>(now_);
+  if (stored_ && begun_ == nullptr)
+    decided_ = std::make_unique<Kept>(Kept{now_, length_of(now_.log), length_of(now_.task_events)});
 }
 
-void Ledger::record(py::handle status_text, py::handle arrival, py::handle round, py::handle task, py::handle decision,
-                    py::handle decided) {
-  const Status status = status_of(status_text);
-  check_tuple(arrival, kArrival, "an arrival");
-  const py::handle client = item(arrival, kClient);
-  std::optional<Decided> made;
-  if (!is_none(round)) made.emplace(round);
-  const py::object entry = is_none(now_.log) ? py::none() : log_entry(status, arrival);
-  const py::object event = is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
+// Makes the decision about an arrival. `made` is the round that it completes, or null.
+void Ledger::admit(Status status, const py::object& arrival, const Decided* made, py::handle task, py::handle decision,
+                   py::handle decided, Dropped& dropped) {
+  const py::handle client = client_of(arrival);
+  const py::object entry = is_none(now_.log) ? py::none() : log_entry(status, arrival),
+                   event = closed_event(task, dropped);
   Opening next;
-  if (made) next = opening(*made, client);
-  Dropped dropped;
-  dropped.reserve(2 * now_.waiting.size() + 8);
-  now_.waiting.reserve(now_.waiting.size() + 1);
-  if (now_.passes) now_.passes->queue.reserve(now_.passes->queue.size() + 1);
-  closing_.reserve(closing_.size() + 1);
+  if (made != nullptr) {
+    next = opening(*made, client);
+    dropped.reserve(now_.waiting.size() + next.dropped.size() + kFewReferences);
+  }
+  make_room(now_.waiting);
+  if (now_.passes) make_room(now_.passes->queue);
+  py::object* const replaced = status == kReplaced ? &now_.waiting.at(place_of(client)) : nullptr;
   Entries entries;
   entries.append(decided, decision);
-  entries.append(now_.log, entry);
-  entries.append(now_.log, event);
-  entries.append(now_.task_events, event);
-  if (status == kJoined && !made) {
+  if (replaced != nullptr) entries.append(decided, *replaced);  // the caller releases it, without the mutex
+  note(entries, entry, event);
+  if (status == kJoined && made == nullptr) {
     if (now_.passes) now_.passes->enter(client);
     if (!both_count_) put(places_, client, integer(filled()));
-  }
-  py::object replaced;
-  if (status == kReplaced) {
-    auto& place = now_.waiting.at(static_cast<std::size_t>(count(PyDict_GetItem(places_.ptr(), client.ptr()))));
-    replaced = std::exchange(place, held(arrival));
   }
   entries.keep();
   ++now_.counts[status];
   ++now_.number;
-  now_.logged = length_of(now_.log);
-  now_.events = length_of(now_.task_events);
-  if (status == kDeferred) now_.passes->queue.push_back(held(arrival));
-  if (!is_none(task)) {
-    if (begun_ == nullptr)
-      tasks_.close(task, dropped);
-    else
-      closing_.push_back(held(task));
-  }
-  if (made) {
-    start_round(std::move(next), &*made, dropped);
+  close_pushed(task, dropped);
+  if (replaced != nullptr) {
+    dropped.push_back(std::exchange(*replaced, arrival));
+  } else if (status == kDeferred) {
+    now_.passes->queue.push_back(arrival);
+  } else if (made != nullptr) {
+    start_round(std::move(next), made, dropped);
   } else if (status == kJoined) {
     if (filled() == 0) now_.since = now();
-    now_.waiting.push_back(held(arrival));
+    now_.waiting.push_back(arrival);
   }
-  // The caller releases the replaced arrival, without the mutex.
-  if (replaced && !is_none(decided) && PyList_Append(decided.ptr(), replaced.ptr()) != 0) PyErr_Clear();
+}
+
+void Ledger::record(py::handle status, py::handle arrival, py::handle round, py::handle task, py::handle decision,
+                    py::handle decided) {
+  check_tuple(arrival, kArrival, "an arrival");
+  std::optional<Decided> made;
+  if (!is_none(round)) made.emplace(round);
+  Dropped dropped;
+  admit(status_of(status), held(arrival), made ? &*made : nullptr, task, decision, decided, dropped);
 }
 
 py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle task, py::handle decided) {
@@ -465,14 +475,14 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
   const py::handle client = item(pushed, kClient);
   const std::int64_t pulled = count_of(item(pushed, kVersion));
   std::int64_t staleness, number, version, makes;
-  Dropped dropped;
+  Dropped dropped;  // released without the mutex
   {
     const Held mutex(*lock_);
     if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0 || overdue() != 0)
       return py::none();
     const auto found = outcome(client, pulled);
     if (!found || found->first != kJoined || (!by_flush_ && fills_buffer())) return py::none();
-    if (!has_room() && !has_row(client)) return py::none();
+    if (!has_room() && !contains(now_.rows.slots, client)) return py::none();
     if (!is_none(task) && !tasks_.is_open(task)) return py::none();
     staleness = found->second;
     number = now_.number;
@@ -483,60 +493,27 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
         tuple_of<kArrival>(classes_.arrival, {item(pushed, 0), item(pushed, 1), item(pushed, 2), item(pushed, 3),
                                               item(pushed, 4), item(pushed, 5), item(pushed, 6), item(pushed, 7),
                                               item(pushed, 8), item(pushed, 9), join, late, staged_row});
-    const py::object entry = is_none(now_.log) ? py::none() : log_entry(kJoined, arrival);
-    py::object event = py::none(), decision = py::none();
-    if (!is_none(task)) {
-      event = tuple_of<2>(classes_.closed, {task, texts->pushed});
-      dropped.reserve(8);
-    }
+    py::object decision = py::none();
     if (!is_none(decided))
       decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
                              {texts->statuses[kJoined], late, join, py::none(), py::none()});
-    if (now_.waiting.size() == now_.waiting.capacity()) now_.waiting.reserve(2 * now_.waiting.size() + 8);
-    Entries entries;
-    entries.append(decided, decision);
-    entries.append(now_.log, entry);
-    entries.append(now_.log, event);
-    entries.append(now_.task_events, event);
-    if (now_.passes) now_.passes->enter(client);
-    if (!both_count_) put(places_, client, integer(filled()));
-    entries.keep();
-    ++now_.counts[kJoined];
-    ++now_.number;
-    now_.logged = length_of(now_.log);
-    now_.events = length_of(now_.task_events);
-    if (filled() == 0) now_.since = now();
-    now_.waiting.push_back(arrival);
-    if (!is_none(task)) tasks_.close(task, dropped);
+    admit(kJoined, arrival, nullptr, task, decision, decided, dropped);
   }
   return receipt(kJoined, staleness, version, number, makes);
 }
 
 void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt, py::handle decided) {
   const Status counted = status_of(status);
-  const py::object event = is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
   Dropped dropped;
-  dropped.reserve(8);
-  closing_.reserve(closing_.size() + 1);
+  const py::object event = closed_event(task, dropped);
   Entries entries;
   entries.append(decided, receipt);
-  entries.append(now_.log, event);
-  entries.append(now_.task_events, event);
+  note(entries, py::none(), event);
   if (!is_none(fault)) faults_.push_back(held(fault));
   entries.keep();
   ++now_.counts[counted];
-  now_.logged = length_of(now_.log);
-  now_.events = length_of(now_.task_events);
-  if (!is_none(task)) {
-    if (begun_ == nullptr)
-      tasks_.close(task, dropped);
-    else
-      closing_.push_back(held(task));
-  }
-  while (begun_ == nullptr && faults_.size() > kMostFaults) {
-    dropped.push_back(std::move(faults_.front()));
-    faults_.pop_front();
-  }
+  close_pushed(task, dropped);
+  drop_old_faults(dropped);
 }
 
 py::object Ledger::cut(py::handle round, py::handle entry) {
@@ -546,27 +523,22 @@ py::object Ledger::cut(py::handle round, py::handle entry) {
   Opening next;
   if (made) next = opening(*made, py::handle());
   Dropped dropped;
-  dropped.reserve(2 * now_.waiting.size() + (now_.passes ? now_.passes->queue.size() : 0) + 8);
-  py::list removed;
+  dropped.reserve(now_.waiting.size() + next.dropped.size() + kFewReferences);
+  py::list discarded;
   Entries entries;
-  entries.append(now_.log, entry);
+  note(entries, entry, py::none());
   if (!made) {
-    removed = py::list(list_of(now_.waiting));
+    discarded = list_of(now_.waiting);
     if (now_.passes) {
-      for (const py::object& arrival : now_.passes->queue) removed.append(arrival);
+      for (const py::object& arrival : now_.passes->queue) discarded.append(arrival);
       now_.passes->leave(filled());
-      std::swap(now_.passes->queue, next.dropped);
+      now_.passes->queue.clear();  // which the list holds
     }
   }
   entries.keep();
-  now_.logged = length_of(now_.log);
   cut_ = true;
-  if (!made) {  // those that waited for the next pass were counted, and stay so
-    for (py::object& arrival : next.dropped) dropped.push_back(std::move(arrival));
-    next.dropped.clear();
-  }
   start_round(std::move(next), made ? &*made : nullptr, dropped);
-  return std::move(removed);
+  return std::move(discarded);
 }
 
 void Ledger::adopt(py::handle draft_object) {
@@ -598,8 +570,6 @@ void Ledger::adopt(py::handle draft_object) {
   std::swap(now_, draft.now_);  // the old state is released with the draft
   now_.log = log;
   now_.task_events = events;
-  now_.logged = length_of(log);
-  now_.events = length_of(events);
   now_.passes = std::move(pass);
   draft.now_.passes.reset();
   now_.counts[kRefused] = refused;
@@ -609,10 +579,7 @@ void Ledger::adopt(py::handle draft_object) {
   std::swap(unreported_, draft.unreported_);
   for (py::object& fault : draft.faults_) faults_.push_back(std::move(fault));
   draft.faults_.clear();
-  while (faults_.size() > kMostFaults) {
-    dropped.push_back(std::move(faults_.front()));
-    faults_.pop_front();
-  }
+  drop_old_faults(dropped);
   for (const py::object& task : draft.closing_) tasks_.close(task, dropped);
   draft.closing_.clear();
   if (draft.cut_ && !is_none(now_.round)) keep_decided();
@@ -632,22 +599,21 @@ void Ledger::commit(py::handle current, py::handle version, py::handle rule_vect
   now_.version = number;
   now_.rows.clients = clients;
   now_.rows.coming = 0;
-  const std::unique_ptr<State> decided = std::move(decided_);
+  const std::unique_ptr<Kept> decided = std::move(decided_);
   if (max_staleness_) tasks_.release_before(number - *max_staleness_, dropped);
 }
 
 void Ledger::abandon_round(py::handle why) {
   const py::object round = std::exchange(now_.round, py::none()), failure = std::exchange(failure_, held(why));
-  const std::unique_ptr<State> decided = std::move(decided_);
+  const std::unique_ptr<Kept> decided = std::move(decided_);
 }
 
 // Changes by the caller
 
 void Ledger::hand_in(py::handle rule_vectors, py::handle handed, py::handle entry) {
   Entries entries;
-  entries.append(now_.log, entry);
+  note(entries, entry, py::none());
   entries.keep();
-  now_.logged = length_of(now_.log);
   const py::object vectors = std::exchange(now_.rule_vectors, held(rule_vectors)),
                    names = std::exchange(now_.handed, held(handed));
 }
@@ -657,9 +623,8 @@ void Ledger::set_params(py::handle current, py::handle version, py::handle entry
   Dropped dropped;
   dropped.reserve(8 + static_cast<std::size_t>(tasks_.size()));
   Entries entries;
-  entries.append(now_.log, entry);
+  note(entries, entry, py::none());
   entries.keep();
-  now_.logged = length_of(now_.log);
   dropped.push_back(std::exchange(now_.current, held(current)));
   now_.version = number;
   if (max_staleness_) tasks_.release_before(number - *max_staleness_, dropped);
@@ -669,9 +634,8 @@ bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle en
   const std::int64_t size = count_of(buffer_size);
   const bool at_once = now_.waiting.empty();
   Entries entries;
-  entries.append(now_.log, entry);
+  note(entries, entry, py::none());
   entries.keep();
-  now_.logged = length_of(now_.log);
   const py::object next = std::exchange(now_.next_rule, at_once ? py::none() : held(rule));
   const py::object before = at_once ? std::exchange(now_.rule, held(rule)) : py::none();
   (at_once ? now_.buffer_size : now_.next_buffer_size) = size;
@@ -709,8 +673,8 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   if (!is_none(rows)) {
     check_tuple(rows, 5, "rows");
     state.rows.cache = held(item(rows, 0));
-    state.rows.slots = held(item(rows, 1));
-    if (!PyDict_CheckExact(state.rows.slots.ptr())) throw py::type_error("[Ledger] the slots of rows are no dict");
+    if (!PyDict_CheckExact(item(rows, 1).ptr())) throw py::type_error("[Ledger] the slots of rows are no dict");
+    state.rows.slots = py::dict(held(item(rows, 1)));
     state.rows.clients = count_of(item(rows, 2));
     state.rows.most = count_of(item(rows, 3));
     state.rows.reads_ahead = is_set(item(rows, 4));
@@ -720,7 +684,6 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   for (std::size_t i = 0; i < kStatuses; ++i) state.counts[i] = count_of(item(counted, 1)[texts->statuses[i]]);
   state.round_counts = state.counts;
   if (!is_none(now_.log)) state.log = held(log);
-  state.logged = length_of(state.log);
   state.rule_vectors = held(item(vectors, 0));
   state.handed = held(item(vectors, 1));
   state.scalars = held(item(vectors, 2));
@@ -740,7 +703,7 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   dropped.reserve(8 + 4 * static_cast<std::size_t>(tasks_.size()));
   const State old = std::exchange(now_, std::move(state));
   const py::object failure = std::exchange(failure_, py::none());
-  const std::unique_ptr<State> decided = std::move(decided_);
+  const std::unique_ptr<Kept> decided = std::move(decided_);
   std::swap(places_, places);
   ++rounds_;
   tasks_.clear(dropped);
@@ -763,251 +726,34 @@ void Ledger::replay(py::handle replaying, py::handle flush_after, py::handle by_
 
 void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
                        py::handle base) {
-  if (is_none(now_.round) && now_.events > 1000 + 8 * tasks_.size()) compact_task_events();
-  Dropped dropped;
-  dropped.reserve(static_cast<std::size_t>(tasks_.size()) + 8);
+  if (is_none(now_.round) && length_of(now_.task_events) > 1000 + 8 * tasks_.size()) compact_task_events();
   Entries entries;
-  entries.append(now_.log, opened);
-  entries.append(now_.task_events, opened);
-  tasks_.open(opened, id, count_of(version), is_set(holds), PyFloat_AsDouble(deadline.ptr()), base, dropped);
+  note(entries, py::none(), opened);
+  restore_task(opened, id, version, holds, deadline, base);
   entries.keep();
-  now_.logged = length_of(now_.log);
-  now_.events = length_of(now_.task_events);
 }
 
 void Ledger::restore_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
                           py::handle base) {
   Dropped dropped;
-  tasks_.open(opened, id, count_of(version), is_set(holds), PyFloat_AsDouble(deadline.ptr()), base, dropped);
+  tasks_.open(opened, id, count_of(version), is_set(holds), number_of(deadline), base, dropped);
 }
 
 bool Ledger::close_task(py::handle id, py::handle why) {
   if (!tasks_.is_open(id)) return false;
   const py::object event = tuple_of<2>(classes_.closed, {id, why});
   Dropped dropped;
-  dropped.reserve(8);
   Entries entries;
-  entries.append(now_.log, event);
-  entries.append(now_.task_events, event);
+  note(entries, py::none(), event);
   entries.keep();
-  now_.logged = length_of(now_.log);
-  now_.events = length_of(now_.task_events);
   tasks_.close(id, dropped);
   return true;
 }
 
-void Ledger::compact_task_events() {
-  const py::list before = std::exchange(now_.task_events, tasks_.all_opened());
-  now_.events = length_of(now_.task_events);
-}
+void Ledger::compact_task_events() { const py::list before = std::exchange(now_.task_events, tasks_.all_opened()); }
 
 bool Ledger::has_overdue_task() const { return next_deadline() <= now(); }
 
 py::object Ledger::next_overdue() const { return tasks_.next_overdue(now()); }
-
-// Taking in
-
-bool Ledger::may_take_in() const {
-  return intake_ && lock_->may_enter() && !closed_ && is_none(failure_) && tasks_.next_deadline() == HUGE_VAL &&
-         !late() && !now_.rows.reads_ahead;
-}
-
-// Copies the vector of a push into a slot, and returns the facts of the push. Returns None for a push that is left to
-// Python.
-py::object Ledger::taken_in(py::handle client, py::handle version, py::handle vector, py::handle num_examples,
-                            py::handle loss) const {
-  const auto array = numpy_array(vector, false);
-  const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
-  if (!array || array->dimensions != 1 || array->shape[0] != intake_->size || !is_plain_id(client) || !pulled ||
-      !examples || *examples < 1 || *pulled < 0 || *pulled > now_.version)
-    return py::none();
-  if (!is_none(loss) && (!PyFloat_CheckExact(loss.ptr()) || !std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))))
-    return py::none();
-  std::unique_ptr<Buffer> slot;
-  for (const py::handle each : intake_->pools) {
-    if (const auto pool = each.cast<std::shared_ptr<Pool>>(); !pool->full()) {
-      slot = std::make_unique<Buffer>(pool);
-      break;
-    }
-  }
-  if (!slot) return py::none();
-  const py::object vector_held = held(vector);  // while other threads run
-  const View<const void> source{array->data, intake_->size, {}, array->type};
-  const double max_abs = intake_->max_abs, max_norm = intake_->max_norm, most_squares = intake_->most_squares;
-  const auto sweep = [&, threads = intake_->num_threads] {
-    return ingest(source, slot->view(), threads, nullptr, slot->until_read());
-  };
-  constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than releasing the GIL and taking it
-  Statistics found;
-  if (source.size <= kShort) {
-    found = sweep();
-  } else {
-    const GilRelease release;
-    found = sweep();
-  }
-  const double norm = std::sqrt(found.sum_of_squares);
-  if (found.first_nonfinite >= 0 || -max_abs > found.min || found.max > max_abs || norm > max_norm ||
-      found.sum_of_squares > most_squares)
-    return py::none();
-  const py::object own = py::cast(std::move(slot)), low = real(found.min), high = real(found.max);
-  const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
-  return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                          {client, version, num_examples, is_none(loss) ? py::handle(texts->nan) : loss, real(norm),
-                           own, py::none(), extremes, texts->zero, texts->empty});
-}
-
-py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
-                        py::handle num_examples, py::handle loss) {
-  if (!may_take_in()) return py::none();
-  const std::array<py::handle, 3> vectors{update, gradient, model};
-  for (std::size_t i = 0; i < vectors.size(); ++i)
-    if (i != intake_->wanted && !is_none(vectors[i])) return py::none();
-  py::object pushed = taken_in(client, version, vectors[intake_->wanted], num_examples, loss);
-  if (is_none(pushed)) return pushed;
-  py::object receipt = join(pushed, py::none(), py::none(), py::none());
-  return is_none(receipt) ? pushed : receipt;
-}
-
-void Ledger::take_vectors(py::handle intake) {
-  check_tuple(intake, 7, "an intake");
-  const auto kind = item(intake, 0).cast<std::string>();
-  intake_ = Intake{kind == "update"     ? std::size_t{0}
-                   : kind == "gradient" ? std::size_t{1}
-                                        : std::size_t{2},
-                   count_of(item(intake, 1)),
-                   item(intake, 2).cast<int>(),
-                   item(intake, 3).cast<double>(),
-                   item(intake, 4).cast<double>(),
-                   item(intake, 5).cast<double>(),
-                   py::tuple(pools_of(item(intake, 6)))};
-}
-
-namespace {
-
-void bind_mutex(py::module_& module) {
-  py::class_<Mutex> type(module, "Mutex", py::is_final(), py::module_local());
-  type.def(py::init<>());
-  add_method<&Mutex::take>(type, "__enter__");
-  add_method<&Mutex::exit>(type, "__exit__");
-  add_method<&Mutex::acquire>(type, "acquire");
-  add_method<&Mutex::give_back>(type, "release");
-  add_method<&Mutex::is_held>(type, "locked");
-  add_attribute<&Mutex::owner>(type, "owner");
-  add_attribute<&Mutex::is_mine>(type, "is_mine");
-  add_attribute<&Mutex::handed_out, &Mutex::set_handed_out>(type, "handed_out");
-  add_attribute<&Mutex::driver, &Mutex::set_driver>(type, "driver");
-  add_attribute<&Mutex::awaited, &Mutex::set_awaited>(type, "awaited");
-  add_attribute<&Mutex::fork, &Mutex::set_fork>(type, "fork");
-}
-
-}  // namespace
-
-void bind_ledger(py::module_& module) {
-  texts = new Texts();
-  bind_mutex(module);
-  const py::custom_type_setup collected([](PyHeapTypeObject* heap_type) {
-    PyTypeObject& type = heap_type->ht_type;
-    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
-    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
-      Py_VISIT(Py_TYPE(self));
-      return py::detail::is_holder_constructed(self) ? self_of<Ledger>(self).traverse(visit, arg) : 0;
-    };
-    type.tp_clear = [](PyObject* self) -> int {
-      if (py::detail::is_holder_constructed(self)) self_of<Ledger>(self).clear();
-      return 0;
-    };
-  });
-  py::class_<Ledger> type(module, "Ledger", py::module_local(), collected);
-  type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<std::int64_t>,
-                    std::optional<double>, bool, bool, bool, bool, std::int64_t>(),
-           py::arg("classes"), py::arg("duplicates"), py::arg("max_staleness"), py::arg("max_deferred"),
-           py::arg("flush_after"), py::arg("by_flush"), py::arg("log"), py::arg("reporting"), py::arg("accumulates"),
-           py::arg("max_bases"));
-  type.def(py::init<Ledger&>(), py::arg("begun"), py::keep_alive<1, 2>());
-  add_method<&Ledger::push>(type, "push");
-  add_method<&Ledger::join>(type, "join");
-  add_method<&Ledger::decide>(type, "decide");
-  add_method<&Ledger::record>(type, "record_decision");
-  add_method<&Ledger::count_push>(type, "count_push");
-  add_method<&Ledger::cut>(type, "cut_buffer");
-  add_method<&Ledger::adopt>(type, "adopt");
-  add_method<&Ledger::commit>(type, "commit_round");
-  add_method<&Ledger::abandon_round>(type, "abandon_round");
-  add_method<&Ledger::load>(type, "load_state");
-  add_method<&Ledger::hand_in>(type, "set_rule_vectors");
-  add_method<&Ledger::set_params>(type, "set_version");
-  add_method<&Ledger::replace_rule>(type, "set_rule");
-  add_method<&Ledger::next_report>(type, "next_report");
-  add_method<&Ledger::attach>(type, "attach");
-  add_method<&Ledger::take_vectors>(type, "take_vectors");
-  add_method<&Ledger::use_slots>(type, "use_slots");
-  add_method<&Ledger::replay>(type, "set_replay");
-  add_method<&Ledger::expect_overdue>(type, "expect_overdue");
-  add_method<&Ledger::close>(type, "close");
-  add_method<&Ledger::open_task>(type, "open_task");
-  add_method<&Ledger::restore_task>(type, "restore_task");
-  add_method<&Ledger::close_task>(type, "close_task");
-  add_method<&Ledger::compact_task_events>(type, "compact_task_events");
-  add_method<&Ledger::is_open>(type, "is_open");
-  add_method<&Ledger::opened>(type, "opened");
-  add_method<&Ledger::opened_tasks>(type, "opened_tasks");
-  add_method<&Ledger::next_overdue>(type, "next_overdue");
-  add_method<&Ledger::base>(type, "base");
-  add_method<&Ledger::base_of>(type, "base_of");
-  add_method<&Ledger::bases>(type, "bases");
-  add_method<&Ledger::take_base>(type, "take_base");
-  add_method<&Ledger::put_back_base>(type, "put_back_base");
-  add_method<&Ledger::arrivals>(type, "arrivals");
-  add_method<&Ledger::arrivals_from>(type, "arrivals_from");
-  add_method<&Ledger::deferred>(type, "deferred");
-  add_method<&Ledger::fills>(type, "fills");
-  add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");
-  add_attribute<&Ledger::decided_snapshot>(type, "decided_state");
-  add_attribute<&Ledger::has_room>(type, "has_room");
-  add_attribute<&Ledger::mutex>(type, "mutex");
-  add_attribute<&Ledger::current>(type, "current");
-  add_attribute<&Ledger::version>(type, "version");
-  add_attribute<&Ledger::decided_version>(type, "decided_version");
-  add_attribute<&Ledger::rule>(type, "rule");
-  add_attribute<&Ledger::next_rule>(type, "next_rule");
-  add_attribute<&Ledger::rows>(type, "rows");
-  add_attribute<&Ledger::filled>(type, "filled");
-  add_attribute<&Ledger::first_slot>(type, "first_slot");
-  add_attribute<&Ledger::round>(type, "round");
-  add_attribute<&Ledger::number>(type, "number");
-  add_attribute<&Ledger::counts>(type, "counts");
-  add_attribute<&Ledger::counts_since_round>(type, "counts_since_round");
-  add_attribute<&Ledger::steps_counted>(type, "rounds_counted");
-  add_attribute<&Ledger::growing_log>(type, "growing_log");
-  add_attribute<&Ledger::rule_vectors>(type, "rule_vectors");
-  add_attribute<&Ledger::handed>(type, "handed");
-  add_attribute<&Ledger::scalars>(type, "scalars");
-  add_attribute<&Ledger::norms>(type, "norms");
-  add_attribute<&Ledger::in_passes>(type, "in_passes");
-  add_attribute<&Ledger::left_in_pass>(type, "left_in_pass");
-  add_attribute<&Ledger::pass_clients>(type, "pass_clients");
-  add_attribute<&Ledger::entered>(type, "entered");
-  add_attribute<&Ledger::deferred_count>(type, "deferred_count");
-  add_attribute<&Ledger::dropped_count>(type, "dropped_count");
-  add_attribute<&Ledger::since>(type, "since");
-  add_attribute<&Ledger::late>(type, "late");
-  add_attribute<&Ledger::overdue>(type, "overdue");
-  add_attribute<&Ledger::least_overdue>(type, "least_overdue");
-  add_attribute<&Ledger::replaying>(type, "replaying");
-  add_attribute<&Ledger::by_flush>(type, "by_flush");
-  add_attribute<&Ledger::flush_after>(type, "flush_after");
-  add_attribute<&Ledger::max_staleness>(type, "max_staleness");
-  add_attribute<&Ledger::max_deferred>(type, "max_deferred");
-  add_attribute<&Ledger::unreported>(type, "unreported");
-  add_attribute<&Ledger::faults>(type, "faults");
-  add_attribute<&Ledger::closed>(type, "closed");
-  add_attribute<&Ledger::failure>(type, "failure");
-  add_attribute<&Ledger::task_count>(type, "task_count");
-  add_attribute<&Ledger::next_deadline>(type, "next_deadline");
-  add_attribute<&Ledger::has_overdue_task>(type, "has_overdue_task");
-  add_attribute<&Ledger::own_slots>(type, "own_slots");
-  module.def("clock", now);
-  module.def("set_clock", [](std::optional<double> seconds) { fixed_time = seconds; }, py::arg("seconds"));
-}
 
 }  // namespace afflux::python

@@ -19,6 +19,29 @@
 
 namespace afflux::python {
 
+// The facts of a push before it joins: the fields of aggregation.arrivals.Pushed, with which an arrival begins.
+enum Fact : std::size_t {
+  kClient,
+  kVersion,
+  kExamples,
+  kLoss,
+  kNorm,
+  kSlot,
+  kBuffers,
+  kExtremes,
+  kLocalSteps,
+  kOwnFacts,
+  kFacts,
+  kJoin = kFacts,
+  kStaleness,
+  kStagedRow,
+  kArrival
+};
+
+// Seconds, by the monotonic clock; `fixed_time` stands in for it in tests.
+extern std::optional<double> fixed_time;
+double now();
+
 // The outcomes of a push, see aggregation.reports.Status; the last one counts pushes that raise an error.
 enum Status : std::size_t {
   kJoined,
@@ -63,14 +86,14 @@ struct Classes {
 // The rows of clients, as far as a decision needs them.
 struct Rows {
   pybind11::object cache = pybind11::none();
-  pybind11::object slots;    // a dict: the clients that are known to have a row
+  pybind11::dict slots;      // the clients that are known to have a row
   std::int64_t clients = 0;  // that have a row
   std::int64_t most = 0;     // clients that may have one
   std::int64_t coming = 0;   // clients that get their first row in the decided round
   bool reads_ahead = false;  // whether a push reads its client's row
 };
 
-// What a snapshot contains. A copy shares the lists that grow, and has the numbers of their entries.
+// What a snapshot contains. A copy shares the lists that grow.
 struct State {
   pybind11::object current = pybind11::none();  // the newest version
   std::int64_t version = 0;
@@ -83,7 +106,6 @@ struct State {
   Counts counts{}, round_counts{};            // now, and when the last round was decided
   pybind11::object log = pybind11::none();    // a list, or None
   pybind11::list task_events;                 // since the last compaction
-  std::int64_t logged = 0, events = 0;        // the lengths of these lists
   pybind11::object rule_vectors = pybind11::none(), handed = pybind11::none(), scalars = pybind11::none(),
                    norms = pybind11::none();
   std::optional<Pass> passes;
@@ -100,6 +122,12 @@ struct State {
     for (const pybind11::object& arrival : waiting) visit(arrival);
     if (passes) passes->for_each(visit);
   }
+};
+
+// A copy of a state, with the lengths that its lists had.
+struct Kept {
+  State state;
+  std::int64_t logged, events;
 };
 
 // The sweep that copies a plain vector of a push into a slot.
@@ -149,6 +177,7 @@ class Ledger {
   bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle entry);
   pybind11::object next_report();
   void attach(pybind11::handle commit_every);
+  pybind11::object durable_version(pybind11::handle version) const { return durable(count_of(version)); }
   void take_vectors(pybind11::handle intake);
   void use_slots(pybind11::handle pools) {
     if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
@@ -173,8 +202,10 @@ class Ledger {
   pybind11::object take_base(pybind11::handle version) { return tasks_.take(count_of(version)); }
   void put_back_base(pybind11::handle version, pybind11::handle base) { tasks_.put_back(count_of(version), base); }
 
-  pybind11::object snapshot() const { return snapshot(now_); }
-  pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
+  pybind11::object snapshot() const;
+  pybind11::object decided_snapshot() const {
+    return decided_ ? snapshot(decided_->state, decided_->logged, decided_->events) : pybind11::none();
+  }
   pybind11::object arrivals() const { return list_of(now_.waiting); }
   pybind11::object arrivals_from(pybind11::handle place) const {
     return list_of(now_.waiting, static_cast<std::size_t>(count_of(place)));
@@ -197,7 +228,7 @@ class Ledger {
   std::int64_t number() const { return now_.number; }
   pybind11::object counts() const { return counts_of(now_.counts); }
   pybind11::object counts_since_round() const;
-  std::int64_t steps_counted() const { return rounds_; }
+  std::int64_t rounds_counted() const { return rounds_; }
   pybind11::object growing_log() const { return now_.log; }
   pybind11::object rule_vectors() const { return now_.rule_vectors; }
   pybind11::object handed() const { return now_.handed; }
@@ -238,6 +269,7 @@ class Ledger {
     std::int64_t coming;  // clients that get their first row
   };
   struct Opening;
+  class Entries;
 
   static std::int64_t count_of(pybind11::handle number);
   static pybind11::object list_of(const Arrivals& arrivals, std::size_t first = 0);
@@ -251,12 +283,18 @@ class Ledger {
   std::optional<std::pair<Status, std::int64_t>> outcome(pybind11::handle client, std::int64_t version) const;
   std::int64_t target() const;
   bool fills_buffer() const { return filled() + 1 == target(); }
-  bool has_row(pybind11::handle client) const;
+  std::size_t place_of(pybind11::handle client) const;
   pybind11::object log_entry(Status status, pybind11::handle arrival) const;
-  void enter_log(pybind11::handle entry, pybind11::handle event);
+  pybind11::object closed_event(pybind11::handle task, Dropped& dropped);
+  void note(Entries& entries, pybind11::handle entry, pybind11::handle event) const;
+  void close_pushed(pybind11::handle task, Dropped& dropped);
+  void drop_old_faults(Dropped& dropped);
+  void admit(Status status, const pybind11::object& arrival, const Decided* made, pybind11::handle task,
+             pybind11::handle decision, pybind11::handle decided, Dropped& dropped);
   Opening opening(const Decided& decided, pybind11::handle joining) const;
   void start_round(Opening&& opening, const Decided* decided, Dropped& dropped);
-  pybind11::object snapshot(const State& state) const;
+  pybind11::object snapshot(const State& state, std::int64_t logged, std::int64_t events) const;
+  pybind11::object durable(std::int64_t version) const;
   pybind11::object receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
                            std::int64_t makes) const;
   const TaskBook& tasks() const { return begun_ == nullptr ? tasks_ : begun_->tasks_; }
@@ -279,7 +317,7 @@ class Ledger {
   pybind11::object failure_ = pybind11::none();
 
   State now_;
-  std::unique_ptr<State> decided_;  // the state when the round was decided, if there is a store
+  std::unique_ptr<Kept> decided_;  // the state when the round was decided, if there is a store
   pybind11::dict places_;    // the place of each client's arrival in the buffer, unless both of its arrivals count
   std::int64_t rounds_ = 0;  // how often round_counts was set
   std::deque<pybind11::object> unreported_, faults_;

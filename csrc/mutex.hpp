@@ -65,7 +65,11 @@ class Mutex {
   void set_handed_out(pybind11::handle value) { handed_out_ = is_set(value); }
   // The thread that has claimed the last job; None: no job was claimed.
   pybind11::object driver() const { return driver_ == 0 ? pybind11::none() : owned(PyLong_FromUnsignedLong(driver_)); }
-  void set_driver(pybind11::handle thread) { driver_ = PyLong_AsUnsignedLong(thread.ptr()); }
+  void set_driver(pybind11::handle thread) {
+    const unsigned long driver = PyLong_AsUnsignedLong(thread.ptr());
+    if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
+    driver_ = driver;
+  }
   // Whether threads wait to be told that something has changed.
   bool awaited() const { return awaited_; }
   void set_awaited(pybind11::handle value) { awaited_ = is_set(value); }

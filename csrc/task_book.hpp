@@ -39,6 +39,7 @@ class TaskBook {
   // Opens a task, which holds the version `base` unless that is None. An exception changes nothing.
   void open(pybind11::handle opened, pybind11::handle id, std::int64_t version, bool holds, double deadline,
             pybind11::handle base, Dropped& dropped) {
+    if (!PyUnicode_CheckExact(id.ptr())) throw pybind11::type_error("[TaskBook] the id of a task is no str");
     const std::uint64_t number = next_;
     pybind11::object place = owned(PyLong_FromUnsignedLongLong(number));
     const auto borrowed = [](pybind11::handle object) {

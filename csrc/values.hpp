@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "attributes.hpp"
 
@@ -44,6 +45,21 @@ pybind11::object tuple_of(pybind11::handle type, const std::array<pybind11::hand
   for (std::size_t i = 0; i < N; ++i)
     PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), items[i].inc_ref().ptr());
   return tuple;
+}
+
+inline pybind11::object held(pybind11::handle object) { return pybind11::reinterpret_borrow<pybind11::object>(object); }
+inline pybind11::handle item(pybind11::handle tuple, std::size_t place) {
+  return PyTuple_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(place));
+}
+inline void check_tuple(pybind11::handle tuple, std::size_t size, const char* name) {
+  if (!PyTuple_Check(tuple.ptr()) || PyTuple_GET_SIZE(tuple.ptr()) != static_cast<Py_ssize_t>(size))
+    throw pybind11::type_error(std::string(name) + " is no tuple of " + std::to_string(size));
+}
+// Returns the value of a float or an int. Throws Python's exception for another object.
+inline double number_of(pybind11::handle value) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
+  return number;
 }
 
 inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {

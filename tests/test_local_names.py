@@ -1,11 +1,8 @@
 """The count of local names (.ci/names), which `make lint` holds to the limits of pyproject.toml."""
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-
 import pytest
 
-from conftest import ROOT
+from scripts import script
 
 PYTHON = """
 def outer(self, argument, *rest, **options):
@@ -38,10 +35,7 @@ std::map<int, T> function(const Array& values, T* out, std::size_t count) {
 
 @pytest.fixture(scope="module")
 def names():
-    loader = SourceFileLoader("names", str(ROOT / ".ci" / "names"))
-    module = module_from_spec(spec_from_loader("names", loader))
-    loader.exec_module(module)
-    return module
+    return script("names")
 
 
 def test_python_names_are_counted_once_for_each_function(names):

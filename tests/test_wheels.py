@@ -4,24 +4,19 @@ import platform
 import shutil
 import sys
 import zipfile
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
 
 from afflux import _engine
-from conftest import ROOT
+from scripts import script
 
 PACKAGE = Path(_engine.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def wheels():
-    loader = SourceFileLoader("wheels", str(ROOT / ".ci" / "wheels"))
-    module = module_from_spec(spec_from_loader("wheels", loader))
-    loader.exec_module(module)
-    return module
+    return script("wheels")
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")

@@ -202,13 +202,13 @@ SERVER = {
         "test_limits.py",
     ),
     "limits: an unsound version is published": (
-        "        if made.unsound:\n            self._fail(made)\n            return False\n",
+        "        if job.unsound:\n            self._fail(job)\n            return False\n",
         "",
         "test_limits.py",
     ),
     "tasks: a push is committed without the end of its task": (
-        "  entries.append(now_.task_events, event);\n  if (status == kJoined && !made) {",
-        "  if (status == kJoined && !made) {",
+        "  entries.append(now_.task_events, event);\n}\n\n// Closes the task of a push",
+        "}\n\n// Closes the task of a push",
         "test_tasks.py",
     ),
     "tasks: params are held however old they are": (

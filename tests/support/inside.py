@@ -25,7 +25,8 @@ def slots_limit(server: Server) -> int:
 
 def without_fast_path(server: Server) -> None:
     """Let all pushes take the general way, which tests can hold up."""
-    aggregator_of(server).at_once = False
+    admission = aggregator_of(server).admission
+    admission.push = admission.join = lambda *_: None
 
 
 def monitor_of(server: Server) -> Any:

@@ -70,7 +70,6 @@ class Aggregator:
         self.max_slots, self.max_versions = max_slots, options.max_versions
         self.accumulate = options.accumulate
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
-        self.at_once = True  #: whether a push that finds the mutex free may join before it waits for jobs
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
@@ -166,13 +165,13 @@ class Aggregator:
         me, waits = get_ident(), self._waiting_for_idle
         try:
             waits.add(me)  # pushes leave no terms meanwhile
-            found = self._monitor.wait_for(attempt)
+            outcome = self._monitor.wait_for(attempt)
         finally:
             waits.discard(me)
-        assert found is not None  # it was given no timeout
+        assert outcome is not None  # it was given no timeout
         if begun:
             self.report_steps()
-        return found[0]
+        return outcome[0]
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
         """Call `action` with the mutex, when no thread makes a round or terms; start no such job."""
@@ -236,10 +235,9 @@ class Aggregator:
     def join(self, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival, and make the round that it completes."""
         task_id = None if ticket.task is None else ticket.task.task
-        if self.at_once:
-            receipt: Receipt | None = self.admission.join(pushed, ticket.staged_row, task_id, ticket.decided)
-            if receipt is not None:
-                return receipt
+        receipt: Receipt | None = self.admission.join(pushed, ticket.staged_row, task_id, ticket.decided)
+        if receipt is not None:
+            return receipt
         decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, _, completed = decision
@@ -256,7 +254,7 @@ class Aggregator:
             if self.admission.in_passes and not self.admission.replaying:
                 with suppress(Exception):  # not an error of this push: the next push raises it before it joins
                     self._monitor.wait_for(lambda: self._overdue_begun(begun))
-        receipt = receipt_of(self.admission, self.storage, ticket.pulled, (status, staleness, join), report, begun)
+        receipt = receipt_of(self.admission, ticket.pulled, (status, staleness, join), report, begun)
         if status != "joined":
             self.drop_watch.see(status, pushed[0], receipt.reason)
         return receipt
@@ -290,10 +288,10 @@ class Aggregator:
                 ticket.warning = self._progress_watch.see(admission)
         decision = ticket.decided[0]
         _, _, _, term, completed = decision
-        made = self._has_ended("push", completed) and (term is None or self._left(term))
-        if not made:
+        ended = self._has_ended("push", completed) and (term is None or self._left(term))
+        if not ended:
             self._check_open("push")
-        return decision if made else None
+        return decision if ended else None
 
     def _has_ended(self, op: str, decided: Round | None) -> bool:
         """Return whether a round was made; True if there is no round. The server may be closed since the round.
@@ -423,14 +421,14 @@ class Aggregator:
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:
-            found = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
+            outcome = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
         finally:
             # The round holds versions of params; on_step may take long, and tracebacks keep closures.
             prepared = batch = None
         self.report_steps()
-        return None if found is None else found[0]
+        return None if outcome is None else outcome[0]
 
     def flush_late(self) -> None:
         """Make the step if arrivals have waited longer than `flush_after`, and it can be made now.
@@ -561,33 +559,33 @@ class Aggregator:
     def _publish(self) -> bool:
         """Make the version of a finished round the newest one; return whether jobs are left. May be repeated."""
         admission = self.admission
-        made = admission.round
-        if made is None or not made.finished:
+        job = admission.round
+        if job is None or not job.finished:
             return admission.unfinished
-        if made.unsound:
-            self._fail(made)
+        if job.unsound:
+            self._fail(job)
             return False
-        version = made.report.version
-        params, rule_vectors, new_rows = self.plane.publish(made.prepared, version)
-        if (rows := admission.rows) is not None and made.moves is not None:
-            rows.commit(new_rows, made.moves)
-        admission.commit(Pulled(params, version, made.buffers), rule_vectors, made)
-        made.release(self.plane)
+        version = job.report.version
+        params, rule_vectors, new_rows = self.plane.publish(job.prepared, version)
+        if (rows := admission.rows) is not None and job.moves is not None:
+            rows.commit(new_rows, job.moves)
+        admission.commit(Pulled(params, version, job.buffers), rule_vectors, job)
+        job.release(self.plane)
         return admission.unfinished
 
-    def _fail(self, made: Round) -> None:
+    def _fail(self, job: Round) -> None:
         """Abandon a round that has written a non-finite value.
 
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
         params = "Its params are overwritten (inplace=True)" if self.plane.inplace else "Its last params can be read"
-        made.failure = (
-            f"the step to version {made.report.version} wrote a value that is not finite: it was not published, and "
+        job.failure = (
+            f"the step to version {job.report.version} wrote a value that is not finite: it was not published, and "
             f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
-        self.admission.abandon_round(made.failure)
-        made.release(self.plane)
+        self.admission.abandon_round(job.failure)
+        job.release(self.plane)
 
     def _at_rest(self) -> bool:
         admission = self.admission

@@ -106,12 +106,12 @@ class Monitor(Generic[_Job]):
                         mutex.handed_out = self._publish()
                     if ran:
                         self._wake()
-                    found = attempt()
-                    if found is not None:
-                        return found
+                    outcome = attempt()
+                    if outcome is not None:
+                        return outcome
                     job, ran = self._next_job() if work else None, False
-                    if job is not None:
-                        self._claim(job)
+                    if job is not None:  # no call: an interrupt would give up a job that another thread may claim
+                        mutex.handed_out, mutex.driver, job.driver = True, mutex.owner, mutex.owner
                     else:
                         bell = self._new_bell()
                 if job is not None:
@@ -135,19 +135,20 @@ class Monitor(Generic[_Job]):
             The result of `attempt`; None if another thread holds the mutex.
         """
         job: _Job | None = None
+        mutex = self.mutex
 
         def claimed() -> _Found | None:
             nonlocal job
-            if self.mutex.handed_out:
-                self.mutex.handed_out = self._publish()
-            found, job = attempt(), None
-            if found is None and (job := self._next_job()) is not None:
-                self._claim(job)
-            return found
+            if mutex.handed_out:
+                mutex.handed_out = self._publish()
+            outcome, job = attempt(), None
+            if outcome is None and (job := self._next_job()) is not None:
+                mutex.handed_out, mutex.driver, job.driver = True, mutex.owner, mutex.owner
+            return outcome
 
         while True:
             try:
-                found = self._locked_if_free(claimed)
+                outcome = self._locked_if_free(claimed)
                 if job is not None:
                     self._run(job)
             finally:
@@ -157,13 +158,8 @@ class Monitor(Generic[_Job]):
                 while job is not None and self.mutex.handed_out and self._locked_if_free(self._published) is None:
                     sleep(_NAP)
             if job is None:
-                return None if found is None else found[0]
+                return None if outcome is None else outcome[0]
             job = None
-
-    def _claim(self, job: _Job) -> None:
-        """Let this thread run the job."""
-        mutex = self.mutex
-        mutex.handed_out, mutex.driver, job.driver = True, mutex.owner, mutex.owner
 
     def _published(self) -> None:
         self.mutex.handed_out = self._publish()

@@ -30,9 +30,6 @@ class RoundStorage(Protocol):
     def save_round(self, swept: Round, admission: Admission) -> None:
         """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
 
-    def next_durable_version(self, version: int) -> int | None:
-        """Return the first version, from this one on, that a round commits; None if no round commits."""
-
 
 def why_copied_here(admission: Admission, storage: RoundStorage | None) -> str | None:
     """Return the reason why a server copies pushed vectors; None if a round may read them in place."""
@@ -58,7 +55,6 @@ def arrival_of(
 
 def receipt_of(
     admission: Admission,
-    storage: RoundStorage | None,
     pulled: int,
     decision: tuple[Decision, int, int],
     report: Report | None = None,
@@ -68,7 +64,6 @@ def receipt_of(
 
     Args:
         admission: the decisions, this one among them.
-        storage: the server's store.
         pulled: the version that the client pulled.
         decision: the status, the staleness, and the number of the join.
         report: that of the round that the arrival has completed.
@@ -78,7 +73,7 @@ def receipt_of(
     makes = pulled + staleness + 1  # the version that the arrival's round makes
     skipped = report is not None and not report.stepped
     step = makes if status in ("joined", "replaced") and not skipped else None
-    durable = None if storage is None else storage.next_durable_version(makes)
+    durable = admission.durable_version(makes)
     version = admission.version
     most = admission.max_deferred if status == "rejected" else None
     reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
@@ -92,8 +87,8 @@ def count_without_arrival(admission: Admission, push: NoArrival, decided: list[A
         status, reason, task = "expired", "the task was closed meanwhile", None
     fault = None
     if status == "faulty":
-        shown = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
-        fault = Fault(shown, pulled, reason)
+        prefix = client_id[:_MOST_ID] if isinstance(client_id, str) else client_id
+        fault = Fault(prefix, pulled, reason)
     newest, staleness = admission.version, None
     if pulled is not None and 0 <= pulled <= newest:
         staleness = admission.decided_version - pulled

@@ -96,40 +96,40 @@ class InputAdapter:
             raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
         return replace(self, plane=plane)
 
-    def parts(self, what: str, vector: "ops.Array | Tree", *, copy: bool = True) -> "ops.Array | list[ops.Array]":
+    def parts(self, subject: str, vector: "ops.Array | Tree", *, copy: bool = True) -> "ops.Array | list[ops.Array]":
         """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector. Without `copy` they are
         the caller's own, also those that the engine cannot read.
         """
         try:
-            return self._parts(what, vector, copy)
+            return self._parts(subject, vector, copy)
         except Exception as error:
-            unreadable(what, error)
+            unreadable(subject, error)
 
-    def found(self, what: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+    def found(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """Return the parts for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
         if self.layout is None or not self.plane.reads_trees or not is_tree(vector):
-            return self.parts(what, vector)
+            return self.parts(subject, vector)
         try:
             return self.layout._found(vector)
         except Exception as error:
             raise_if_from_signal(error)
-            return self.parts(what, vector)  # raises an error with the reason
+            return self.parts(subject, vector)  # raises an error with the reason
 
-    def _parts(self, what: str, vector: "ops.Array | Tree", copy: bool) -> "ops.Array | list[ops.Array]":
+    def _parts(self, subject: str, vector: "ops.Array | Tree", copy: bool) -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
                 layout = self.layout
                 return layout._float_parts(vector) if copy else layout._parameter_matcher.find(vector, equal=True)
             except AffluxError as error:
-                raise AffluxError(f"{what}: {error}") from None
-        size = length(what, vector)
+                raise AffluxError(f"{subject}: {error}") from None
+        size = length(subject, vector)
         if size != self.size:
-            raise AffluxError(f"{what} has {size} elements, params has {self.size}")
+            raise AffluxError(f"{subject} has {size} elements, params has {self.size}")
         return vector
 
     def ingest(
         self,
-        what: str,
+        subject: str,
         parts: "ops.Array | list[ops.Array]",
         slot: Slot,
         conversion: ops.Conversion | None = None,
@@ -140,20 +140,20 @@ class InputAdapter:
             try:
                 return self.plane.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
             except (AffluxError, UnavailableError):
-                parts = self.parts(what, parts.tree)
+                parts = self.parts(subject, parts.tree)
         try:
             return self.plane.ingest(parts, slot, self.num_threads, conversion, None, beside)
         except (AffluxError, UnavailableError) as error:
             copy = None if isinstance(parts, list) else readable_copy(parts)
             if copy is not None:
-                return self.ingest(what, copy, slot, conversion, beside)
-            raise type(error)(f"{what}: {with_names(error, self.names)}") from None
+                return self.ingest(subject, copy, slot, conversion, beside)
+            raise type(error)(f"{subject}: {with_names(error, self.names)}") from None
         except Exception as error:
-            unreadable(what, error)
+            unreadable(subject, error)
 
     def take_in(
         self,
-        what: str,
+        subject: str,
         parts: "ops.Array | list[ops.Array]",
         slot: Slot | Vector,
         limits: Limits,
@@ -163,7 +163,7 @@ class InputAdapter:
         """Copy a vector into a slot, in one sweep, and check the vector.
 
         Args:
-            what: describes the vector in messages.
+            subject: describes the vector in messages.
             parts: the result of `parts` or `found`.
             slot: (d,), overwritten.
             limits: the limits on the vector's elements and norm, after the conversion.
@@ -176,25 +176,25 @@ class InputAdapter:
         Raises:
             AffluxError: the vector has a value that is not finite, or is beyond a limit.
         """
-        facts = self.ingest(what, parts, slot, conversion, beside)
+        facts = self.ingest(subject, parts, slot, conversion, beside)
         bad, squares, low, high = facts
         if bad is not None:
             kind = "" if conversion is None else f" as {A_KIND[conversion.wanted]}"
-            raise AffluxError(f"{what} has a non-finite value{kind} at index {bad}{self.place(bad)}")
+            raise AffluxError(f"{subject} has a non-finite value{kind} at index {bad}{self.place(bad)}")
         norm = sqrt(squares)
         if not limits.allow(low, high, norm):
             index = self.plane.first_beyond(slot, limits.max_abs)  # None: the norm is too large
             at = "" if index is None else f": at index {index}{self.place(index)}"
-            raise AffluxError(f"{what} has {limits.reason(low, high, norm)}{at}")
+            raise AffluxError(f"{subject} has {limits.reason(low, high, norm)}{at}")
         return facts, norm
 
-    def take_in_params(self, what: str, parts: Any, vector: Vector | Draft, limits: Limits) -> None:
+    def take_in_params(self, subject: str, parts: Any, vector: Vector | Draft, limits: Limits) -> None:
         """Copy params into a vector.
 
         Raises:
             AffluxError: a value is not finite, or too large.
         """
-        facts = self.ingest(what, parts, vector)
+        facts = self.ingest(subject, parts, vector)
         bad, problem, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
         if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
             dtype = "float32" if limits.largest < 1e39 else "float64"
@@ -204,26 +204,26 @@ class InputAdapter:
             )
         if bad is not None:
             hint = "" if self.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
-            raise AffluxError(f"{what} has {problem} at index {bad}{self.place(bad)}{hint}")
+            raise AffluxError(f"{subject} has {problem} at index {bad}{self.place(bad)}{hint}")
 
     def new_params(self, params: "ops.Array | Tree", limits: Limits) -> tuple[Vector, Float64 | None]:
         """Return checked copies of the params of `Server.set_params`, and of their buffers; None: a flat vector."""
-        what, vector = "[set_params] params", self.plane.vector()
-        self.take_in_params(what, self.parts(what, params), vector, limits)
+        subject, vector = "[set_params] params", self.plane.vector()
+        self.take_in_params(subject, self.parts(subject, params), vector, limits)
         return vector, self.buffers("[set_params]", params, None, limits.max_abs) if is_tree(params) else None
 
     def rule_vector(self, rule: Rule, name: str, vector: "ops.Array | Tree", limits: Limits) -> Vector:
         """Return a checked copy of the vector of `Server.set_rule_vector`."""
         if as_text(name) not in rule.needs.handed_in:
             names = ", ".join(rule.needs.handed_in) or "none"
-            what = f"{brief(name)} is not a vector that is set for {rule.name}"
-            raise AffluxError(f"[set_rule_vector] {what}; known: {names}")
-        what = f"[set_rule_vector] {name}"
+            subject = f"{brief(name)} is not a vector that is set for {rule.name}"
+            raise AffluxError(f"[set_rule_vector] {subject}; known: {names}")
+        subject = f"[set_rule_vector] {name}"
         new = self.plane.vector()
         own_limits = replace(limits, max_norm=inf)  # max_norm is for clients' vectors
-        facts, _ = self.take_in(what, self.parts(what, vector), new, own_limits)
+        facts, _ = self.take_in(subject, self.parts(subject, vector), new, own_limits)
         if facts.sum_of_squares > MOST_SQUARES:
-            raise overflow(what, facts, "inner products")
+            raise overflow(subject, facts, "inner products")
         return new
 
     @property
@@ -231,18 +231,18 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
-    def lent(self, what: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
+    def lent(self, subject: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
         """Return the caller's own arrays, of the rule's kind, as a slot that is read in place."""
         if not isinstance(parts, list):
-            return self._lent(what, "it", parts, self.size)
+            return self._lent(subject, "it", parts, self.size)
         assert self.layout is not None
         if not self.plane.reads_parts:
-            raise AffluxError(f"{what} cannot be read in place (copy=False): it is a tree, whose arrays lie apart")
+            raise AffluxError(f"{subject} cannot be read in place (copy=False): it is a tree, whose arrays lie apart")
         fields = zip(self.layout.fields, parts, strict=True)
-        lent = [self._lent(what, each.name, array, each.stop - each.start) for each, array in fields]
+        lent = [self._lent(subject, each.name, array, each.stop - each.start) for each, array in fields]
         return ops.Parts(lent, self.layout._borders)
 
-    def _lent(self, what: str, name: str, array: ops.Array, size: int) -> Slot:
+    def _lent(self, subject: str, name: str, array: ops.Array, size: int) -> Slot:
         """Return an array of a caller, with this number of elements, as a slot."""
         try:
             # An alias keeps the memory, even if the tensor gets other memory (set_, .data =).
@@ -253,11 +253,11 @@ class InputAdapter:
             return slot
         except (AffluxError, UnavailableError) as error:
             why = str(error).removeprefix("[push] vector ")
-            raise type(error)(f"{what} cannot be read in place (copy=False): {name} {why}") from None
+            raise type(error)(f"{subject} cannot be read in place (copy=False): {name} {why}") from None
         except Exception as error:
-            unreadable(what, error)
+            unreadable(subject, error)
 
-    def in_place(self, what: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
+    def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
         """Return the result of `parts` or `found` as a slot of a round that is made at once."""
         borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
         if type(parts) is Found:
@@ -267,7 +267,7 @@ class InputAdapter:
             flat = parts if copy is None else copy
             if not hasattr(flat, "__getitem__"):  # exact in float64
                 flat = np.empty(self.size)
-                self.ingest(what, parts, flat)
+                self.ingest(subject, parts, flat)
             parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
         return self.plane.in_parts(parts, borders, conversion)
 
@@ -287,7 +287,7 @@ class InputAdapter:
             return None
         if buffers is None and model is not None and is_tree(model) and not layout._is_bare(model):
             buffers = model
-        what = f"{whose} buffers"
+        subject = f"{whose} buffers"
         if layout.constants and buffers is not None and is_tree(buffers):
             try:
                 self.constants.check(layout._leaves(buffers))
@@ -304,9 +304,9 @@ class InputAdapter:
                 f"{whose} push lacks the model's buffers ({names}{more}), which are no part of an update or gradient: "
                 "pass their values as buffers=, in a module or a dict, or the client's whole model as model="
             )
-        return self.flat_buffers(what, buffers, most)
+        return self.flat_buffers(subject, buffers, most)
 
-    def flat_buffers(self, what: str, buffers: "Tree", most: float = float_info.max) -> Float64 | None:
+    def flat_buffers(self, subject: str, buffers: "Tree", most: float = float_info.max) -> Float64 | None:
         """Return the buffers of a tree, or a copy of a flat vector of them, (d_b,); None if the model has none."""
         layout = self.layout
         if layout is None or not layout.buffers_size:
@@ -322,17 +322,17 @@ class InputAdapter:
             flat = immutable_copy(values)
         except (AffluxError, TypeError, ValueError) as error:
             raise_if_from_signal(error)
-            raise AffluxError(f"{what}: {error}") from None
+            raise AffluxError(f"{subject}: {error}") from None
         except Exception as error:
-            unreadable(what, error)
+            unreadable(subject, error)
         if flat.shape != (layout.buffers_size,):
-            raise AffluxError(f"{what} has shape {flat.shape}, expected ({layout.buffers_size},)")
+            raise AffluxError(f"{subject} has shape {flat.shape}, expected ({layout.buffers_size},)")
         index = first_beyond(flat[: layout.averaged_size], most)
         if index is not None:
             kind = f"a value beyond {most:g}" if np.isfinite(flat[index]) else "a non-finite value"
-            raise AffluxError(f"{what} has {kind} at index {index}{within(layout.buffers, index)}")
+            raise AffluxError(f"{subject} has {kind} at index {index}{within(layout.buffers, index)}")
         if layout.copied:
-            check_copied(what, layout.copied, flat)
+            check_copied(subject, layout.copied, flat)
         return flat
 
     def place(self, index: int) -> str:
@@ -392,9 +392,9 @@ class InputAdapter:
         return self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or vector.dtype)
 
 
-def overflow(what: str, facts: ops.Ingested, which: str) -> AffluxError:
+def overflow(subject: str, facts: ops.Ingested, which: str) -> AffluxError:
     """Return the error of a vector beyond MOST_SQUARES: `which`, "sums" or "inner products", could overflow."""
-    return AffluxError(f"{what} has norm {facts.norm:.3g}: {which} would overflow")
+    return AffluxError(f"{subject} has norm {facts.norm:.3g}: {which} would overflow")
 
 
 @reads("[Server] a model")
@@ -412,15 +412,15 @@ def within(fields: Iterable[Field], index: int) -> str:
     return next((f" (in {field.name})" for field in fields if field.start <= index < field.stop), "")
 
 
-def length(what: str, array: ops.Array) -> int:
+def length(subject: str, array: ops.Array) -> int:
     """Return the number of elements of a flat vector of any library."""
     shape = getattr(array, "shape", None) if has_attribute(array, "shape") else None
     if shape is None:
-        raise AffluxError(f"{what} is a {type(array).__name__}, expected an array")
-    require_memory(what, array)
+        raise AffluxError(f"{subject} is a {type(array).__name__}, expected an array")
+    require_memory(subject, array)
     if len(shape) != 1:
-        raise AffluxError(f"{what} has shape {tuple(shape)}, expected (d,)")
+        raise AffluxError(f"{subject} has shape {tuple(shape)}, expected (d,)")
     size = int(shape[0])
     if not 0 <= size <= MOST_ELEMENTS:
-        raise AffluxError(f"{what} has shape {tuple(shape)}, which is not a valid shape")
+        raise AffluxError(f"{subject} has shape {tuple(shape)}, which is not a valid shape")
     return size

@@ -52,8 +52,8 @@ class Ticket(Struct, eq=False):
     overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 
 
-def add_joined(error: StoreError, *, joined: bool, what: str = "the push has", it: str = "it") -> None:
+def add_joined(error: StoreError, *, joined: bool, subject: str = "the push has", it: str = "it") -> None:
     """Add to an error whether the arrival of a push has joined, or those of a step have."""
     if error.joined is None:  # else another push, which raised the error first, has set it
         error.joined = joined
-        error.args = (f"{error}; {what} {f'joined: do not push {it} again' if joined else 'not joined'}",)
+        error.args = (f"{error}; {subject} {f'joined: do not push {it} again' if joined else 'not joined'}",)

@@ -109,11 +109,11 @@ def errors_of_open(path: Path) -> Iterator[None]:
     try:
         yield
     except AffluxError as error:
-        op, _, what = str(error).partition("] ")
+        op, _, subject = str(error).partition("] ")
         if op == "[Server":
-            raise AffluxError(f"[open] {what}") from None
+            raise AffluxError(f"[open] {subject}") from None
         if op == "[load_state_dict":
-            raise StoreError(f"[open] {path}: {what}") from None
+            raise StoreError(f"[open] {path}: {subject}") from None
         raise
 
 

@@ -140,8 +140,7 @@ class PushReceiver:
         number = others = call = result = None
         try:
             if (
-                aggregator.at_once
-                and (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+                (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
                 and (timeout is None and copy is True and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
@@ -234,7 +233,7 @@ class Request(Struct):
 
     kind: Kind  #: of the vector
     vector: Any
-    what: str  #: describes the vector in messages
+    subject: str  #: describes the vector in messages
     client_id: ClientId
     pulled: int  #: the number of the version that the client pulled; -1 - s: it has the staleness s
     entry: Opened | None
@@ -265,14 +264,14 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     request = _read(aggregator, adapter.kind, ticket, call)
     if isinstance(request, NoArrival):
         return request
-    kind, vector, what, client_id = request.kind, request.vector, request.what, request.client_id
+    kind, vector, subject, client_id = request.kind, request.vector, request.subject, request.client_id
     if not call.copy:
         lend = adapter.lent
     parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(what, vector) if call.copy else adapter.parts(what, vector, copy=False)
+        parts = adapter.found(subject, vector) if call.copy else adapter.parts(subject, vector, copy=False)
     if adapter.layout is not None and adapter.layout.apart:
-        most, whose = aggregator.admission.limits.max_abs, what.removesuffix(f" {kind}")
+        most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
     row = conversion = None
     if lend is None:
@@ -288,14 +287,14 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
             return NoArrival("expired", _GONE, client_id, request.pulled, request.entry)
     norm, extremes = nan, (nan, nan)
     if lend is not None:
-        ticket.slot = lend(what, parts, conversion)
+        ticket.slot = lend(subject, parts, conversion)
     else:
         beside = None if row is None else row.check
-        sweep, norm = adapter.take_in(what, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
+        sweep, norm = adapter.take_in(subject, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
         _, squares, low, high = sweep
         extremes = (low, high)
         if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
-            raise overflow(what, sweep, "sums" if receiver.options.accumulate else "inner products")
+            raise overflow(subject, sweep, "sums" if receiver.options.accumulate else "inner products")
     if conversion is not None:
         conversion = None  # the round that this push completes may need the memory
         aggregator.reading.discard(ticket)
@@ -347,9 +346,9 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     facts: Facts = ()
     if call.facts is not None or aggregator.rule.needs.facts:
         facts = facts_of(client_id, call.facts, aggregator.admission.fact_names, aggregator.rule)
-    what = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s {given}"
+    subject = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s {given}"
     scale = None if call.client_lr is None else _scale(client_id, call.client_lr, steps)
-    return Request(given, vector, what, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
+    return Request(given, vector, subject, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
 
 
 #: A push whose task is not open.
@@ -515,16 +514,16 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> f
 
 def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Conversion | None:
     """Return the conversion to the rule's kind; None if its base is not held, so that the push makes no arrival."""
-    what, kind, wanted = request.what, request.kind, receiver._adapter.kind
+    subject, kind, wanted = request.subject, request.kind, receiver._adapter.kind
     with_base = "model" in (kind, wanted)
     if call.staleness is not None and with_base:
-        raise CallError(f"{what} cannot become {A_KIND[wanted]} with staleness=: give version= or task=")
+        raise CallError(f"{subject} cannot become {A_KIND[wanted]} with staleness=: give version= or task=")
     base = _base(receiver._aggregator, call.task, call.version, request.pulled)
     if base is None and with_base:
         if request.entry is None and receiver.options.faults == "raise":
-            raise AffluxError(f"{what} needs version {request.pulled}: {_GONE}")
+            raise AffluxError(f"{subject} needs version {request.pulled}: {_GONE}")
         return None
     if "gradient" in (kind, wanted) and request.scale is None:
-        raise CallError(f"{what} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
+        raise CallError(f"{subject} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
     params = base.params if base is not None and with_base else None
     return Conversion(kind, wanted, params, request.scale or 1.0)

@@ -93,7 +93,7 @@ class StepReceiver(PushReceiver):
         except Exception as error:
             is_decided = batch is not None and batch.is_decided
             if isinstance(error, StoreError):
-                add_joined(error, joined=is_decided, what="the pushes have", it="them")
+                add_joined(error, joined=is_decided, subject="the pushes have", it="them")
             if not is_decided:
                 aggregator.count_refused()
             raise
@@ -134,8 +134,10 @@ def _calls(pushes: object, kind: str) -> list[PushCall]:
                 client, version, vector = entry
                 calls.append(PushCall(client=client, version=version, **{kind: vector}))
         except (TypeError, ValueError) as error:
-            what = f"[step] push {i} is {brief(entry)}, must be (client, version, vector) or a dict of push's arguments"
-            raise CallError(f"{what}: {error}") from None
+            subject = (
+                f"[step] push {i} is {brief(entry)}, must be (client, version, vector) or a dict of push's arguments"
+            )
+            raise CallError(f"{subject}: {error}") from None
     return calls
 
 
@@ -144,7 +146,7 @@ class _Push(Struct):
 
     call: PushCall
     ticket: Ticket
-    taken: "Pushed | NoArrival | None" = None
+    intake: "Pushed | NoArrival | None" = None
 
 
 class StepBatch:
@@ -173,10 +175,10 @@ class StepBatch:
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = plane.reserve_any()
-                push.taken = take_in(self._receiver, ticket, push.call, lend)
+                push.intake = take_in(self._receiver, ticket, push.call, lend)
             except Exception as error:
-                push.taken = self._fault(error, ticket)
-                if push.taken is None:
+                push.intake = self._fault(error, ticket)
+                if push.intake is None:
                     raise
             finally:
                 if ticket.reading:
@@ -193,22 +195,22 @@ class StepBatch:
         draft = aggregator.admission.draft()
         self.receipts, held_back, joins = [], False, 0
         for push in self._pushes:
-            task, taken = push.ticket.task, push.taken
+            task, intake = push.ticket.task, push.intake
             if task is not None and not draft.is_open(task.task) and aggregator.admission.is_open(task.task):
-                taken = NO_TASK  # an earlier push of the step has closed it
-            if not isinstance(taken, NoArrival):
-                assert taken is not None
+                intake = NO_TASK  # an earlier push of the step has closed it
+            if not isinstance(intake, NoArrival):
+                assert intake is not None
                 try:
-                    fills, receipt = self._joined(draft, taken, push.ticket, () if joins else begun)
+                    fills, receipt = self._joined(draft, intake, push.ticket, () if joins else begun)
                 except ClientError as error:
-                    taken = self._fault(error, push.ticket)
-                    if taken is None:
+                    intake = self._fault(error, push.ticket)
+                    if intake is None:
                         raise
                 else:
                     held_back |= fills and not aggregator.admission.by_flush
                     joins += receipt.join is not None
-            if isinstance(taken, NoArrival):
-                receipt = count_without_arrival(draft, taken)
+            if isinstance(intake, NoArrival):
+                receipt = count_without_arrival(draft, intake)
             self.receipts.append(receipt)
         self.held_back = joins if held_back else 0
         return draft
@@ -230,11 +232,11 @@ class StepBatch:
         arrival, _ = arrival_of(draft, pushed, staleness, ticket, total)
         draft.record(status, arrival, None, task_id)
         decision: tuple[Decision, int, int] = status, staleness, arrival.join
-        return fills, receipt_of(draft, aggregator.storage, pushed[1], decision, None, [*ticket.overdue, *begun])
+        return fills, receipt_of(draft, pushed[1], decision, None, [*ticket.overdue, *begun])
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
-        arrivals = sum(not isinstance(push.taken, NoArrival) for push in self._pushes)
+        arrivals = sum(not isinstance(push.intake, NoArrival) for push in self._pushes)
         if not self._in_place or not arrivals:
             return
         aggregator = self._aggregator

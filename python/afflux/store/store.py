@@ -168,11 +168,6 @@ class Store:
             raise StoreError(f"[open] {self.path} holds no server: the process that was making it has ended")
         return self._rule.resolve(rule)
 
-    def next_durable_version(self, version: int) -> int | None:
-        """Return the first version from this one on that a round commits; None: only checkpoints commit."""
-        every = self.commit_every
-        return None if every is None else -(-version // every) * every
-
     def check(self) -> None:
         """Raise StoreError if a file has vanished or was truncated: reading it would end the process."""
         self._end_checkpoint()
