@@ -62,5 +62,5 @@ def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
     """Of a store that is not there."""
     monkeypatch.setattr(demo, "run_until_killed", processes.end_by_sigkill)
     monkeypatch.setattr(run_checkpoint, "InterruptedRun", lambda store: SimpleNamespace(arrivals=0))
-    with pytest.raises(AffluxError, match="ended with exit code 2: error: .*there is no folder "):
+    with pytest.raises(AffluxError, match=r"ended with exit code 2: error: .*there is no folder "):
         demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
