@@ -31,7 +31,7 @@ GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-all test-gpu gpu bench pythons wheels check-macos versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-thread sanitize-address sanitize-all test-gpu gpu bench pythons wheels check-macos versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -63,7 +63,7 @@ $(VENV)/.torch: $(VENV)/.tools
 
 INSTALL = AFFLUX_BUILT=$(CURDIR)/$(BUILD)/package \
   $(STEP) -q "installing the packages of '.[$(1)]'" \
-  $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
+  $(PIP) install --no-compile --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
 $(VENV)/.sim: $(VENV)/.torch | engine
 	@$(call INSTALL,sim)
@@ -121,9 +121,13 @@ long: setup scale
 	$(PYTEST) -m soak tests
 	AFFLUX_STRESS=100000 $(PYTEST) $(call files,stress)
 
+# Both at once: each compiles on all cores, but runs its tests in one process.
 sanitize: setup
-	@for kind in thread address; do $(STEP) "running tests under the $$kind sanitizer" \
-	  $(BIN)/python $(shell find tests -name sanitize.py) $$kind --short || exit 1; done
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target sanitize-thread sanitize-address
+
+sanitize-thread sanitize-address:
+	@$(STEP) "running tests under the $(@:sanitize-%=%) sanitizer" \
+	  $(BIN)/python $(shell find tests -name sanitize.py) $(@:sanitize-%=%) --short
 
 sanitize-all: setup  ## most of the suite under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python $(shell find tests -name sanitize.py) thread
@@ -202,8 +206,8 @@ scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in t
 $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke: some minutes, without output"
-	$(FRAMEWORKS)/bin/python -m pip install --quiet -r .ci/frameworks.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile -r .ci/frameworks.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
 	  opacus==1.6.0
 	touch $@
 

@@ -86,7 +86,7 @@ def test_the_tree_over_more_superblocks_than_chunks(rng):
         assert ops.gram([x], num_threads=threads)[0, 0] == expected
 
 
-@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("threads", [THREADS[-1], *soak_all((count,) for count in THREADS[:-1])])
 def test_threads_and_instruction_sets(isa, reference, threads):
     assert digest.parts(threads) == reference
 

@@ -15,12 +15,15 @@ from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.rules import afa_cs, ca2fl, mf_ca2fl
 from conftest import THREADS, bits
+from pairwise import soak_all
 from test_types import buffer, values
 
 CODECS = [codecs.float16, codecs.bfloat16, codecs.affine(8), codecs.affine(2), codecs.affine(4, scope="vector"),
           codecs.rotated(4), codecs.rotated(1)]  # fmt: skip
 ALL = [codecs.Codec(name) for name in get_args(codecs.Name)]
 ROUNDING = [codec for codec in ALL if not codec.exact]
+OF_EACH_KIND = [codecs.float32, codecs.float64, codecs.bfloat16, codecs.affine(2), codecs.affine(4, scope="vector"),
+                codecs.rotated(1)]  # fmt: skip
 each = pytest.mark.parametrize("codec", CODECS, ids=repr)
 STAGES = {"difference": ops.CachedDifference, "mean": ops.CachedMean}
 N = 7
@@ -190,7 +193,14 @@ def serve(codec, size=40, clients=5, **options):
     return Server(ca2fl(buffer_size=2, codec=codec), np.zeros(size), num_clients=clients, **options)
 
 
-@pytest.mark.parametrize("codec", ALL, ids=repr)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        *(codec for codec in ALL if codec in OF_EACH_KIND),
+        *soak_all((codec,) for codec in ALL if codec not in OF_EACH_KIND),
+    ],
+    ids=repr,
+)
 def test_the_sum_keeps_its_promise_over_ten_thousand_rounds(rng, codec):
     """Within 1e-12 of the recomputed mean, relative to the largest row so far; updates of eight orders of magnitude."""
     dtype = "float64" if codec == codecs.float64 else "float32"
