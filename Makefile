@@ -63,7 +63,7 @@ $(VENV)/.torch: $(VENV)/.tools
 
 INSTALL = AFFLUX_BUILT=$(CURDIR)/$(BUILD)/package \
   $(STEP) -q "installing the packages of '.[$(1)]'" \
-  $(PIP) install --no-compile --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
+  $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
 $(VENV)/.sim: $(VENV)/.torch | engine
 	@$(call INSTALL,sim)
@@ -123,7 +123,7 @@ long: setup scale
 
 # Both at once: each compiles on all cores, but runs its tests in one process.
 sanitize: setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target sanitize-thread sanitize-address
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line sanitize-thread sanitize-address
 
 sanitize-thread sanitize-address:
 	@$(STEP) "running tests under the $(@:sanitize-%=%) sanitizer" \
@@ -206,8 +206,8 @@ scale: setup  ## 20,000 of a million clients push into stores on disk: 2 GB in t
 $(FRAMEWORKS)/.installed: .ci/frameworks.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	@echo "installing torch, Flower, NVFlare, APPFL, FLGo, pfl, FedLab and fluke: some minutes, without output"
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile -r .ci/frameworks.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -r .ci/frameworks.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps appfl==1.12.0 fedlab==1.3.0 flgo==0.4.4 fluke-fl==0.8.1 \
 	  opacus==1.6.0
 	touch $@
 

@@ -57,17 +57,6 @@ def chosen_isa() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def plainest_isa() -> str:
-    """The instruction set that every processor of this kind has."""
-    code = "from afflux import ops; print([b.name for b in ops.backends() if b.device == 'cpu'][-1])"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-
-
-#: The one that a short run compiles. With checks of addresses and of undefined behaviour, AVX-512 takes the compiler
-#: half as long again as the plainest one: 54 s against 39 s for apply.cpp, on an EPYC of family 25.
-SHORT_ISA = {"thread": chosen_isa, "address": plainest_isa}
-
-
 def build(kind: str, flags: str, isas: str) -> Path:
     """A copy of the package around an extension of its own; returns the folder to import it from.
 
@@ -100,7 +89,7 @@ def main(kind: str, short: bool) -> int:
         print(f"skipped: {compiler()} has no {names[libraries.index(None)]}")
         return 0
     print(f"building with {flags} ...", flush=True)
-    package = build(kind, flags, SHORT_ISA[kind]() if short else "")
+    package = build(kind, flags, chosen_isa() if short else "")
     # Into files: pytest keeps what a test prints, and a finding ends the process.
     reports = package.parent / "report"
     for old in reports.parent.glob("report.*"):

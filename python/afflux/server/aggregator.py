@@ -435,8 +435,8 @@ class Aggregator:
 
         If the step fails, no error is raised. `flush(late=True)` waits for other threads, and raises the step's error.
         """
-        tried = self.admission.number, self.admission.since
-        if not self.admission.late or self.failed_late == tried:
+        moment = self.admission.number, self.admission.since
+        if not self.admission.late or self.failed_late == moment:
             return
         try:
             self.enter("flush")
@@ -447,7 +447,7 @@ class Aggregator:
             self.flush(late=True, wait=False)
         except Exception as error:  # the next call does not try again unless the state has changed
             raise_if_from_signal(error)
-            self.failed_late = tried
+            self.failed_late = moment
         finally:
             clear_stored_frames()
 
