@@ -167,12 +167,12 @@ class Monitor(Generic[_Job]):
 
     def _locked_if_free(self, action: Callable[[], _Found]) -> tuple[_Found] | None:
         """Call `action` with the mutex; return None if another thread holds the mutex."""
-        taken: list[bool] = []
+        acquired: list[bool] = []
         try:
-            taken.extend(map(self.mutex.acquire, (False,)))  # one call: an interrupt finds the mutex in the list
-            return (action(),) if taken[0] else None
+            acquired.extend(map(self.mutex.acquire, (False,)))  # one call: an interrupt finds the mutex in the list
+            return (action(),) if acquired[0] else None
         finally:
-            if taken == [True]:
+            if acquired == [True]:
                 self.mutex.release()
 
     def locked(self, action: Callable[[], _Found]) -> _Found:

@@ -239,7 +239,7 @@ class InputAdapter:
         if not self.plane.reads_parts:
             raise AffluxError(f"{subject} cannot be read in place (copy=False): it is a tree, whose arrays lie apart")
         fields = zip(self.layout.fields, parts, strict=True)
-        lent = [self._lent(subject, each.name, array, each.stop - each.start) for each, array in fields]
+        lent = [self._lent(subject, field.name, array, field.stop - field.start) for field, array in fields]
         return ops.Parts(lent, self.layout._borders)
 
     def _lent(self, subject: str, name: str, array: ops.Array, size: int) -> Slot:
@@ -299,10 +299,10 @@ class InputAdapter:
         if buffers is None:
             every = (*layout.buffers, *layout.copied)
             names = ", ".join(field.name for field in every[:3])
-            more = ", ..." if len(every) > 3 else ""
+            ellipsis = ", ..." if len(every) > 3 else ""
             raise AffluxError(
-                f"{whose} push lacks the model's buffers ({names}{more}), which are no part of an update or gradient: "
-                "pass their values as buffers=, in a module or a dict, or the client's whole model as model="
+                f"{whose} push lacks the model's buffers ({names}{ellipsis}), which are no part of an update or "
+                "gradient: pass their values as buffers=, in a module or a dict, or the client's whole model as model="
             )
         return self.flat_buffers(subject, buffers, most)
 

@@ -383,9 +383,9 @@ def _commit(store: Store, aggregator: Aggregator, notes: str | None, kept: Mappi
     admission, most = aggregator.admission, aggregator.max_versions
     admission.compact_task_events()
     held, newest = admission.bases(), admission.version
-    more = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
-    room = len(more) if most is None else max(0, most - 3 - len(kept.keys() - {newest}))
-    for_tasks = {version: held[version] for version in [*more[:room], *held.keys() & {newest}]}
+    only_for_tasks = sorted(held.keys() - kept.keys() - {newest}, reverse=True)
+    room = len(only_for_tasks) if most is None else max(0, most - 3 - len(kept.keys() - {newest}))
+    for_tasks = {version: held[version] for version in [*only_for_tasks[:room], *held.keys() & {newest}]}
     store.checkpoint(admission, notes, [*{**for_tasks, **kept}.values()], sorted(kept))
 
 
@@ -432,17 +432,19 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
         AffluxError: one of them is not a version that this server handed out.
     """
     try:
-        held = list(keep)
+        versions = list(keep)
     except TypeError:
         raise AffluxError(
             f"[checkpoint] keep is of type {type(keep).__name__}, must be a list of pulled versions"
         ) from None
-    for i, one in enumerate(held):
-        if not isinstance(one, Pulled):
-            raise AffluxError(f"[checkpoint] keep[{i}] is of type {type(one).__name__}, must be one that pull() gave")
-        if not aggregator.plane.is_version(one.params):
-            raise AffluxError(f"[checkpoint] keep: version {one.version} is not a version of this server")
-    return {one.version: one for one in held}
+    for i, pulled in enumerate(versions):
+        if not isinstance(pulled, Pulled):
+            raise AffluxError(
+                f"[checkpoint] keep[{i}] is of type {type(pulled).__name__}, must be one that pull() gave"
+            )
+        if not aggregator.plane.is_version(pulled.params):
+            raise AffluxError(f"[checkpoint] keep: version {pulled.version} is not a version of this server")
+    return {pulled.version: pulled for pulled in versions}
 
 
 def notes_as_json(notes: object) -> str:

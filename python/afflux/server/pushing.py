@@ -137,7 +137,7 @@ class PushReceiver:
         ('joined', [1.0, 2.0])
         """
         aggregator, adapter = self._aggregator, self._adapter
-        number = others = call = result = None
+        number = details = call = result = None
         try:
             if (
                 (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
@@ -150,8 +150,8 @@ class PushReceiver:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
                 aggregator.enter("push")
-                others = client_lr, local_steps, buffers, timeout, copy, staleness
-                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *others)
+                details = client_lr, local_steps, buffers, timeout, copy, staleness
+                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
             if aggregator.plane.checks_versions:
                 aggregator.plane.refuse_damage("push")
             if self.options.flush_after is not None:
@@ -160,13 +160,13 @@ class PushReceiver:
                 close_overdue(aggregator)
             ticket = Ticket(call, result)
         except BaseException as error:
-            task = version = update = gradient = model = buffers = others = call = result = None
+            task = version = update = gradient = model = buffers = details = call = result = None
             clear_tracebacks(error)
             if isinstance(error, Exception):
                 aggregator.count_refused()
             raise
         # This frame, which a stored traceback keeps, may not hold the slot, versions or the vector.
-        task = version = update = gradient = model = buffers = others = call = result = None
+        task = version = update = gradient = model = buffers = details = call = result = None
         return _receive(self, ticket)
 
 
@@ -308,12 +308,12 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
 def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) -> Request | NoArrival:
     """Return what the arguments of a push say; or the reason why it makes no arrival."""
     task, version, num_examples, loss = call.task, call.version, call.num_examples, call.loss
-    given: Kind = "update"
+    argument: Kind = "update"
     vector = call.update
     if vector is None or call.gradient is not None or call.model is not None:
-        given, vector = _only_one(vector, call.gradient, call.model, num_examples, kind)
+        argument, vector = _only_one(vector, call.gradient, call.model, num_examples, kind)
     if call.timeout is not None or call.copy is not True:
-        _check_call(aggregator, given, call.timeout, call.copy)
+        _check_call(aggregator, argument, call.timeout, call.copy)
     entry = None
     if task is not None:
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
@@ -323,13 +323,13 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
         ticket.client_id, ticket.pulled = client_id, pulled
     elif call.client is None or (version is None) is (call.staleness is None):
         raise CallError("[push] give task=, or client= and version= (or staleness=)")
-    if given != "model" and type(vector) is not np.ndarray and is_module(vector):
-        raise CallError(f"[push] {given}= is a module, which holds the client's params: push it as model=")
+    if argument != "model" and type(vector) is not np.ndarray and is_module(vector):
+        raise CallError(f"[push] {argument}= is a module, which holds the client's params: push it as model=")
     ticket.checking = True
-    if given != "model" and is_state_dict(vector):
+    if argument != "model" and is_state_dict(vector):
         raise AffluxError(
-            f"[push] {given}= is a module's state_dict, which holds the client's params: push it as model=. If "
-            f"its arrays were replaced by differences, push them as a plain dict: {given}=dict(...)"
+            f"[push] {argument}= is a module's state_dict, which holds the client's params: push it as model=. If "
+            f"its arrays were replaced by differences, push them as a plain dict: {argument}=dict(...)"
         )
     if entry is None:
         ticket.client_id = client_id = plain_id(call.client)
@@ -346,9 +346,9 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     facts: Facts = ()
     if call.facts is not None or aggregator.rule.needs.facts:
         facts = facts_of(client_id, call.facts, aggregator.admission.fact_names, aggregator.rule)
-    subject = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s {given}"
+    subject = f"[push] client {client_id if type(client_id) is int else brief(client_id)}'s {argument}"
     scale = None if call.client_lr is None else _scale(client_id, call.client_lr, steps)
-    return Request(given, vector, subject, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
+    return Request(argument, vector, subject, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
 
 
 #: A push whose task is not open.
@@ -366,8 +366,8 @@ class CallError(AffluxError):
 
 def fault_of(error: Exception, ticket: Ticket) -> NoArrival | None:
     """Return the fault of a client of which an error tells; None if the error is not about a client's arguments."""
-    others = CallError | BusyError | StoreError | MemoryError | OSError
-    of_client = isinstance(error, ClientError) or (ticket.checking and not isinstance(error, others))
+    servers_errors = CallError | BusyError | StoreError | MemoryError | OSError
+    of_client = isinstance(error, ClientError) or (ticket.checking and not isinstance(error, servers_errors))
     if is_from_signal(error) or not of_client:
         return None
     text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
@@ -381,18 +381,16 @@ def _no_arrival(aggregator: Aggregator, ticket: Ticket, push: NoArrival) -> Rece
     return receipt
 
 
-def _only_one(
-    update: object, gradient: object, model: object, num_examples: object, wanted: Kind
-) -> tuple[Kind, object]:
+def _only_one(update: object, gradient: object, model: object, num_examples: object, kind: Kind) -> tuple[Kind, object]:
     """Return the kind of the given vector, and the vector. With num_examples=0 no vector is needed."""
     if update is None and model is None and gradient is not None:
         return "gradient", gradient
     if update is None and gradient is None and model is not None:
         return "model", model
     if update is None and gradient is None and as_int(num_examples) == 0:
-        return wanted, None
-    given = {"update=": update, "gradient=": gradient, "model=": model}
-    names = " and ".join(name for name, vector in given.items() if vector is not None) or "none of them"
+        return kind, None
+    vectors = {"update=": update, "gradient=": gradient, "model=": model}
+    names = " and ".join(name for name, vector in vectors.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
 
 
@@ -505,25 +503,25 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> f
     """Return client_lr * local_steps, checked; None if local_steps is 0, which means that it is not given."""
     if type(client_lr) is float and 0 < client_lr < 1e100 and local_steps:
         return client_lr * local_steps
-    whose = f"client {brief(client_id)}'s"
-    rate = positive("push", f"{whose} client_lr", client_lr)
+    subject = f"client {brief(client_id)}'s client_lr"
+    rate = positive("push", subject, client_lr)
     if rate * local_steps == inf:
-        raise AffluxError(f"[push] {whose} client_lr * local_steps is {rate} * {brief(local_steps)}, too large")
+        raise AffluxError(f"[push] {subject} * local_steps is {rate} * {brief(local_steps)}, too large")
     return rate * local_steps or None
 
 
 def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Conversion | None:
     """Return the conversion to the rule's kind; None if its base is not held, so that the push makes no arrival."""
-    subject, kind, wanted = request.subject, request.kind, receiver._adapter.kind
-    with_base = "model" in (kind, wanted)
+    subject, kind, target = request.subject, request.kind, receiver._adapter.kind
+    with_base = "model" in (kind, target)
     if call.staleness is not None and with_base:
-        raise CallError(f"{subject} cannot become {A_KIND[wanted]} with staleness=: give version= or task=")
+        raise CallError(f"{subject} cannot become {A_KIND[target]} with staleness=: give version= or task=")
     base = _base(receiver._aggregator, call.task, call.version, request.pulled)
     if base is None and with_base:
         if request.entry is None and receiver.options.faults == "raise":
             raise AffluxError(f"{subject} needs version {request.pulled}: {_GONE}")
         return None
-    if "gradient" in (kind, wanted) and request.scale is None:
-        raise CallError(f"{subject} cannot become {A_KIND[wanted]} without client_lr= and local_steps=")
+    if "gradient" in (kind, target) and request.scale is None:
+        raise CallError(f"{subject} cannot become {A_KIND[target]} without client_lr= and local_steps=")
     params = base.params if base is not None and with_base else None
-    return Conversion(kind, wanted, params, request.scale or 1.0)
+    return Conversion(kind, target, params, request.scale or 1.0)

@@ -221,8 +221,8 @@ class StepBatch:
         """Decide about an arrival; return whether it fills the buffer, and its receipt."""
         aggregator, task_id = self._aggregator, None if ticket.task is None else ticket.task.task
         if task_id is not None and not draft.is_open(task_id):
-            gone = NoArrival("expired", f"[push] task {task_id} is closed", pushed[0], pushed[1])
-            return False, count_without_arrival(draft, gone)
+            refusal = NoArrival("expired", f"[push] task {task_id} is closed", pushed[0], pushed[1])
+            return False, count_without_arrival(draft, refusal)
         if pushed[1] < 0:
             pushed = draft.counted(pushed)
         status, staleness = draft.status(pushed[0], pushed[1])

@@ -40,9 +40,9 @@ def restore(admission: Admission, opened: Iterable[Opened], bases: Mapping[int, 
     """
     now = time()
     for entry in opened:
-        left = inf if entry.until is None else min(entry.until - now, inf if entry.lease is None else entry.lease)
+        seconds = inf if entry.until is None else min(entry.until - now, inf if entry.lease is None else entry.lease)
         base = bases.get(entry.version)
-        admission.restore_task(entry, entry.task, entry.version, entry.hold, clock() + left, base)
+        admission.restore_task(entry, entry.task, entry.version, entry.hold, clock() + seconds, base)
 
 
 def release_one(admission: Admission) -> bool:
