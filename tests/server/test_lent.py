@@ -266,6 +266,18 @@ def test_servers_that_take_copies(tmp_path):
         assert server.counts["refused"] == 1
 
 
+def test_a_state_with_a_lent_vector_that_is_not_finite(rng):
+    """Loaded, it waits in a slot, and is as unchecked as before: its round leaves it out."""
+    vectors = [np.full(50, np.nan, np.float32), *rng.standard_normal((2, 50), np.float32)]
+    servers = [Server(fedbuff(buffer_size=3), np.zeros(50)) for _ in range(2)]
+    for client, vector in enumerate(vectors[:2]):
+        servers[0].push(client=client, update=vector, version=0, copy=False)
+    servers[1].load_state_dict(servers[0].state_dict())
+    reports = [server.push(client=2, update=vectors[2], version=0).report for server in servers]
+    assert reports[0].rejected == reports[1].rejected == ("non-finite value at index 0", "", "")
+    assert bits(servers[0].params) == bits(servers[1].params)
+
+
 def test_a_lent_vector_of_a_store_that_then_commits_less_often(tmp_path):
     """It is checked when the store is opened, because later rounds overwrite what they read."""
     for value, where in ((np.nan, "bad"), (2.0, "good")):

@@ -207,7 +207,7 @@ class LocalPlane(DataPlane):
             if not swept:
                 rows.staging.begin_sweep(rows)
         if rows.staging is None or not swept:
-            threads, checked = self.num_threads, prepared.checked
+            threads, checked = self.num_threads, prepared.checked if weights is None else None
             ops.apply(sweep, num_threads=threads, done=swept, checksums=prepared.checksums, checked=checked)
         if rows.staging is not None:
             rows.staging.copy_back(rows)
