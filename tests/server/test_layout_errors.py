@@ -209,6 +209,7 @@ GOOD = Layout.of({"w": np.ones((2, 3)), "n": np.array(1)}).to_json()
     [
         {"fields": [["w", [2, -3]]]},
         {"fields": [["w", [2.0, 3]]]},
+        {"fields": [["w", [2**62, 3]]]},
         {"fields": [["w", "ab"]]},
         {"fields": [["w", [2, 3]], ["w", [2, 3]]]},
         {"fields": [["w", [2, 3]], ["w", [2, 3]]], "nesting": {"list": ["w", "w", "n"]}},

@@ -29,7 +29,7 @@ from afflux.arrays.interop import (
     type_of,
 )
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import MOST_ELEMENTS
+from afflux.ops.validation import MOST_ELEMENTS, brief
 
 #: The use of one array of a model:
 #:
@@ -116,11 +116,17 @@ class Alias:
 
 
 def placed(arrays: Iterable[Row], start: int = 0) -> tuple[Field, ...]:
-    """Return the fields of arrays that lie one after the other in their vector."""
+    """Return the fields of arrays that lie one after the other in their vector.
+
+    Raises:
+        AffluxError: it would be too long.
+    """
     fields = []
     for name, shape, dtype, role, nbytes in arrays:
         fields.append(Field(name, tuple(shape), start, dtype, role, nbytes))
         start = fields[-1].stop
+        if start > MOST_ELEMENTS:
+            raise AffluxError(f"[layout] {label(name)} of shape {brief(shape)} makes the model's vector too long")
     return tuple(fields)
 
 
@@ -128,7 +134,7 @@ def fields_of(arrays: Mapping[str, Array], roles: Mapping[str, Role]) -> tuple[t
     """Return the fields of the parameters, statistics, copied arrays, constants and local arrays.
 
     Raises:
-        AffluxError: a parameter or buffer has a dtype that is no real number, or a shape is invalid.
+        AffluxError: a parameter or buffer has a dtype that is no real number, or a shape is invalid or too large.
     """
     rows: dict[Role, list[Row]] = {role: [] for role in ROLES}
     for name, array in arrays.items():
@@ -138,7 +144,7 @@ def fields_of(arrays: Mapping[str, Array], roles: Mapping[str, Role]) -> tuple[t
             rows[role].append((name, (), OBJECT, role, 0))
             continue
         kind, shape = (type_of if apart else kind_of)(name, array), tuple(map(int, array.shape))
-        if any(n < 0 for n in shape) or prod(shape) > MOST_ELEMENTS:
+        if any(n < 0 for n in shape):
             raise AffluxError(f"[layout] {label(name)} has shape {shape}, which is not a valid shape")
         nbytes = raw_bytes(name, array).size if apart or role == "copied" else 0
         rows[role].append((name, shape, None if role == "trained" else kind, role, nbytes))
