@@ -1,9 +1,14 @@
 """The suites of `Server`, in three shards of `fake_ray`, with pickled messages: a plugin of pytest.
 
 python -m pytest -p ray_servers tests/server/test_server.py
+AFFLUX_RAY=needed python -m pytest -p ray_servers tests/server/test_server.py    in Ray's actors
 """
 
+import os
+import warnings
 from collections import deque
+
+import pytest
 
 import fake_ray
 import server_plugins
@@ -19,9 +24,22 @@ OF_ONE_PROCESS = (
     "test_the_next_buffer_fills_while_a_round_is_made",
 )
 
-ray = fake_ray.FakeRay()
-ray.messages = deque(maxlen=1)
-connection.import_ray = lambda: ray
+if os.environ.get("AFFLUX_RAY") != "needed":
+    ray = fake_ray.FakeRay()
+    ray.messages = deque(maxlen=1)
+    connection.import_ray = lambda: ray
+else:
+
+    @pytest.fixture(scope="session", autouse=True)
+    def cluster(processes_end):
+        """One cluster for all tests, which ends before those processes are looked for that tests have left."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Ray itself
+            RayPlane.connect()
+        yield
+        connection.import_ray().shutdown()
+
+
 ray_plane.LEAST_ELEMENTS = 0  # no warning
 sharded_servers.ShardedPlane = RayPlane
 names = (*sharded_servers.OF_ONE_PIECE, *OF_ONE_PROCESS)

@@ -250,6 +250,13 @@ def test_arrays_side_by_side_do_not_share_memory():
     assert memory.T.reshape(-1).tolist() == list(range(12))
 
 
+def test_a_target_in_the_memory_of_the_source_gets_the_values_of_before():
+    memory = np.arange(12, dtype=np.float32)
+    target, expected = [memory[2:6], np.zeros(2)], memory[:6].copy()
+    Layout.of([np.ones(4), np.ones(2)]).load(target, memory[:6])
+    assert [*target[0], *target[1]] == expected.tolist()
+
+
 def test_tied_arrays_are_written_once():
     class Tied(torch.nn.Module):
         def __init__(self, tied):

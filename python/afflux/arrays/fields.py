@@ -19,8 +19,10 @@ from afflux.arrays.interop import (
     fill,
     kind_of,
     label,
+    may_overlap,
     overwrite,
     prepare,
+    private_copy,
     put,
     raw_bytes,
     ready,
@@ -238,6 +240,8 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             assignments.append((array, prepare(field.name, array, values, integers=integers)))
     if overwrites or unready_parts:
         _require_apart(parts, overwrites)
+        if any(may_overlap(part.vector, chain(*(each.arrays for each in parts))) for part in unready_parts):
+            assignments = [(array, private_copy(values)) for array, values in assignments]
         if not check and dense and not _written_by_engine(dense, num_threads, check=False):
             raise AffluxError("[layout] an array has changed while others were checked")
     for array, values in () if check else assignments:

@@ -344,6 +344,11 @@ def require_apart(targets: Iterable[tuple[str, Array]]) -> None:
                 raise AffluxError(f"[layout] {names} share memory, and both are written: give one its own memory")
 
 
+def may_overlap(vector: Array, arrays: Iterable[Array]) -> bool:
+    """Return whether one of the arrays may lie in the memory of this vector, if it is NumPy's."""
+    return isinstance(vector, np.ndarray) and any(np.may_share_memory(vector, _memory(array)) for array in arrays)
+
+
 def _span(array: Array) -> tuple[int, int]:
     """Return the addresses at which the bytes of an array with elements begin and end."""
     if not is_torch(array):
