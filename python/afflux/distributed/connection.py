@@ -81,19 +81,19 @@ class Connection:
     def _wait(self, replies: Sequence[Any]) -> list[Sequence[Any]]:
         """Wait for all replies of the shards; raise an error after that, if a shard is lost."""
         ray = import_ray()
-        results, errors, dead = list[Sequence[Any]](), list[BaseException](), list[int]()
+        results, errors, dead = list[Sequence[Any]](), list[BaseException](), dict[int, BaseException]()
         for number, reply in enumerate(replies):
             result: Sequence[Any] = ()
             try:
                 result = () if reply is None else ray.get(reply)
-            except ray.exceptions.RayActorError:
-                dead.append(number)
+            except ray.exceptions.RayActorError as error:
+                dead[number] = error
             except ray.exceptions.RayTaskError as error:
                 errors.append(error.cause)
             results.append(result)
         if dead:
-            self._lost = self._loss(dead)
-            raise self._lost
+            self._lost = self._loss([*dead])
+            raise self._lost from next(iter(dead.values()))
         if errors:
             raise errors[0]
         return results
