@@ -33,7 +33,8 @@ from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
-from conftest import ROOT, bits, reproducible
+from builds import run
+from conftest import ROOT, bits, found, reproducible
 from sharded_runs import CASES, SUPERBLOCK, D, served
 
 pytestmark = [
@@ -539,3 +540,14 @@ def test_kills_at_random(seed, planes, cluster, undisturbed, tmp_path, monkeypat
     else:
         number, when = int(draw.integers(shards)), str(draw.choice(["before", "after"]))
         end_of_a_shard(name, when, number, skipped, shards, (planes, cluster, undisturbed, tmp_path, monkeypatch))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("suites", ["server loading", "by_hand rules passes", "store_commits store"])
+def test_the_suites_pass_with_shards_in_actors(suites):
+    """Each server has actors of its own, which take seconds to start: half an hour."""
+    files = [found(f"test_{name}.py") for name in suites.split()]
+    of_ray = ["-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
+    options = ["-q", f"--rootdir={ROOT}", "-p", "ray_servers", "-p", "no:cacheprovider", *of_ray]
+    paths = os.pathsep.join(map(str, [ROOT / "python", found("ray_servers.py").parent, *map(str, sys.path)]))
+    assert "passed" in run(sys.executable, "-m", "pytest", *options, *files, PYTHONPATH=paths, AFFLUX_RAY="needed")
