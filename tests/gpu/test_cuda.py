@@ -22,8 +22,9 @@ GOLDEN = digest.golden()
 #: Test files that are run with every server on the emulated device, by the library of its params. Servers in processes
 #: of their own, which crashes.py and faults.py end, are not among them: their arrays do not come from here, and their
 #: commits are the same.
-SUITES = [("cupy", "server store_commits"), ("torch", "passes store_commits")]
+SUITES = [("cupy", "server store_commits")]
 MORE_SUITES = [
+    ("torch", "passes store_commits"),
     ("cupy", "log coded_rounds store --deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"),
     ("torch", "server streaming store_errors store_layout"),
 ]
