@@ -1,4 +1,4 @@
-"""APPFL's own virtual-time driver: the example killed and resumed, and with three rules. Needs appfl and scikit-learn."""
+"""APPFL's own virtual-time driver: the example, killed and resumed, and three rules. Needs appfl and scikit-learn."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""Evaluations: in the run's own process, or in workers beside training; tests/sim/test_workers.py compares their bits."""
+"""Evaluations: in the run's own process, or in workers beside training. tests/sim/test_workers.py compares bits."""
 
 import math
 
