@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from pairwise import soak
 
 
 def printed(name, *arguments):
@@ -20,7 +21,7 @@ def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) <= 80
 
 
-@pytest.mark.parametrize("rule", ["fedbuff", "fedasync", "ca2fl", "wkafl"])
+@pytest.mark.parametrize("rule", [*soak("fedbuff"), "fedasync", *soak("ca2fl"), "wkafl"])
 def test_own_loop_runs_with_any_rule(rule):
     """The same file, and one word of its command line."""
     pytest.importorskip("sklearn")

@@ -11,7 +11,7 @@ import builds
 from afflux import ops
 from conftest import ROOT
 
-D, M, THREADS = 100_003, 7, 2
+D, M, THREADS = 10_007, 7, 2
 TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
 
 

@@ -13,6 +13,7 @@ import pytest
 from afflux import _engine, ops
 from benching import THREADS, D, M, bench, cache  # noqa: F401
 from conftest import ROOT
+from pairwise import soak
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
@@ -83,8 +84,8 @@ def test_a_process_that_ends_is_an_error(tmp_path):
         builds.BuildProcess(builds.Build(ENGINE, tmp_path / "python" / "afflux"), None)
 
 
-def test_a_copy_has_the_same_bits(checkout, tmp_path):
-    rows = "gram,fedbuff-bf16,wkafl,mf-ca2fl-rotated-2,push,streaming"
+@pytest.mark.parametrize("rows", ["gram,fedbuff-bf16,push,streaming", *soak("wkafl,mf-ca2fl-rotated-2")])
+def test_a_copy_has_the_same_bits(rows, checkout, tmp_path):
     printed, out = compared(tmp_path, "--rows", rows, "--against", checkout)
     assert "Both builds wrote the same bits in all rows." in printed
     assert "called by its own Python package" in printed

@@ -1,4 +1,4 @@
-"""FLGo's own driver: the example with three rules, and killed and resumed; the page. Needs flgo and scikit-learn."""
+"""FLGo's own driver: the example killed and resumed, and with three rules; the page. Needs flgo and scikit-learn."""
 
 import os
 import re
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import flgo_points as points
-from pairwise import soak
 
 pytest.importorskip("sklearn", reason="needs scikit-learn: make test-integrations")
 
@@ -24,15 +23,21 @@ def started(*arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
+def accuracies_in(said):
+    """The accuracies that FLGo's logger shows."""
+    return [float(accuracy) for accuracy in re.findall(r"INFO test_accuracy +([0-9.]+)", said)]
+
+
 def run(*arguments):
-    """What the example says: everything, and the accuracies that FLGo's logger shows."""
+    """What the example says: everything, and the accuracies."""
     process = started(*arguments)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said[-3000:]
-    return said, [float(accuracy) for accuracy in re.findall(r"INFO test_accuracy +([0-9.]+)", said)]
+    return said, accuracies_in(said)
 
 
-@pytest.mark.parametrize("rule", ["fadas", *soak("fedbuff"), *soak("ca2fl")])
+@pytest.mark.soak  # the next test asserts the same of a run in two parts
+@pytest.mark.parametrize("rule", ["fadas", "fedbuff", "ca2fl"])
 def test_the_example_learns(rule):
     said, accuracies = run("--rule", rule, "--rounds", 30)
     assert len(accuracies) == 7  # before the first round, and after each fifth
@@ -42,10 +47,11 @@ def test_the_example_learns(rule):
     assert re.fullmatch(rf"{rule}: accuracy [0-9.]+ % after 30 rounds", said.splitlines()[-1])
 
 
-def test_the_example_is_killed_and_goes_on(tmp_path):
+def test_the_example_is_killed_and_goes_on_and_learns(tmp_path):
     process = started("--rule", "ca2fl", "--rounds", 1000, "--folder", tmp_path)
-    rounds = []
+    rounds, accuracies = [], []
     for line in process.stdout:
+        accuracies += accuracies_in(line)
         rounds += map(int, re.findall(r"-Round (\d+)-", line))
         if rounds and rounds[-1] >= 12:
             break
@@ -53,13 +59,14 @@ def test_the_example_is_killed_and_goes_on(tmp_path):
     assert process.wait(60) == -signal.SIGKILL
     process.stdout.close()
     assert rounds == [*range(1, len(rounds) + 1)]
+    assert accuracies[0] < 0.3  # before the first round
     said, accuracies = run("--rule", "ca2fl", "--rounds", rounds[-1] + 10, "--folder", tmp_path)
     (after,) = map(int, re.findall(r"Goes on after round (\d+) at time", said))
     assert after >= rounds[-1] - 1  # the round was announced when its step was stored
     again = [int(number) for number in re.findall(r"-Round (\d+)-", said)]
     assert again == [*range(after + 1, rounds[-1] + 11)]
     assert accuracies[-1] > 0.6
-    assert said.splitlines()[-1].endswith(f"after {rounds[-1] + 10} rounds")
+    assert re.fullmatch(rf"ca2fl: accuracy [0-9.]+ % after {rounds[-1] + 10} rounds", said.splitlines()[-1])
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys):

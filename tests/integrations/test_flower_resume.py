@@ -7,7 +7,7 @@ pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 from flwr.app import MetricRecord
 
 from afflux import AffluxError, Server
-from afflux.integrations import _flower_run
+from afflux.integrations import _clients, _flower_run, _loop
 from afflux.integrations._loop import Loop
 from afflux.rules import ca2fl, fedbuff, mf_ca2fl
 from flower_grid import NODES, FakeGrid, adds, flat, grid_of, initial, logged, said, strategy
@@ -138,7 +138,7 @@ def test_rows_of_nodes_that_have_other_ids_in_the_next_run(rule, tmp_path):
         strategy(rule, client_key=3)
 
 
-def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, logged):
+def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, logged, monkeypatch):
     nodes = {101: said("ann"), 102: said("bob")}
 
     def run(steps, key=None):
@@ -172,6 +172,8 @@ def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, lo
     with Server.open(tmp_path / "store") as server:
         assert server.notes["client_key"].endswith("(client_key=None)")
         server.checkpoint(notes)
+    monkeypatch.setattr(_clients, "_MOST_EXCLUDED", 0.1)  # seconds without a client of use
+    monkeypatch.setattr(_loop, "_CLIENTS_EVERY", 0.0)
     with pytest.raises(RuntimeError, match="would be client 3 of num_clients=2"):
         strategy(ca2fl(buffer_size=2), store=tmp_path / "store", client_key="partition", max_failures=1).start(
             FakeGrid(nodes), initial(), num_rounds=9

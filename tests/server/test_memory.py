@@ -14,7 +14,7 @@ from afflux import Server
 from afflux.rules import ca2fl, fadas, gsgm
 
 D, M = 12_000_000, 10
-MANY = 50  #: for servers that do not keep M vectors
+MANY = 20  #: for servers that do not keep M vectors
 
 #: Prints the resident bytes before the server is made, and the highest ones after three rounds.
 RUN = """

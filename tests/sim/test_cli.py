@@ -295,7 +295,7 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
     assert not Path("no").exists()
 
 
-#: A rule whose runs take half a minute and more.
+#: A rule whose rounds take 0.1 s.
 SLOW_RULE = """
 import time
 from dataclasses import replace
@@ -331,7 +331,7 @@ def wait_for_logs(out, count):
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends Ctrl-C to a process group")
 def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     out = tmp_path / "out"
-    process = start_slow_runs(tmp_path, "0,1,2", "fedbuff,{slow}", arrivals=300)
+    process = start_slow_runs(tmp_path, "0,1,2", "fedbuff,{slow}", arrivals=100)
     try:
         # There are two processes: the first of the slow runs begins when at least two of the others have ended.
         wait_for_logs(out, 4)
@@ -351,6 +351,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     assert (out / "curves.png").stat().st_size > 20_000
 
 
+@pytest.mark.soak  # the pool is that of workers, whose end tests/sim/test_workers.py checks
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="sends SIGKILL")
 def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
     process = start_slow_runs(tmp_path, "0,1", "{slow}", arrivals=3000)

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from afflux.sim.results.finished_runs import Job
 from afflux.sim.runs import workers as pool
 from afflux.sim.runs.compare import compare
 from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
@@ -143,6 +145,24 @@ def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, 
     same_as_one_process(tmp_path, result, config)
 
 
+def test_a_run_stops_at_the_same_target(two_workers):
+    config = replace(SCAFFOLD, arrivals=200, eval_every=3, target=0.6, stop_at_target=True)
+    one, two = (run_paired([RULE], 3, config, workers=workers)[0] for workers in (1, two_workers))
+    assert one.evaluations[-1].accuracy >= 0.6
+    assert len(one.staleness) < 200
+    assert reproducible(one) == reproducible(two)
+
+
+def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
+    config = replace(SCAFFOLD, eval_every=4)
+    with pytest.raises(Stopped):
+        begin(tmp_path, config, stop_at(21), workers=two_workers)
+    stored = InterruptedRun(tmp_path / "store")
+    assert [row.arrivals for row in stored.notes.history.evaluations] == list(range(0, stored.arrivals + 1, 4))
+    (whole,) = run_paired([RULE], 4, config)
+    assert reproducible(resume(stored, workers=two_workers)) == reproducible(whole)
+
+
 def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
     def press(run):
         if run.arrivals == 10:
@@ -230,18 +250,28 @@ def test_what_fails_in_a_worker_is_raised_here(training, kind, message):
         Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings).run(workers=2)
 
 
-@pytest.mark.parametrize("jobs", [1, *soak(2)])
-def test_runs_that_follow_each_other_share_their_workers(jobs, monkeypatch):
-    """Of other seeds, rules, settings and lengths, and with followers; another client optimizer needs other memory."""
+def test_another_client_optimizer_needs_other_memory_and_so_other_workers(monkeypatch):
+    started = []
+    monkeypatch.setattr(pool, "ProcessPool", lambda *given: (started.append(Mock()), started[-1])[1])
+    with closing(WorkerPool(2)) as workers:
+        for config, count in ((SMALL, 1), (replace(SMALL, client_lr=0.3), 1), (SCAFFOLD, 2)):
+            workers.for_run(SimulationSetup(config, 0), None)
+            assert len(started) == count
+    assert all(each.stop.called for each in started)
+
+
+@pytest.mark.parametrize(("jobs", "others"), [(1, []), *soak(1, [SCAFFOLD]), *soak(2, [SCAFFOLD])])
+def test_runs_that_follow_each_other_share_their_workers(jobs, others, monkeypatch):
+    """Of other seeds, rules, settings and lengths, and with followers; not those that need other memory."""
     started, make = [], pool.ProcessPool
     monkeypatch.setattr(pool, "ProcessPool", lambda *given: (started.append(1), make(*given))[1])
     rules = [parse_rule("fedbuff:buffer_size=3"), parse_rule("fedasync")]
     list_of = [Job(rule, seed, config=SMALL) for seed in (0, 1) for rule in rules]
     list_of += [Job(rules[1], 0, followers=(RULE,))]
-    list_of += [Job(rules[0], 1, config=replace(SMALL, client_lr=0.3, arrivals=12)), Job(rules[0], 1, config=SCAFFOLD)]
+    list_of += [Job(rules[0], 1, config=config) for config in (replace(SMALL, client_lr=0.3, arrivals=12), *others)]
     one, two = (compare(list_of, SMALL, processes=jobs, workers=count) for count in (1, 2))
     assert [reproducible(result) for result in one] == [reproducible(result) for result in two]
-    assert len(started) == (2 if jobs == 1 else 0)
+    assert len(started) == (1 + len(others) if jobs == 1 else 0)
 
 
 def test_impossible_workers(monkeypatch):

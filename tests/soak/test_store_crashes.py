@@ -2,6 +2,8 @@
 
 import json
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -23,6 +25,13 @@ LINES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def driver():
+    """A process that has imported little: to fork this one, which has imported torch and jax, takes longer."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
 #: More where commits are few: a slot that was freed too early is written over only then.
 KILLS = [(case, 12 if case.commit_every == 3 else 4) for case in CASES]
 
@@ -32,8 +41,8 @@ KILLS = [(case, 12 if case.commit_every == 3 else 4) for case in CASES]
     [*KILLS, *soak_all((case, 30) for case in CASES)],
     ids=lambda value: name(value) if isinstance(value, Case) else str(value),
 )
-def test_killed_at_random(case, count, tmp_path):
-    kills(case, str(tmp_path / "store"), count)
+def test_killed_at_random(case, count, driver, tmp_path):
+    driver.submit(kills, case, str(tmp_path / "store"), count).result()
 
 
 @pytest.mark.parametrize(
@@ -45,12 +54,12 @@ def test_killed_at_random(case, count, tmp_path):
     ],
     ids=lambda value: getattr(value, "rule", str(value)),
 )
-def test_killed_at_each_step(case, step, tmp_path):
-    assert each_step(case, str(tmp_path / "store"), step) > 100
+def test_killed_at_each_step(case, step, driver, tmp_path):
+    assert driver.submit(each_step, case, str(tmp_path / "store"), step).result() > 100
 
 
-def test_many_kills_are_counted_and_go_on_where_they_stopped(tmp_path):
+def test_many_kills_are_counted_and_go_on_where_they_stopped(driver, tmp_path):
     file = tmp_path / "kills.json"
     for _ in range(2):
-        many(PIECE, file)
+        driver.submit(many, PIECE, file).result()
         assert sum(json.loads(file.read_text()).values()) == PIECE

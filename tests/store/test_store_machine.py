@@ -3,7 +3,6 @@ late arrivals, other rules, checkpoints, closing and opening, and the end of its
 calls. What was committed last is remembered as plain data; after each move the two servers keep the same, bit for bit.
 """
 
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -22,9 +21,11 @@ from afflux.rules import RULES
 from conftest import bits, ready
 from crashes import MEMORY
 from inside import stopped_clock
+from pairwise import soak_all
 
 CLIENTS, M, D = 7, 3, 70
-EXAMPLES = int(os.environ.get("AFFLUX_EXAMPLES", "5"))
+#: Of each machine; `make soak` plays more.
+EXAMPLES = 7
 #: The rules, and the options of their servers.
 PLAYED = {
     "ca2fl": {},
@@ -225,11 +226,17 @@ class Play(RuleBasedStateMachine):
             assert bits(held.params) == expected
 
 
+MACHINES = [*((name, True) for name in PLAYED), *((name, False) for name in ("mf_ca2fl", "fedbuff-streaming", "gsgm"))]
+
+
 @pytest.mark.parametrize(
-    ("name", "mapped"),
-    [*((name, True) for name in PLAYED), *((name, False) for name in ("mf_ca2fl", "fedbuff-streaming", "gsgm"))],
+    ("name", "mapped", "examples"),
+    [
+        *(pytest.param(*machine, EXAMPLES, id="-".join(map(str, machine))) for machine in MACHINES),
+        *soak_all((*machine, 150) for machine in MACHINES),
+    ],
 )
-def test_a_store_against_memory(name, mapped, monkeypatch):
+def test_a_store_against_memory(name, mapped, examples, monkeypatch):
     monkeypatch.setattr(afflux.store.metadata, "MOST_SLOTS", 2)  # new segments, again and again
     if not mapped:
         monkeypatch.setattr(afflux.store.stored_vectors, "promises_space", lambda folder: False)
@@ -237,6 +244,6 @@ def test_a_store_against_memory(name, mapped, monkeypatch):
         run_state_machine_as_test(
             type("Played", (Play,), {"name": name, "set_time": staticmethod(set_time)}),
             settings=settings(
-                max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
