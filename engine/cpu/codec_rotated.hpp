@@ -129,6 +129,7 @@ AFFLUX_FN void nearest(const float* y, const float* rms, unsigned char* codes, f
         const simd::Floats size = simd::floats_of(bits & 0x7FFFFFFFu);
         const simd::Words code = formula::rotated_code<kBits>(bits, size, thresholds);
         simd::store_floats(chosen + at, level_of<kBits>(code));
+        simd::to_memory();
         add_product(sums, number, y + at, chosen + at);
         packed = packed | (code << (number / kBits * kBits));
       }

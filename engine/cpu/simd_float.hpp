@@ -19,6 +19,8 @@ AFFLUX_FN Floats load_floats(const float* from) {
   return values;
 }
 AFFLUX_FN void store_floats(float* to, Floats values) { __builtin_memcpy(to, &values, sizeof values); }
+// The loads after it read what was stored. Clang 22 else takes half of a stored vector from its register, lane by lane.
+AFFLUX_FN void to_memory() { asm volatile("" : : : "memory"); }
 AFFLUX_FN Floats all(float value) { return value - Floats{}; }
 AFFLUX_FN Words all(std::uint32_t value) { return value + Words{}; }
 AFFLUX_FN Words bits_of(Floats values) { return (Words)values; }
