@@ -19,8 +19,8 @@ AFFLUX_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),auto,off)
 # Test files by their names without test_, in whatever folder under tests/.
 files = $(foreach name,$(1),$(shell find tests -name 'test_$(name).py'))
 # Formulas, orders of sums, rules and what a server decides; no processes, stores or simulations.
-CORE := ops stages types codecs elementary composed coded_rounds by_hand rules rules_contract identities dialects \
-  exact_path passes streaming server mutants
+CORE := ops stages types codecs elementary composed coded_rounds by_hand rules rules_contract configuration parts \
+  limits identities dialects exact_path passes streaming server mutants
 GPU_TESTS := $(call files,cuda gpu_server gpu_rows gpu_clients bench_cuda)
 # Modules that plugins of pytest and scripts import.
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
