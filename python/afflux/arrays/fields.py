@@ -239,8 +239,8 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             integers = field.dtype not in (None, *FLOATS)
             assignments.append((array, prepare(field.name, array, values, integers=integers)))
     if overwrites or unready_parts:
-        _require_apart(parts, overwrites)
-        if any(may_overlap(part.vector, chain(*(each.arrays for each in parts))) for part in unready_parts):
+        spans = _require_apart(parts, overwrites)
+        if not check and any(may_overlap(part.vector, spans) for part in parts):
             assignments = [(array, private_copy(values)) for array, values in assignments]
         if not check and dense and not _written_by_engine(dense, num_threads, check=False):
             raise AffluxError("[layout] an array has changed while others were checked")
@@ -265,10 +265,10 @@ def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]
     return parts
 
 
-def _require_apart(parts: Iterable[Write], overwrites: Iterable[Overwrite]) -> None:
+def _require_apart(parts: Iterable[Write], overwrites: Iterable[Overwrite]) -> list[tuple[int, int]]:
     pairs = [zip(part.places.fields, part.arrays, strict=True) for part in parts]
     targets = [(field.name, array) for field, array in chain(*pairs)]
-    require_apart([*targets, *((target.name, target.array) for target in overwrites)])
+    return require_apart([*targets, *((target.name, target.array) for target in overwrites)])
 
 
 def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool) -> bool:

@@ -328,8 +328,12 @@ def overwrite(array: Array, values: Array) -> None:
         np.copyto(array, np.asarray(on_host(values)), casting="unsafe")
 
 
-def require_apart(targets: Iterable[tuple[str, Array]]) -> None:
-    """Raise AffluxError if two arrays, given with their names, share an element of their memory."""
+def require_apart(targets: Iterable[tuple[str, Array]]) -> list[tuple[int, int]]:
+    """Return the addresses at which the bytes of arrays, given with their names, begin and end.
+
+    Raises:
+        AffluxError: two arrays share an element of their memory.
+    """
     spans = []
     for name, array in targets:
         if 0 not in array.shape:
@@ -342,11 +346,15 @@ def require_apart(targets: Iterable[tuple[str, Array]]) -> None:
             if np.shares_memory(_memory(array), _memory(other_array)):
                 names = f"{label(name)} and {label(other)}"
                 raise AffluxError(f"[layout] {names} share memory, and both are written: give one its own memory")
+    return [span[:2] for span in spans]
 
 
-def may_overlap(vector: Array, arrays: Iterable[Array]) -> bool:
-    """Return whether one of the arrays may lie in the memory of this vector, if it is NumPy's."""
-    return isinstance(vector, np.ndarray) and any(np.may_share_memory(vector, _memory(array)) for array in arrays)
+def may_overlap(vector: Array, spans: Iterable[tuple[int, int]]) -> bool:
+    """Return whether the memory of a vector, if it is NumPy's, has one of these addresses."""
+    if not isinstance(vector, np.ndarray) or not vector.size:
+        return False
+    first, last = _span(vector)
+    return any(begin < last and first < end for begin, end in spans)
 
 
 def _span(array: Array) -> tuple[int, int]:

@@ -98,19 +98,19 @@ class Server(StepReceiver):
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
         first_version = count_of(0)("Server", "first_version", first_version)
-        completed = options_of("Server", options, fields).for_rule(rule)
+        options = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
-        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, completed.limits.max_abs)
+        self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, options.limits.max_abs)
         if plane is not None:
             self._adapter = self._adapter.moved_to(plane)
-        completed = persistence.for_place(rule, self._adapter, completed, folder)
-        self.options = completed  #: including the values that depend on the rule and the memory budget
+        options = persistence.for_place(rule, self._adapter, options, folder)
+        self.options = options  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
-        parts_of = rule, params, parts, self._adapter, completed, num_threads, on_step
+        parts_of = rule, params, parts, self._adapter, options, num_threads, on_step
         self._aggregator = assemble(*parts_of, first_version)
         self._store: Store | None = None
         if folder is not None:
-            self._store = persistence.make_store(self._aggregator, folder, self._adapter, completed)
+            self._store = persistence.make_store(self._aggregator, folder, self._adapter, options)
 
     @classmethod
     def open(
