@@ -171,7 +171,8 @@ py::dict codecs_() {
   py::dict all;
   for (const Codec codec : codecs()) {
     const CodingInfo& coding = info(codec.coding);
-    all[py::str(name(codec))] = py::make_tuple(codec.bits, coding.row_type, coding.has_head, coding.needs_range);
+    all[py::str(name(codec))] =
+        py::make_tuple(codec.bits, coding.row_type, coding.has_head, coding.needs_range, coding.run);
   }
   return all;
 }

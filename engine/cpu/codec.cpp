@@ -52,7 +52,7 @@ AFFLUX_FN void grids_of_rows(const Encoding* runs, int count, int bits, Grids& g
 // each of them.
 template <int kBits>
 __attribute__((noinline)) void code_affine(Codec codec, const Runs& runs) {
-  const bool own = codec.coding == Coding::affine;
+  const bool own = formula::info_of(codec).own_grids;
   const formula::Place at = formula::place(codec, runs.begin);
   alignas(64) float least[kTogether] = {}, most[kTogether] = {};
   Grids grids;

@@ -68,7 +68,7 @@ AFFLUX_FN std::int64_t plain_bytes(Codec codec) {
 // that the grid is that of the elements; else zeros.
 AFFLUX_FN void pad(Codec codec, float* x, std::int64_t n) {
   float rest = 0.0f;
-  if (codec.coding == Coding::affine) {
+  if (formula::info_of(codec).own_grids) {
     rest = x[0];
     for (std::int64_t i = 1; i < n; ++i) rest = formula::lesser(rest, x[i]);
   }

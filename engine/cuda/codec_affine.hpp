@@ -19,7 +19,7 @@ struct Affine {
     if (!tile.has_run(thread)) return {};
     const formula::Place at = formula::place(tile.codec, tile.run(thread));
     const float* const facts = reinterpret_cast<const float*>(row + at.facts);
-    const bool own = tile.codec.coding == Coding::affine;
+    const bool own = formula::info_of(tile.codec).own_grids;
     return {load_word(row + at.codes, tile.codec.bits, thread), own ? facts[0] : head.low, own ? facts[1] : head.step};
   }
   template <class Block, class Reads, class Out>
@@ -57,7 +57,7 @@ struct Affine {
   static AFFLUX_DEVICE void encode(const Block& block, Shared&, const Tile& tile, const RowHead& head, Floats& x,
                                    unsigned char* row, Floats& decoded) {
     const int bits = tile.codec.bits;
-    const bool own = tile.codec.coding == Coding::affine;
+    const bool own = formula::info_of(tile.codec).own_grids;
     typename Block::template Each<float> low, high;
     typename Block::template Each<std::uint32_t> words;
     block.each_in_warp([&](int thread) {

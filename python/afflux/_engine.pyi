@@ -18,7 +18,7 @@ SUPERBLOCK: int
 MOST_RULE_VECTORS: int
 STEP_KINDS: dict[str, int]  # the number of states of each kind
 # bits of an element, type of rows, whether rows are encoded with a key, and whether with the least and largest element
-CODECS: dict[str, tuple[int, str, bool, bool]]
+CODECS: dict[str, tuple[int, str, bool, bool, int]]
 PIECE: int  # bytes of one read-ahead request
 
 class AffluxError(ValueError): ...

@@ -3,7 +3,6 @@ reference's rows (rows.py).
 """
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,18 +12,15 @@ import rows
 from afflux import AffluxError, Server, ops
 from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
+from afflux.ops.codecs import ROUNDING
 from afflux.rules import afa_cs, ca2fl, mf_ca2fl
+from codings import EXTREMES, MIDDLES
 from conftest import THREADS, bits
 from pairwise import soak_all
 from test_types import buffer, values
 
-CODECS = [codecs.float16, codecs.bfloat16, codecs.affine(8), codecs.affine(2), codecs.affine(4, scope="vector"),
-          codecs.rotated(4), codecs.rotated(1)]  # fmt: skip
-ALL = [codecs.Codec(name) for name in get_args(codecs.Name)]
-ROUNDING = [codec for codec in ALL if not codec.exact]
-OF_EACH_KIND = [codecs.float32, codecs.float64, codecs.bfloat16, codecs.affine(2), codecs.affine(4, scope="vector"),
-                codecs.rotated(1)]  # fmt: skip
-each = pytest.mark.parametrize("codec", CODECS, ids=repr)
+OF_EACH_KIND = [codecs.float32, codecs.float64, *MIDDLES]
+each = pytest.mark.parametrize("codec", EXTREMES, ids=repr)
 STAGES = {"difference": ops.CachedDifference, "mean": ops.CachedMean}
 N = 7
 
@@ -83,7 +79,7 @@ class Given:
 
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    [*((codec, "float32") for codec in ROUNDING), *((codec, k) for codec in CODECS for k in ("bfloat16", "float64"))],
+    [*((codec, "float32") for codec in ROUNDING), *((codec, k) for codec in EXTREMES for k in ("bfloat16", "float64"))],
     ids=repr,
 )
 def test_a_round(isa, rng, codec, kind):
@@ -196,8 +192,8 @@ def serve(codec, size=40, clients=5, **options):
 @pytest.mark.parametrize(
     "codec",
     [
-        *(codec for codec in ALL if codec in OF_EACH_KIND),
-        *soak_all((codec,) for codec in ALL if codec not in OF_EACH_KIND),
+        *OF_EACH_KIND,
+        *soak_all((codec,) for codec in ROUNDING if codec not in OF_EACH_KIND),
     ],
     ids=repr,
 )

@@ -6,11 +6,12 @@ import pytest
 from afflux import AffluxError, ops
 from afflux.ops import codecs
 from afflux.store.checksums import crc, row_crc
+from codings import EXTREMES
 from conftest import THREADS, bits
 from order import SIZES
 from pairwise import pairwise
 
-CODECS = ["float32", "float16", "bfloat16", "affine-8", "affine-1", "affine-vector-4", "rotated-2"]
+CODECS = ["float32", *(codec.name for codec in EXTREMES)]
 M = 5
 
 

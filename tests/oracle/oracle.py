@@ -135,6 +135,8 @@ def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_sc
     elif kind == "momentum":
         move = beta1 * m + d
         new = [move]
+    elif kind not in ("adam", "amsgrad", "yogi", "adagrad"):
+        raise KeyError(f"oracle.step has no equation of the kind {kind!r}")
     else:
         m = beta1 * m + (1 - beta1) * d
         if kind == "adagrad":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from afflux import Server
+from afflux.ops import Step
 from afflux.rules import RULES
 from afflux.rules.optimizers import REACH
 from conftest import THREADS, awkward, bits
@@ -103,7 +104,8 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
     """
     rate = (0.3 if make(name).kind == "update" else 0.1) * (1 - getattr(make(name).step, "beta", 0.0))
     if adaptive(make(name)):
-        rate = 0.1 if REACH[make(name).step.kind].squares == "sum" else 0.01
+        reach, step = REACH[make(name).step.kind].states, Step("", epsilon=1.0)
+        rate = 0.1 if reach(step, 1.0, 2.0) > reach(step, 1.0, 1.0) else 0.01  # a second moment that grows
     rule = make(name, **({"server_lr": rate} if "server_lr" in RULES[name].__annotations__ else {}))
     minimum = np.linspace(-1, 1, 40)
     start = minimum + np.where(np.arange(40) % 2, 1.0, -1.0)

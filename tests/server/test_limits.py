@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
+import oracle
 from afflux import AffluxError, Calibrate, Layout, Rule, Server, ops, replay
 from afflux._engine import STEP_KINDS
 from afflux.aggregation import round as rounds
@@ -189,6 +191,20 @@ def test_every_kind_of_step_has_a_bound_and_one_without_is_an_error():
     assert REACH.keys() == STEP_KINDS.keys()
     with pytest.raises(AffluxError, match=r"\[fedbuff\] step gave the kind 'new', must be one of sgd, assign, "):
         Limits.of("float32", None, None).check_step(fedbuff(), Step("new"), 1.0, [0.5])
+
+
+@pytest.mark.parametrize("kind", STEP_KINDS)
+def test_no_step_goes_farther_than_its_bound(kind):
+    """The oracle's steps with directions of one magnitude, in an order of signs that drives means and squares far."""
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], (60, 40))
+    signs[:, 0], signs[:, 1], signs[:30, 2], signs[30:, 2] = 1.0, (-1.0) ** np.arange(60), 1.0, -1.0
+    for beta1, beta2, d in product((0.0, 0.5, 0.9, 0.99), (0.0, 0.1, 0.5, 0.9, 0.99), (0.25, 8.0)):
+        step = Step(kind, 1.0, beta1, beta2, 1e-3)
+        kept = [np.zeros(signs.shape[1])] * STEP_KINDS[kind]
+        for count, each in enumerate(signs, 1):
+            change, *kept = oracle.step(kind, np.zeros(signs.shape[1]), d * each, kept, 1.0, beta1, beta2, 1e-3)
+            assert abs(change).max() <= REACH[kind].params(step, d) * (1 + 1e-12)
+            assert np.max(np.abs(kept), initial=0) <= REACH[kind].states(step, d, count) * (1 + 1e-12)
 
 
 class Grows:

@@ -33,15 +33,17 @@ def sources(project: Path) -> dict[Path, str]:
     return {path: path.read_text() for path in files}
 
 
-def place(texts: dict[Path, str], old: str) -> Path:
-    """The one file in which the text to break stands.
+def place(texts: dict[Path, str], old: str, name: str = "") -> Path:
+    """The one file in which the text stands that the mutant of this name breaks.
 
     Raises:
         LookupError: it stands nowhere, or more than once.
     """
     found = [path for path, text in texts.items() for _ in range(text.count(old))]
     if len(found) != 1:
-        raise LookupError(f"{old!r} stands {len(found)} times in the sources: {sorted(map(str, found))}")
+        where = ", ".join(map(str, sorted(found))) or "nowhere"
+        raise LookupError(f"the mutant {name!r} of mutants_*.py must break a text that stands once: {old!r} stands "
+                          f"{len(found)} times: {where}")  # fmt: skip
     return found[0]
 
 
@@ -97,7 +99,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         project = copy_of_the_project(Path(folder))
         texts = sources(project)
-        places = {name: place(texts, m[0]) for name, m in wanted.items()}
+        places = {name: place(texts, m[0], name) for name, m in wanted.items()}
         if any(path.suffix != ".py" for path in places.values()):
             build(project)
         else:

@@ -397,7 +397,7 @@ SERVER = {
         "test_conversions.py",
     ),
     "shards: random bits begin anew in each shard": (
-        "return (key + begin // run * _KEY_STEP) % 2**64",
+        "return (key + begin // codec.run * _KEY_STEP) % 2**64",
         "return key",
         "test_sharded_plane.py",
     ),

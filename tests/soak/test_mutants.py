@@ -13,7 +13,7 @@ def texts():
 @pytest.mark.parametrize("name", mutants.MUTANTS)
 def test_the_line_to_break_stands_once(name, texts):
     old, new, tests = mutants.MUTANTS[name]
-    assert mutants.place(texts, old).is_file()
+    assert mutants.place(texts, old, name).is_file()
     assert old != new
     assert mutants.find_test(mutants.ROOT, tests).is_file()
 

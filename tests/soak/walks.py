@@ -35,8 +35,9 @@ OPTIMIZER = Walk(
              "      return params + lanes.fill(step.lr) * (direction + lanes.fill(step.beta1) * states[0]);\n"),
         ],
         "python/afflux/rules/optimizers.py": [
-            ('        "momentum": Reach(lambda step: 1 / (1 - step.beta1)),\n',
-             '        "nesterov": Reach(lambda step: 1 + step.beta1 / (1 - step.beta1)),\n'),
+            ("lambda step, d: d / (1 - step.beta1), lambda step, d, steps: d / (1 - step.beta1)),\n",
+             '        "nesterov": Reach(\n            lambda step, d: d + step.beta1 * d / (1 - step.beta1),\n'
+             "            lambda step, d, steps: d / (1 - step.beta1),\n        ),\n"),
             ('        return ops.Step("momentum", rate(self.lr, arrivals), self.beta)\n',
              '\n\n@register("nesterov", "step")\nclass Nesterov(Momentum):\n'
              '    """velocity = beta velocity + v, params += lr (v + beta velocity). Keeps one vector."""\n\n'
@@ -59,8 +60,8 @@ CODEC = Walk(
     "A new codec is five source files",
     {
         "engine/include/afflux/codec.hpp": [
-            ('  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, kBlock, 4 * kRotations)',
-             ' \\\n  CODING(cut16, "cut16", 16, "uint8", false, false, kCodecBlock, 0)'),
+            ('  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, false, kBlock, 4 * kRotations)',
+             ' \\\n  CODING(cut16, "cut16", 16, "uint8", false, false, false, kCodecBlock, 0)'),
         ],
         "engine/formula/half.hpp": [
             ("AFFLUX_FN float widened(Bfloat16 value) { "

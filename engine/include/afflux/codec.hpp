@@ -22,11 +22,13 @@ struct CodingInfo {
   const char* row_type;    // the element type of a row; a row may also be given as uint8
   bool has_head;           // a row begins with a head, and is encoded with RowFacts
   bool needs_range;        // RowFacts must have the smallest and the largest element
+  bool own_grids;          // a run has a grid over its elements, so that a short run is padded with its least one
   std::int64_t run;        // elements that are encoded together: kCodecBlock or kBlock
   std::int64_t run_bytes;  // bytes of the scales with which the codes of a run are decoded
 };
 
-// All codings. Heads of rows store the number of a coding in this order, so the order must not change.
+// All codings. Heads of rows store the number of a coding in this order, so the order must not change. A coding with a
+// head is keyed: it encodes runs, not single elements, and a row's key gives its random bits.
 //
 // float32, float64    unchanged
 // float16, bfloat16   rounded to nearest; values beyond the largest finite value become that value
@@ -34,14 +36,14 @@ struct CodingInfo {
 // affine_vector       the same with the min and max of the whole vector
 // rotated             a random rotation of kRotated elements, then the nearest of 2^bits levels: unbiased over
 //                     rotations
-#define AFFLUX_CODINGS(CODING)                                                               \
-  CODING(float32, "float32", 32, "float32", false, false, kCodecBlock, 0)                    \
-  CODING(float64, "float64", 64, "float64", false, false, kCodecBlock, 0)                    \
-  CODING(float16, "float16", 16, "float16", false, false, kCodecBlock, 0)                    \
-  CODING(bfloat16, "bfloat16", 16, "bfloat16", false, false, kCodecBlock, 0)                 \
-  CODING(affine, "affine", 8 | 4 | 2 | 1, "uint8", true, false, kCodecBlock, 8)              \
-  CODING(affine_vector, "affine-vector", 8 | 4 | 2 | 1, "uint8", true, true, kCodecBlock, 0) \
-  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, kBlock, 4 * kRotations)
+#define AFFLUX_CODINGS(CODING)                                                                      \
+  CODING(float32, "float32", 32, "float32", false, false, false, kCodecBlock, 0)                    \
+  CODING(float64, "float64", 64, "float64", false, false, false, kCodecBlock, 0)                    \
+  CODING(float16, "float16", 16, "float16", false, false, false, kCodecBlock, 0)                    \
+  CODING(bfloat16, "bfloat16", 16, "bfloat16", false, false, false, kCodecBlock, 0)                 \
+  CODING(affine, "affine", 8 | 4 | 2 | 1, "uint8", true, false, true, kCodecBlock, 8)               \
+  CODING(affine_vector, "affine-vector", 8 | 4 | 2 | 1, "uint8", true, true, false, kCodecBlock, 0) \
+  CODING(rotated, "rotated", 4 | 2 | 1, "uint8", true, false, false, kBlock, 4 * kRotations)
 
 enum class Coding : std::int32_t {
 #define AFFLUX_CODING(coding, ...) coding,

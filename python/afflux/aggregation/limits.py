@@ -15,10 +15,9 @@ from afflux.rules.rule import Rule
 #: The default of `ServerOptions.max_abs`, and the largest one, by the dtype of params.
 MAX_ABS = {"float32": 1e15, "float64": 1e150}
 MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
-#: The number of steps in a row that must not overflow. One step adds to params, or to a sum of squares, at most the
-#: largest finite number divided by this number.
+#: The number of steps in a row that must not overflow: params change in one step by at most the largest finite number
+#: divided by this number.
 _STEPS = 1e6
-_ROUNDS = {"mean": 1.0, "sum": _STEPS}  #: the rounds whose squares add up, by `Reach.squares`
 
 
 class ArrivalError(AffluxError):
@@ -104,8 +103,9 @@ class Limits:
         """Return whether these weights cause no overflow within a million steps."""
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
-        params, squares = REACH[step.kind]
-        if not abs(lr) * direction * params(step) * _STEPS <= self.largest:  # or it is NaN
-            return False
-        # Without second moments nothing is squared: 0 times an infinite square is NaN.
-        return squares == "none" or direction * direction * _ROUNDS[squares] <= self.largest
+        params, states = REACH[step.kind]
+        # A NaN does not fit.
+        return (
+            abs(lr) * params(step, direction) * _STEPS <= self.largest
+            and states(step, direction, _STEPS) <= self.largest
+        )

@@ -10,8 +10,7 @@ from afflux.aggregation.cache.staging import NewRows, Row
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
 
-#: The elements between two words of random bits, and the difference of keys between two words (engine/formula/random).
-_RUN, _ROTATED_RUN = 128, 2048
+#: The difference of keys between the random bits of two runs (engine/formula/random).
 _KEY_STEP = 0x9E3779B97F4A7C15
 #: The bytes of d and of the key in the head of a row (docs/codecs.md).
 _SIZE, _KEY = slice(8, 16), slice(16, 24)
@@ -19,8 +18,7 @@ _SIZE, _KEY = slice(8, 16), slice(16, 24)
 
 def key_at(codec: Codec, key: int, begin: int) -> int:
     """Return the key with which a slice that begins at element `begin` has the random bits of the whole row."""
-    run = _ROTATED_RUN if codec.name.startswith("rotated") else _RUN
-    return (key + begin // run * _KEY_STEP) % 2**64
+    return (key + begin // codec.run * _KEY_STEP) % 2**64
 
 
 def plan_at(plan: RowPlan, codec: Codec, begin: int) -> RowPlan:

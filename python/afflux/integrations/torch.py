@@ -1,9 +1,9 @@
 """The step of a rule as an optimizer of torch, for a training loop that computes its pseudo-gradients itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -16,11 +16,24 @@ from afflux.aggregation.limits import MAX_ABS
 from afflux.arrays.interop import count_writes, first_beyond, kind_of, ready
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, count_of, finite, flag
-from afflux.rules.optimizers import Adam, Momentum, Sgd
+from afflux.rules.optimizers import Momentum, Sgd
 from afflux.rules.registry import registered_parts, to_plain
-from afflux.rules.rule import Arrivals
+from afflux.rules.rule import Arrivals, Step
+from afflux.rules.schedules import Rate
 
-StepPart = Sgd | Momentum | Adam
+
+class StepPart(Step, Protocol):
+    """A registered step part, with a learning rate, and the vectors that it keeps with their initial values."""
+
+    @property
+    def lr(self) -> Rate:
+        """A number, or a law."""
+        ...
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The vectors, in the order of the engine's step."""
+        ...
 
 
 class OuterOptimizer(torch.optim.Optimizer):
@@ -54,15 +67,16 @@ class OuterOptimizer(torch.optim.Optimizer):
 
         Args:
             params: tensors, named tensors or groups, as for any optimizer of torch.
-            step: a part of afflux.rules.optimizers whose `lr` is a number.
+            step: a part of afflux.rules.optimizers, or another registered step part, whose `lr` is a number.
             nesterov: with Momentum: params -= lr (gradient + beta velocity), after the velocity has changed.
 
         Raises:
             AffluxError: the step is no such part, or a parameter cannot be updated where it is.
         """
-        if not isinstance(step, StepPart) or callable(step.lr):
+        if type(step) not in _optimizers().values() or callable(step.lr):
             raise AffluxError(
-                f"[OuterOptimizer] step is {brief(step)}, must be a part of afflux.rules.optimizers with a number as lr"
+                f"[OuterOptimizer] step is {brief(step)}, must be a registered step part with a number as lr: "
+                f"{', '.join(cls.__name__ for cls in _optimizers().values())}"
             )
         super().__init__(params, {**to_plain(step), "nesterov": nesterov})
 
@@ -170,7 +184,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         state = self.state.get(param, {})
         steps = _steps_of(label, param, part, state)
         state = state or {name: torch.full_like(param, first) for name, first in part.states.items()}
-        return steps, {**state, "step": steps + 1} if isinstance(part, Adam) else state
+        return steps, {**state, "step": steps + 1} if _counts(part) else state
 
 
 class _Batch(Struct):
@@ -213,18 +227,27 @@ class _Batch(Struct):
 _INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
 
 
+def _optimizers() -> dict[str, type[Any]]:
+    """Return the classes of registered step parts that have a learning rate and name their vectors, by name."""
+    classes = {name: part.cls for name, part in registered_parts("step").items()}
+    return {name: cls for name, cls in classes.items() if hasattr(cls, "states") and "lr" in cls.__dataclass_fields__}
+
+
+def _counts(part: StepPart) -> bool:
+    """Return whether the state of a parameter has its number of steps, as in torch: the part may read it."""
+    return not isinstance(part, Sgd | Momentum)
+
+
 def _part_of(group: dict[str, Any]) -> StepPart:
     """Return the step part of a group, with the group's own numbers."""
     name, lr = group.get("part"), group.get("lr")
-    entry = registered_parts("step").get(as_text(name) or "")
-    if entry is None or not issubclass(entry.cls, StepPart):
-        raise AffluxError(
-            f"[OuterOptimizer] part is {brief(name)}, must be the name of a part of afflux.rules.optimizers"
-        )
-    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(entry.cls)}
+    cls = _optimizers().get(as_text(name) or "")
+    if cls is None:
+        raise AffluxError(f"[OuterOptimizer] part is {brief(name)}, must be one of {', '.join(_optimizers())}")
+    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(cls)}
     # torch's schedulers may give a tensor
     numbers["lr"] = finite("OuterOptimizer", "lr", lr.squeeze() if isinstance(lr, torch.Tensor) else lr)
-    part: StepPart = entry.cls(**numbers)
+    part: StepPart = cls(**numbers)
     if flag("OuterOptimizer", "nesterov", group.get("nesterov")) and not isinstance(part, Momentum):
         raise AffluxError(f"[OuterOptimizer] nesterov is True, which is for Momentum, not for {type(part).__name__}")
     return part
@@ -232,7 +255,7 @@ def _part_of(group: dict[str, Any]) -> StepPart:
 
 def _steps_of(label: str, param: torch.Tensor, part: StepPart, state: object) -> int:
     """Return the number of steps that a parameter with this state has made; its moments' values are not read."""
-    names = [*part.states, "step"] if isinstance(part, Adam) else [*part.states]
+    names = [*part.states, "step"] if _counts(part) else [*part.states]
     if not isinstance(state, dict) or (state and {*state} != {*names}):
         raise AffluxError(f"[OuterOptimizer] the state of {label} is not one of {type(part).__name__}")
     if not state:

@@ -69,6 +69,16 @@ class Codec:
         return _engine.CODECS[self.name][3]
 
     @property
+    def run(self) -> int:
+        """The number of elements that are encoded together; each run of a keyed codec has random bits of its own."""
+        return _engine.CODECS[self.name][4]
+
+    @property
+    def coding(self) -> str:
+        """The name without the bits: the same for all widths, such as "affine-vector"."""
+        return self.name.removesuffix(f"-{self.bits}")
+
+    @property
     def bits(self) -> int:
         """Bits of a stored element, without scales."""
         return _engine.CODECS[self.name][0]
@@ -97,6 +107,8 @@ float32 = Codec("float32")  #: 4 bytes per element
 float64 = Codec("float64")  #: 8 bytes per element
 float16 = Codec("float16")  #: 2 bytes per element
 bfloat16 = Codec("bfloat16")  #: 2 bytes per element
+#: The codecs that round, in the order of the engine's table.
+ROUNDING = tuple(codec for name in _engine.CODECS if not (codec := Codec(name)).exact)
 
 
 def affine(bits: int, *, scope: Scope = "block") -> Codec:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from afflux import ops
 from afflux.ops import exact
@@ -28,23 +28,27 @@ from afflux.rules.schedules import Rate, a_rate, rate
 
 
 class Reach(NamedTuple):
-    """How far one step goes if no element of the direction has a magnitude above 1."""
+    """How far the steps of a kind go if no element of any direction has a magnitude above d.
 
-    params: Callable[[ops.Step], float]  #: the largest change of an element of params, divided by |lr|
-    squares: Literal["none", "mean", "sum"] = "none"  #: second moments: at most 1, or 1 more with each round
+    `params` (step, d) is the largest change of an element of params in one step, divided by |lr|; `states` (step, d,
+    steps) the largest magnitude of an element of a state after so many steps, which began at 0.
+    """
+
+    params: Callable[[ops.Step, float], float]
+    states: Callable[[ops.Step, float, float], float] = lambda step, d, steps: 0.0
 
 
-_ADAPTIVE = Reach(lambda step: 1 / step.epsilon, "mean")
+_ADAPTIVE = Reach(lambda step, d: d / step.epsilon, lambda step, d, steps: max(d, d * d))
 #: By `ops.Step.kind`. A server refuses a kind that has no entry: it could not say whether a round would overflow.
 REACH: Mapping[str, Reach] = MappingProxyType(
     {
-        "sgd": Reach(lambda step: 1.0),
-        "assign": Reach(lambda step: 1.0),
-        "momentum": Reach(lambda step: 1 / (1 - step.beta1)),
+        "sgd": Reach(lambda step, d: d),
+        "assign": Reach(lambda step, d: d),
+        "momentum": Reach(lambda step, d: d / (1 - step.beta1), lambda step, d, steps: d / (1 - step.beta1)),
         "adam": _ADAPTIVE,
         "amsgrad": _ADAPTIVE,
-        "yogi": _ADAPTIVE,
-        "adagrad": Reach(_ADAPTIVE.params, "sum"),
+        "yogi": Reach(_ADAPTIVE.params, lambda step, d, steps: max(d, (2 - step.beta2) * d * d)),  # v passes d^2
+        "adagrad": Reach(_ADAPTIVE.params, lambda step, d, steps: max(d, d * d * steps)),
     }
 )
 

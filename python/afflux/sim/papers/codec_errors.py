@@ -9,7 +9,7 @@ mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
-CODECS = tuple(Codec(name) for name in get_args(codecs.Name) if not Codec(name).exact)
+CODECS = codecs.ROUNDING
 SAME = "{}, one vector"
 
 
@@ -156,7 +156,7 @@ def _draw(content: Mapping[str, Any], path: Path) -> None:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for kind in CODEC_MARKERS:
-            rows = [x for x in table if (x["codec"].rpartition("-")[0] or x["codec"]) == kind]
+            rows = [x for x in table if codecs.named(x["codec"]).coding == kind]
             bits, errors = [x["bits"] for x in rows], [x["error"][name] for x in rows]
             axes.loglog(bits, errors, **codec_style(kind), label=kind)
         axes.axhline(1, color="#888888", linewidth=0.8, linestyle=":")

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from afflux import __version__
+from afflux.ops import codecs
 from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Page, final_score, markdown_table
 from afflux.sim.results.curves import COLOURS
@@ -14,8 +16,8 @@ from afflux.sim.runs.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 
-#: Markers of the kinds of codecs, in the order of the colours.
-CODEC_MARKERS = {"float16": "x", "bfloat16": "P", "affine": "o", "affine-vector": "s", "rotated": "^"}
+#: Markers of the kinds of codecs that round, in the order of the colours.
+CODEC_MARKERS = dict(zip(dict.fromkeys(codec.coding for codec in codecs.ROUNDING), cycle("xPos^Dv*<>"), strict=False))
 #: Rules with 2 bits, and the rule with 8 bits that the page compares them with in a sentence.
 CODEC_CLAIM = ("mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated"), "mf_ca2fl:bits=8:codec=affine"
 CODEC_SOURCE = """\
@@ -133,7 +135,8 @@ def _draw_codecs(content: Mapping[str, Any], path: Path) -> None:
 
 def codec_style(kind: str) -> dict[str, Any]:
     """Return marker and colour of a kind of codec."""
-    return {"marker": CODEC_MARKERS[kind], "color": COLOURS[list(CODEC_MARKERS).index(kind)].picture}
+    colour = COLOURS[list(CODEC_MARKERS).index(kind) % len(COLOURS)]
+    return {"marker": CODEC_MARKERS[kind], "color": colour.picture}
 
 
 def percent(value: Mapping[str, float], sign: str = "") -> str:
