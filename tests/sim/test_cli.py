@@ -337,7 +337,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
         wait_for_logs(out, 4)
         os.killpg(process.pid, signal.SIGINT)
         # Returns when the workers, which share these pipes, have ended too.
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -424,12 +424,12 @@ def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not (out / "audit").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         # The workers are being started.
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

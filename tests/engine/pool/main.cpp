@@ -13,7 +13,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -233,8 +235,19 @@ bool helpers_have(const cpu_set_t& wanted) {
 
 // Whether they soon have it, without another call.
 bool helpers_get(const cpu_set_t& wanted) {
-  for (int i = 0; i < 200 && !helpers_have(wanted); ++i) usleep(1000);
+  for (int i = 0; i < 20000 && !helpers_have(wanted); ++i) usleep(1000);
   return helpers_have(wanted);
+}
+
+// Whether all other threads sleep in the kernel, where a helper that waits for work holds no lock.
+bool others_sleep() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (std::atoi(task.path().filename().c_str()) == static_cast<int>(syscall(SYS_gettid))) continue;
+    std::string stat;
+    std::getline(std::ifstream(task.path() / "stat"), stat);
+    if (stat.compare(stat.rfind(')') + 1, 3, " S ") != 0) return false;
+  }
+  return true;
 }
 
 // A helper that wakes too late may still use every CPU when it sleeps again.
@@ -284,7 +297,7 @@ void pinned_caller() {
 // A child that is made without the handlers of a fork still has its parent's pool, and no thread of it.
 void bare_fork() {
   sweep(100, 3);
-  usleep(5000);  // until nobody holds a lock
+  for (int i = 0; i < 20000 && !others_sleep(); ++i) usleep(1000);
   const auto child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (child == 0) {
     sweep(30, 3);
