@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 import weakref
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from afflux import Server
-from afflux.rules import ca2fl, fadas, gsgm
+from afflux.rules import ca2fl, fadas, fedbuff, gsgm
+from inside import aggregator_of
 
 D, M = 12_000_000, 10
 MANY = 20  #: for servers that do not keep M vectors
@@ -69,6 +71,25 @@ def test_peak_resident_memory(case):
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert abs(after - before - planned) <= 0.05 * planned, f"planned {planned:_}, took {after - before:_}"
+
+
+@pytest.mark.parametrize(("rule", "vectors"), [(fedbuff, 1), (fadas, 4)], ids=["params", "params and three moments"])
+def test_steps_allocate_at_most_twice_what_the_rule_keeps(rule, vectors):
+    """At the peak, beside the trees of the caller, and no slot. NumPy's memory and the engine's pools are counted."""
+    size = 300_000
+    trees = [dict(zip("abc", np.array_split(np.full(size, 0.1 * k, np.float32), 3), strict=True)) for k in range(11)]
+    tracemalloc.start()
+    try:
+        server = Server(rule(buffer_size=10), trees[0])
+        for version in range(3):
+            server.step([(client, version, trees[client]) for client in range(1, 11)], out=trees[0])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    plane = aggregator_of(server).plane
+    versions, slots = ([pool.allocated for pool in pools] for pools in ([plane.versions], plane.slots.pools))
+    assert (server.version, versions, slots) == (3, [2], [0])
+    assert peak + 2 * 4 * size <= 2 * vectors * 4 * size + 100_000
 
 
 @pytest.mark.parametrize(
