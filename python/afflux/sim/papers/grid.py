@@ -293,7 +293,7 @@ def tune(
     axes = parse_grid([f"{name}={text}" for name, text in texts.items()])
     specs = list({job.spec.label: job.spec for job in simulation.jobs}.values())
     seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
-    options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task, "progress": False}
+    options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task}
 
     def make(run: Measure) -> Page:
         return grid_page(run_grid(specs, axes, seeds, simulation.config, run, trials))

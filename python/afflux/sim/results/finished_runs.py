@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -284,10 +283,7 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
     for dropout in log.dropouts:
         history.add_dropout(dropout.fate)
     for round in log.rounds:
-        weights = np.array(round.weights, np.float64)  # None becomes nan
-        report: Any = SimpleNamespace(staleness=np.array(round.staleness), weights=weights, seconds=0.0)
-        report.stepped, report.rejected = round.stepped, round.rejected
-        history.add_round(report)
+        history.add_round(round)
     history.seconds = [] if np.isnan(facts.server_ms) else [facts.server_ms / 1e3]
     if log.end is None or log.end.params_sha256 != facts.digest:
         raise ConfigError(f"{log.path} is not the log of the run in {FILE}")

@@ -106,7 +106,7 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> lis
             f"{row.first} − {row.second}",
             text(row.mean),
             f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
-            svg.interval(row.mean, row.low, row.high, largest),
+            [place / largest if largest else 0.0 for place in (row.mean, row.low, row.high)],
             str(row.seeds),
             p_text(row.p_holm),
             p_text(row.p_wilcoxon),

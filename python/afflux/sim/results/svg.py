@@ -1,6 +1,5 @@
 """Panels of figures as SVG elements for the page: lines with bands. Colours and frames are those of the template."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,24 +80,6 @@ def chart(title: str, axes: Axes) -> Chart:
     return Chart(title, axes.get_xlabel(), axes.get_ylabel(), rows, columns, Markup("".join(levels + bands + lines)))
 
 
-class Interval(NamedTuple):
-    """A small picture of an interval around a mean: places from 4 to 136, with 0 at 70."""
-
-    mean: str
-    whisker: tuple[str, str] | None  #: None: an end is not finite
-
-
-def interval(mean: float, low: float, high: float, largest: float) -> Interval:
-    """Return the picture of an interval on a scale from -largest to largest."""
-
-    def place(value: float) -> str:
-        share = max(-1.0, min(1.0, value / largest)) if largest else 0.0
-        return f"{70 + 66 * share:.1f}"
-
-    ends = (place(low), place(high)) if math.isfinite(low) and math.isfinite(high) else None
-    return Interval(place(mean), ends)
-
-
 def _places(axes: Axes, *columns: Any) -> list[tuple[float, float]]:
     """Return the places of points on the page, at most MOST_POINTS of them, with the first and the last one."""
     points = np.column_stack(columns).astype(float)
@@ -116,7 +97,7 @@ def _corners(points: list[tuple[float, float]]) -> str:
 def _ticks(axis: Axis) -> list[tuple[float, str]]:
     """Return the ticks that are shown, and their names."""
     low, high = sorted(axis.get_view_interval())
-    ticks, formatter = axis.get_majorticklocs().tolist(), axis.get_major_formatter()
+    ticks, formatter = np.array(axis.get_majorticklocs()).tolist(), axis.get_major_formatter()
     numbers = isinstance(formatter, ScalarFormatter)  # which would write a common factor beside the axis
     names = [f"{tick:g}" for tick in ticks] if numbers else formatter.format_ticks(ticks)
     return [(tick, name) for tick, name in zip(ticks, names, strict=True) if low <= tick <= high]

@@ -195,7 +195,7 @@ _PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms"
 DELAYS_OF_TASK = "task"
 
 #: A dataclass whose fields are the options, and which is a `DelayLaw`; and the options that the name sets, which those
-#: of the text replace. The names with -availability are of before the setting availability, for the logs that hold them.
+#: of the text replace. The laws with -availability are those of before the setting availability, for old logs.
 DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "constant": (ConstantDelays, {}),
     "exponential": (ExponentialDelays, {}),
