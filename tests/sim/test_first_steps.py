@@ -11,6 +11,7 @@ from torch import nn
 import afflux.sim
 import own_tasks
 from afflux import rules
+from afflux.cli.terminal import results_table
 from afflux.rules.presets import RULES
 from afflux.sim import (
     ConfigError,
@@ -24,7 +25,6 @@ from afflux.sim import (
     sgd,
 )
 from afflux.sim.results.finished_runs import FILE
-from afflux.sim.results.terminal import results_table
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule, read_rules
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from afflux.cli.terminal import BAR_SECONDS, LINE_SECONDS, describe, show_progress
 from afflux.sim.results.run_history import RunProgress
-from afflux.sim.results.terminal import BAR_SECONDS, LINE_SECONDS, describe, show_progress
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run

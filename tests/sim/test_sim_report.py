@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from afflux.cli import terminal
 from afflux.ops.units import in_bytes
 from afflux.rules import from_config
 from afflux.sim.errors import ConfigError
-from afflux.sim.results import run_folder, terminal
+from afflux.sim.results import run_folder
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec, parse_rule

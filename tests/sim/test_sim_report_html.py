@@ -16,7 +16,7 @@ import afflux
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.report_html import MOST_POINTS, render_report
+from afflux.sim.results.report_html import render_report
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import paired_differences
@@ -218,25 +218,50 @@ def points_of(chart):
 
 
 def test_lines_lie_at_their_values():
-    across, up = svg.linear_axis("x", 0, 40), svg.percent_axis("y")
-    chart = svg.line_chart("t", across, up, [svg.Series("a", 0, [[(0, 0), (10, 0.5), (40, 1), (20, float("nan"))]])])
-    (line,) = points_of(chart.shapes)
+    axes = svg.new_axes()
+    line = figures.SeriesLine(0, "a")
+    line.set_data([0, 10, 40, 20], [0, 0.5, 1, float("nan")])
+    axes.add_line(line)
+    axes.set(xlim=(0, 40), ylim=(0, 1))
+    chart = svg.chart("t", axes)
+    (points,) = points_of(chart.shapes)
     left, right, bottom, top = svg.LEFT, svg.WIDTH - svg.RIGHT, svg.HEIGHT - svg.BOTTOM, svg.TOP
-    assert line == [
+    assert points == [
         (left, bottom),
-        (left + (right - left) / 4, (bottom + top) / 2),
+        (left + round((right - left) / 4, 1), (bottom + top) / 2),
         (right, top),
     ]
+    assert chart.rows[0] == (bottom, "0")
+    assert chart.rows[-1] == (top, "1")
+    assert chart.columns[-1] == (right, "40")
     Page(chart.shapes)
 
 
-def test_a_share_axis_is_linear_below_one_percent():
-    axis = svg.share_axis("y")
-    places = [axis.place(share) for share in (0, 0.005, 0.01, 0.1, 1)]
-    assert places == pytest.approx([0, 0.125, 0.25, 0.625, 1])
-    logarithmic = svg.logarithmic_axis("x", 999)
-    assert [tick for tick, _ in logarithmic.ticks] == [0, 1, 10, 100, 1000]
-    assert logarithmic.place(1000) == 1
+def test_a_share_axis_is_linear_below_one_percent_and_rounds_are_logarithmic():
+    few, many = (result_of(label, 0, [0.1, 0.5]) for label in ("few", "many"))
+    rows = tuple(Evaluation(row.arrivals, 999 * row.version, *row[2:]) for row in many.evaluations)
+    groups = group_by_rule([few, replace(many, evaluations=rows)])
+    axes = svg.new_axes()
+    figures.draw_staleness(axes, groups)
+    heights, names = zip(*svg.chart("t", axes).rows, strict=True)
+    assert names == ("0", "1%", "10%", "100%")
+    assert heights[1] - heights[2] == pytest.approx(heights[2] - heights[3], abs=0.2)
+    axes = svg.new_axes()
+    figures.draw_metric(axes, few.metrics[0], "rounds", groups, None)
+    assert [name for _, name in svg.chart("t", axes).columns] == ["0", "10", "100", "1000"]
+
+
+def test_mean_weights_are_those_of_all_runs_of_a_rule():
+    one, other = (result_of("a", seed, [0.1, 0.5]) for seed in (0, 1))
+    axes = svg.new_axes()
+    figures.draw_weights(
+        axes, group_by_rule([one, replace(other, totals=RoundTotals(1, 0, 1, bin_counts=[3], bin_weights=[2.0]))])
+    )
+    line, level = axes.lines
+    assert [column.tolist() for column in line.get_data()] == [[0, 1], [4.5 / 5, 0.5]], (
+        "a bin without arrivals has no point"
+    )
+    assert list(level.get_ydata()) == [1.0, 1.0]
 
 
 def test_curves_are_means_with_a_band_or_one_line_for_each_run():
@@ -244,15 +269,15 @@ def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     runs = [result_of("a", seed, row) for seed, row in enumerate(values)]
     found = curves.curve(runs, "version", "accuracy")
     assert np.array_equal(found.y[0], values.mean(axis=0))
-    assert np.array_equal(found.high, values.mean(axis=0) + values.std(axis=0, ddof=1))
+    assert np.array_equal(found.band[1], values.mean(axis=0) + values.std(axis=0, ddof=1))
     assert found.x[0].tolist() == [0, 1, 2, 3, 4]
     shorter = [runs[0], replace(runs[1], evaluations=runs[1].evaluations[:3])]
     found = curves.curve(shorter, "version", "accuracy")
-    assert (found.low, found.high) == (None, None)
+    assert found.band is None
     assert [len(y) for y in found.y] == [5, 3]
     page = Page(page_of(shorter))
     assert page.tags.count("polygon") == 0
-    assert curves.curve(runs[:1], "version", "loss").low is None
+    assert curves.curve(runs[:1], "version", "loss").band is None
 
 
 #: Linear RGB seen by readers without red, green or blue cones: Machado, Oliveira and Fernandes (2009), severity 1.
@@ -362,7 +387,7 @@ def test_rules_of_one_schedule_share_a_line():
     one = {label: rows for label, rows in groups.items() if label != "c"}
     assert [schedule.label for schedule in curves.schedules(one, "clients")] == ["all rules"]
     axes = Figure().subplots()
-    figures._staleness(axes, groups)
+    figures.draw_staleness(axes, groups)
     assert [line.get_color() for line in axes.lines] == [curves.COLOURS[index].picture for index in (0, 2)]
     shares = [
         curves.staleness_shares([late, late], curves.staleness_bins(9)[0]).tolist(),
@@ -429,7 +454,7 @@ def test_long_runs_are_thinned_and_hopeless_ones_drawn():
     accuracies = np.linspace(0, 1, 5000)
     page = page_of([result_of("a", 0, accuracies)])
     longest = max(len(line) for line in points_of(page))
-    assert longest == MOST_POINTS
+    assert longest == svg.MOST_POINTS
     lost = result_of("a", 0, [0.1, 0.2])
     rows = tuple(Evaluation(*row[:4], float("nan")) for row in lost.evaluations)
     Page(page_of([replace(lost, evaluations=rows, clients=np.zeros(0, np.int64), totals=RoundTotals())]))

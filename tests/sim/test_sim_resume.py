@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 import afflux
 from afflux import Server, StoreError
 from afflux.cli import app
+from afflux.cli.terminal import show_progress
 from afflux.rules import ca2fl
 from afflux.sim import interrupts
 from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder
-from afflux.sim.results.terminal import show_progress
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import parse_rule

@@ -13,6 +13,7 @@ from msgspec import structs
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import own_tasks
+from afflux.cli.terminal import describe, table_by_rule
 from afflux.sim import ConfigError, Metric, Simulation, Task, partitioned, read_results, resume, sgd, tune
 from afflux.sim.results import figures, statistics, svg
 from afflux.sim.results.report_html import render_report
@@ -21,7 +22,6 @@ from afflux.sim.results.run_history import RunProgress
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import summary_rows
-from afflux.sim.results.terminal import describe, table_by_rule
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.rule_specs import RuleSpec
 from conftest import reproducible
@@ -61,8 +61,8 @@ def heights(chart):
 @pytest.fixture
 def charts(monkeypatch):
     """All line charts of the pages that a test makes."""
-    drawn, line_chart = [], svg.line_chart
-    monkeypatch.setattr(svg, "line_chart", lambda *args, **more: drawn.append(line_chart(*args, **more)) or drawn[-1])
+    drawn, chart = [], svg.chart
+    monkeypatch.setattr(svg, "chart", lambda *args: drawn.append(chart(*args)) or drawn[-1])
     return drawn
 
 

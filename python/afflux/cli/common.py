@@ -62,16 +62,22 @@ def flag_names_in_errors(**flags: str) -> Iterator[None]:
         raise AffluxError(re.sub(r"\b\w+\b", lambda word: flags.get(word[0], word[0]), text)) from None
 
 
+def descriptions() -> dict[str, str]:
+    """Return the description of each setting, from the docstring of `SimConfig`."""
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.cleandoc(SimConfig.__doc__ or ""), re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `config` of `command(config, context, ...)` by one option for each field of SimConfig.
 
     The settings of the preset `paper`, if it is not None, replace the defaults.
     """
-    names = [field.name for field in fields(SimConfig)]
+    names, texts = [field.name for field in fields(SimConfig)], descriptions()
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     def annotation(field: Any) -> Any:
-        option = typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)
+        option = typer.Option(help=_whole(texts[field.name]), hidden=field.name not in COMMON)
         return Annotated[str if field.type == int | str else field.type, option]
 
     options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}

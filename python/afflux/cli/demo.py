@@ -131,7 +131,8 @@ def demo(
 
 
 def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
-    from afflux.sim.results import run_folder, terminal
+    from afflux.cli import terminal
+    from afflux.sim.results import run_folder
 
     screen = terminal.open_console()
     screen.print(run_folder.describe_setting(config, results))

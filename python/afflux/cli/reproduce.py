@@ -125,13 +125,14 @@ def _table_command(table: Table) -> Callable[..., None]:
     ) -> None:
         with report_errors():
             require(*EXTRA)
+            from afflux.cli.terminal import show_progress
             from afflux.sim.papers import reproduction
             from afflux.sim.papers.publishing import write_page
 
             limits = reproduction.Limits(at_most, hours, jobs)
             changes = reproduction.Changes(data_dir, rounds, device)
             page, left = reproduction.reproduce(
-                table, out, parse_seeds(seeds), pattern=cells, changes=changes, limits=limits
+                table, out, parse_seeds(seeds), pattern=cells, changes=changes, limits=limits, show=show_progress
             )
             if (whole := reproduction.folder_page(table, out)) is not None:
                 write_page(whole, out)
@@ -186,8 +187,9 @@ def codecs(
 def _publish(
     out: Path | None, make: "Callable[[Measure], Page]", command: Mapping[str, Any], **options: int | None
 ) -> None:
+    from afflux.cli.terminal import show_progress
     from afflux.sim.papers.publishing import publish
 
-    page, folder = publish(out, make, command, **options)
+    page, folder = publish(out, make, command, show=show_progress, **options)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

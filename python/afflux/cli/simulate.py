@@ -151,15 +151,16 @@ def _watched(
     titles: list[str], config: SimConfig, work: "Callable[[JobProgress], SimulationResults]"
 ) -> "SimulationResults":
     """Return the result of `work`, while its progress is shown."""
-    from afflux.sim.results.terminal import open_console, show_progress
+    from afflux.cli.terminal import show_progress
 
-    with show_progress(titles, config.arrivals, open_console(stderr=True)) as watch:
+    with show_progress(titles, config.arrivals) as watch:
         return work(watch)
 
 
 def _print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
-    from afflux.sim.results import run_folder, terminal
+    from afflux.cli import terminal
+    from afflux.sim.results import run_folder
 
     screen = terminal.open_console()
     screen.print(run_folder.describe_setting(results.config, results, results.failures))
@@ -196,6 +197,7 @@ def compare(
         if paired or keep_updates or tensorboard or save_every:
             others = "--paired, --keep-updates, --tensorboard and --save-every"
             raise ConfigError(f"--grid makes runs of its own, without {others}")
+        from afflux.cli.terminal import show_progress
         from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
         from afflux.sim.papers.publishing import publish
 
@@ -207,6 +209,7 @@ def compare(
                 command(specs, axes, numbers, config, trials),
                 processes=jobs,
                 workers=workers,
+                show=show_progress,
             )
         echo(page.markdown)
         echo(f"wrote {folder}/")

@@ -305,7 +305,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, whole: None
         return
 
-    from afflux.sim.results.terminal import open_console
+    from afflux.cli.terminal import open_console
 
     console = open_console(stderr=True)
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import isinf
@@ -17,6 +17,7 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.curves import COLOURS, curve
 from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, all_lines, line_key, lines_of_jobs
 from afflux.sim.results.run_folder import create_run_folder, locked, remove_run_files
+from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import Evaluated, SeedStatistics, seed_statistics
 from afflux.sim.runs.compare import compare, default_processes
 from afflux.sim.runs.library import run_in_folder
@@ -42,6 +43,8 @@ class Page:
 #: File of a folder with the arguments of the command that has made its page.
 COMMAND = "command.json"
 
+#: Called with the titles of runs and the most arrivals of one: a block in which `compare` calls what it yields.
+Show = Callable[[Sequence[str], int], AbstractContextManager[JobProgress]]
 #: Runs all jobs, which must have the same number of arrivals, and returns their outcomes in the same order.
 Measure = Callable[..., list[Outcome]]
 
@@ -53,7 +56,7 @@ def measure(
     at_most: int | None = None,
     workers: Workers = 1,
     task: Task | None = None,
-    progress: bool = True,
+    show: Show | None = None,
     run_folder: str = "",
 ) -> list[Outcome]:
     """Run the jobs that are not finished yet, in parallel; each result is written to `folder` when its run is finished.
@@ -67,7 +70,7 @@ def measure(
         at_most: run at most so many jobs.
         workers: processes of each run that train; see `run`.
         task: see `run`.
-        progress: whether progress bars are shown.
+        show: shows the progress of the runs while they are made; default nothing.
         run_folder: the name of a run folder in `folder`, in which all files of these runs are written; default none.
 
     Returns:
@@ -77,14 +80,9 @@ def measure(
         ConfigError: some jobs are not finished after `at_most` runs, or finished ones began with other data.
     """
     require("torch", "matplotlib", "rich")
-    from afflux.sim.results.terminal import open_console, show_progress
-
     path, config = folder / run_folder / FILE, jobs[0].config or SimConfig()
     with ExitStack() as screen:
-        watch = None
-        if progress:
-            bars = show_progress([job.title for job in jobs], config.arrivals, open_console(stderr=True))
-            watch = screen.enter_context(bars)
+        watch = screen.enter_context(show([job.title for job in jobs], config.arrivals)) if show else None
         options: dict[str, Any] = {"processes": processes or default_processes(workers), "workers": workers}
         options |= {"watch": watch, "task": task}
         if run_folder:

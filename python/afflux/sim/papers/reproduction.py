@@ -23,7 +23,7 @@ from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
 from afflux.sim.papers.grid import SETTINGS, parse_grid, points
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
-from afflux.sim.papers.publishing import Page
+from afflux.sim.papers.publishing import Page, Show
 from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.finished_runs import FinishedRuns, Job, all_lines, lines_of_jobs
 from afflux.sim.results.run_folder import locked
@@ -149,6 +149,7 @@ def reproduce(
     pattern: str = "*",
     changes: Changes = UNCHANGED,
     limits: Limits = NO_LIMITS,
+    show: Show | None = None,
 ) -> tuple[Page, int]:
     """Make the runs that `folder` does not hold yet, and return the page of all that have ended.
 
@@ -159,6 +160,7 @@ def reproduce(
         pattern: of the names of the cells, with * and ?.
         changes: what differs from the settings of the cells.
         limits: the ends of this call.
+        show: see `measure`.
 
     Returns:
         The page, and the number of runs that are not finished.
@@ -183,7 +185,7 @@ def reproduce(
         raise ConfigError(f"{table.name} has no cell {pattern!r}; its first one is {table.cells[0].name!r}")
     for _ in range(2):  # the trials, and then the cells that waited for them
         runs, waiting = runs_of(table, cells, seeds, _lines_in(folder), changes)
-        limits, left = _make(table, folder, runs, limits)
+        limits, left = _make(table, folder, runs, limits, show)
         if not waiting or left or limits.hours == 0:
             break
     else:
@@ -192,10 +194,8 @@ def reproduce(
     return page_of(table, runs, lines, rows_of(table, _lines_in(folder))), left + waiting
 
 
-def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tuple[Limits, int]:
+def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show: Show | None) -> tuple[Limits, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
-    from afflux.sim.results.terminal import open_console, show_progress
-
     jobs = [run.job for run in runs]
     inputs = inputs_of_jobs(jobs, SimConfig())
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits) -> tu
         finished = FinishedRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
         if len(ended) < len(jobs) and limits.hours != 0:
             titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
-            watch = screen.enter_context(show_progress(titles, max(map(_arrivals, jobs)), open_console(stderr=True)))
+            watch = screen.enter_context(show(titles, max(map(_arrivals, jobs)))) if show else None
             options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
             compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
     count = len(finished) - len(ended)

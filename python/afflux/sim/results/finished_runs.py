@@ -9,18 +9,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 import numpy as np
 
 from afflux import __version__
 from afflux.sim.errors import ConfigError, DivergedError, ProcessKilledError, TrainingError
-from afflux.sim.results.audit_log import FOLDER, Count, file_stem, read_audit_log
+from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, evaluation_reader
+from afflux.sim.results.run_result import Evaluation, RunResult, evaluation_reader
 from afflux.sim.results.updates_file import truncate_file
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
@@ -235,27 +234,16 @@ def line_key(line: Mapping[str, Any]) -> str:
     return json.dumps([*facts, line.get("code", {}), line.get("followers", [])], sort_keys=True)
 
 
-class ResultFacts(msgspec.Struct, frozen=True):
-    """The facts of a result that neither the outcome nor the audit log has."""
-
-    num_clients: Count
-    state_bytes: Count
-    server_ms: float
-    digest: str
-    leader: str
-    settings: dict[str, Any]
-    division: dict[str, Any]
-    options: dict[str, Any]
-    parts: dict[str, Any]
-    buffers_digest: str = ""
-    client_evaluations: tuple[ClientEvaluation, ...] = ()
-    sent_bytes: tuple[tuple[Count, Count], ...] = ()
+#: The facts of a result that neither the outcome nor the audit log has: `RunResult` has them by these names.
+FACTS = (
+    *("num_clients", "state_bytes", "server_ms", "digest", "leader", "settings", "division", "options", "parts"),
+    *("buffers_digest", "client_evaluations", "sent_bytes"),
+)
 
 
 def result_facts(more: Mapping[str, Any], index: int, result: RunResult | None) -> dict[str, Any]:
     """Return what `read_line` reads beside the outcome, and `more`; see `FinishedRuns`."""
-    names = ResultFacts.__struct_fields__
-    return {**more} | ({} if result is None else {"result": {name: getattr(result, name) for name in names}})
+    return {**more} | ({} if result is None else {"result": {name: getattr(result, name) for name in FACTS}})
 
 
 def read_line(folder: Path, line: Mapping[str, Any]) -> Runs:
@@ -274,7 +262,9 @@ def read_line(folder: Path, line: Mapping[str, Any]) -> Runs:
 
 
 def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
-    label, seed, facts = line["rule"], line["seed"], msgspec.convert(line["result"], ResultFacts)
+    label, seed, types = line["rule"], line["seed"], get_type_hints(RunResult) | {"server_ms": float}
+    facts = {name: msgspec.convert(line["result"][name], types[name]) for name in FACTS if name in line["result"]}
+    server_ms = facts.pop("server_ms")
     log = read_audit_log(folder / FOLDER / f"{file_stem(label, seed)}.jsonl")
     model = folder / MODELS / f"{log.path.stem}.safetensors"
     hook = evaluation_reader(log.header.task_metrics)
@@ -284,18 +274,14 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
     for dropout in log.dropouts:
         history.add_dropout(dropout.fate)
     for round in log.rounds:
-        weights = np.array(round.weights, np.float64)  # None becomes nan
-        report: Any = SimpleNamespace(staleness=np.array(round.staleness), weights=weights, seconds=0.0)
-        report.stepped, report.rejected = round.stepped, round.rejected
-        history.add_round(report)
-    history.seconds = [] if np.isnan(facts.server_ms) else [facts.server_ms / 1e3]
-    if log.end is None or log.end.params_sha256 != facts.digest:
+        history.add_round(round)
+    history.seconds = [] if np.isnan(server_ms) else [server_ms / 1e3]
+    if log.end is None or log.end.params_sha256 != facts["digest"]:
         raise ConfigError(f"{log.path} is not the log of the run in {FILE}")
-    names = {*ResultFacts.__struct_fields__} - {"server_ms"}
     return RunResult(
         spec=RuleSpec(log.header.rule, tuple(log.header.options.items()), label),
         seed=seed,
-        **(history.result_fields() | {name: getattr(facts, name) for name in names}),
+        **(history.result_fields() | facts),
         params=np.zeros(0, np.float32),
         first_params_sha256=log.header.first_params_sha256,
         metrics=log.header.task_metrics,

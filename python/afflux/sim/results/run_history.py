@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from afflux.aggregation.reports import Report
-from afflux.sim.results.audit_log import Count
+from afflux.sim.results.audit_log import Count, RoundLine
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RoundTotals
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.metrics import CLASSIFICATION
@@ -102,11 +102,12 @@ class RunHistory(Struct, forbid_unknown_fields=True):
             "client_evaluations": tuple(self.client_evaluations or ()),
         }
 
-    def add_round(self, report: Report) -> None:
-        """Add one round."""
-        staleness, weights = report.staleness.tolist(), report.weights.tolist()
+    def add_round(self, report: Report | RoundLine, seconds: float = 0.0) -> None:
+        """Add one round, which took so many seconds."""
+        staleness = np.array(report.staleness).tolist()
+        weights = np.array(report.weights, np.float64).tolist()  # None becomes nan
         self.round_staleness.append(max(staleness))
-        self.seconds.append(report.seconds)
+        self.seconds.append(seconds)
         add_weights(self.totals, staleness, weights)
         self.totals.skipped += not report.stepped
         rejected = self.totals.rejected

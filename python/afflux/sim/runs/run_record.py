@@ -119,7 +119,7 @@ class RunRecord:
             )
             log.write(line)
         for report in () if receipt.report is None else (receipt.report, *receipt.more):
-            history.add_round(report)
+            history.add_round(report, report.seconds)
             if log is not None:
                 log.write_round(report)
             if self.on_evaluation is not None:

@@ -36,20 +36,25 @@ def open_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def show_progress(
-    titles: Sequence[str], arrivals: int, console: Console, clock: Callable[[], float] = time.monotonic
+    titles: Sequence[str],
+    arrivals: int,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[JobProgress]:
     """Show arrivals, score, staleness and the time left of each run.
 
     Args:
         titles: one for each run.
         arrivals: of each run, at most; UNLIMITED if it ends otherwise.
-        console: the output: bars on a terminal, else a line after 10, 30 and 70 seconds, then every minute. The line
-            has the runs that go on and had an arrival since the line before, and the number of finished ones.
+        console: the output, default standard error: bars on a terminal, else a line after 10, 30 and 70 seconds, then
+            every minute. The line has the runs that go on and had an arrival since the line before, and the number of
+            finished ones.
         clock: seconds, for the estimates.
 
     Yields:
         A function to call with (index of the run, its progress).
     """
+    console = console or open_console(stderr=True)
     live = console.is_interactive  # a terminal that can move its cursor
     left = TimeRemainingColumn(compact=True)
     bars = Progress(
