@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import rows
 from afflux.cli import app
 from afflux.ops import codecs
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.sim.papers import codec_errors, table_pages
 from conftest import ROOT
 from test_codecs import ERRORS

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from afflux.rules.specs import parse_rule
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 
 torch = pytest.importorskip("torch")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch finds none for clients")

@@ -23,6 +23,7 @@ from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError,
 from afflux.distributed import RayPlane, ray_plane, service
 from afflux.distributed.connection import RemoteShard
 from afflux.distributed.handle import Continuation, Request, unpacked
+from afflux.rules.specs import parse_rule
 from afflux.selftest.digest import vectors
 from afflux.sim import ConfigError
 from afflux.sim.errors import TrainingError
@@ -32,7 +33,6 @@ from afflux.sim.runs.compare import compare
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from builds import run
 from conftest import ROOT, bits, found, reproducible
 from sharded_runs import CASES, SUPERBLOCK, D, served

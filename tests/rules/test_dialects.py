@@ -8,8 +8,8 @@ from afflux import Server
 from afflux.ops.errors import AffluxError
 from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
+from afflux.rules.specs import parse_rule
 from afflux.rules.staleness import Constant, Hinge, Polynomial
-from afflux.sim.workload.rule_specs import parse_rule
 from conftest import ROOT
 
 DOCS = ROOT / "docs" / "dialects.md"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
@@ -20,7 +21,6 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
 from made_runs import resume, run_in_store, run_paired
 from pairwise import soak

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afflux.ops.errors import ConfigError
 from afflux.sim.data import LAYOUTS, _read, read_data_set
 from afflux.sim.data.image_set import channel_moments
-from afflux.sim.errors import ConfigError
 from afflux.sim.papers import text_set
 from afflux.sim.papers.text_set import ALPHABET, decode, encode
 from afflux.sim.workload.inputs import content_digest

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.workload.availability import DeviceAvailability, ReadyTimes
 from afflux.sim.workload.config import SimConfig
@@ -21,7 +22,6 @@ from afflux.sim.workload.delays import (
     delay_law,
     fadas_classes,
 )
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from made_runs import run
 

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 import processes
 from afflux.cli import app, demo
 from afflux.ops.errors import AffluxError
+from afflux.rules.specs import parse_rule
 from afflux.sim.runs import compare as runs_compare
 from afflux.sim.runs import run_checkpoint
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=10)
 RULE = parse_rule("ca2fl:buffer_size=5")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification
-from afflux.sim.errors import ConfigError
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, machine, reproduce, states
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 from test_paper_task import write_images
 

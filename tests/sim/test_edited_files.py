@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.rules.files import code_digests
 from afflux.sim import interrupts
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.finished_runs import FinishedRuns
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.workload.rule_files import code_digests
 from pairwise import soak
 
 RULE = """

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import own_tasks
+from afflux.rules.specs import parse_rule
 from afflux.sim import Simulation, TrainingError, read_audit_log, replay, scaffold
 from afflux.sim.errors import DivergedError
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import run_record, workers
-from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
 from made_runs import run_paired
 

@@ -13,6 +13,7 @@ import own_tasks
 from afflux import rules
 from afflux.cli.terminal import results_table
 from afflux.rules.presets import RULES
+from afflux.rules.specs import parse_rule, read_rules
 from afflux.sim import (
     ConfigError,
     DivergedError,
@@ -26,7 +27,6 @@ from afflux.sim import (
 )
 from afflux.sim.results.finished_runs import FILE
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule, read_rules
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.sim.papers.lora_task import TASKS, read_glue
 
 FILES = {

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.runs import simulation
 from afflux.store.index_types import Name

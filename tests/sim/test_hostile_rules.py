@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.files import code_digests
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.papers.lora_task import checkpoint_folder
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
-from afflux.sim.workload.rule_files import code_digests
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from afflux.sim.workload.task_registry import build_task
 from pairwise import soak
 

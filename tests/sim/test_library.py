@@ -15,6 +15,7 @@ from torch import nn
 
 import own_tasks
 from afflux.rules import fedbuff
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim import (
     ConfigError,
     Simulation,
@@ -39,7 +40,6 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import ROOT, reproducible
 from made_runs import resume, run, run_in_store
 

@@ -9,15 +9,15 @@ import torch
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim import read_audit_log
-from afflux.sim.errors import ConfigError
 from afflux.sim.papers import lora_task
 from afflux.sim.papers.presets.registry import all_presets
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak

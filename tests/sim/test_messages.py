@@ -12,6 +12,8 @@ import torch
 import own_tasks
 from afflux.cli import common
 from afflux.ops.errors import StoreError
+from afflux.rules import files as rule_files
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, read_results, register_task
 from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.data import image_set
@@ -24,10 +26,8 @@ from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.simulation import replay_updates
-from afflux.sim.workload import rule_files
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
-from afflux.sim.workload.rule_specs import parse_rule
 
 X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36)

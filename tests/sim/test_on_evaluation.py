@@ -6,12 +6,12 @@ from concurrent.futures import Future
 import pytest
 
 import own_tasks
+from afflux.rules.specs import parse_rule
 from afflux.sim import Simulation, partitioned, resume
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_history import TrackedRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from pairwise import soak
 
 RULES = ["fedbuff:buffer_size=3", "fedasync"]

@@ -12,10 +12,11 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim import Simulation, Task, classification, partitioned, replay, tune
 from afflux.sim import data as data_sets
 from afflux.sim.data import image_set
-from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.results.finished_runs import FILE
 from afflux.sim.runs import setup
@@ -24,7 +25,6 @@ from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from made_runs import resume, run, run_in_store
 from pairwise import soak

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers.augmentation import randaugment
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from made_runs import run
 from pairwise import soak

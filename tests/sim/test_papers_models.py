@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from afflux.ops.errors import ConfigError
 from afflux.sim.clients.flat_model import reproducible_torch
-from afflux.sim.errors import ConfigError
 from afflux.sim.models import MODELS, build_model
 from afflux.sim.models.networks import NETWORKS
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError
 from afflux.sim.clients import schedule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, Dropout, schedule_events
@@ -25,7 +26,6 @@ from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.selection import ClientResult, Oort, Population, Uniform, selection_law
 from made_runs import resume, run, run_in_store, run_paired
 

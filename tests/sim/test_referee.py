@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from afflux.cli import app
 from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.publishing import write_page
@@ -28,7 +29,6 @@ from afflux.sim.papers.reproduction import Limits, folder_page, reproduce, rows_
 from afflux.sim.results.finished_runs import _identity
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
-from afflux.sim.workload.rule_specs import parse_rule
 
 
 def brute_force(differences):

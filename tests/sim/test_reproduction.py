@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim import read_audit_log, replay
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.errors import ConfigError
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import Line
@@ -35,7 +36,6 @@ from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from conftest import ROOT
 from pairwise import soak

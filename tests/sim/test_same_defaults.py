@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.figures import _metric_axes
 from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION
-from afflux.sim.workload.rule_specs import parse_rule
 
 X, Y = own_tasks.X[:200], own_tasks.Y[:200]
 SETTINGS = {"num_clients": 12, "concurrency": 4, "arrivals": 40, "eval_every": 40}

@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from afflux.ops.errors import ConfigError
 from afflux.rules import RULES
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.server.aggregator import Aggregator
 from afflux.sim import replay
 from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import ConfigError, DivergedError
+from afflux.sim.errors import DivergedError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import split_runs
@@ -27,7 +29,6 @@ from afflux.sim.runs import event_loop
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.runs.simulation import complete_arrivals, replay_config, replay_updates
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from made_runs import run, run_paired
 from pairwise import soak
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from afflux.rules.specs import parse_rule
 from afflux.sim import interrupts
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from pairwise import soak
 
 

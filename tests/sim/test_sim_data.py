@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from afflux.ops.errors import ConfigError
 from afflux.sim.data import image_set, read_data_set
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.delays import delay_law, fadas_classes
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream

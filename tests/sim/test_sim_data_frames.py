@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import own_tasks
+from afflux.rules.specs import RuleSpec
 from afflux.sim import ConfigError, MissingExtraError, Simulation, partitioned
 from afflux.sim.results import run_folder, tensorboard
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.results.statistics import paired_differences, reach_targets
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 
 RULES = ["fedbuff:buffer_size=3", "fedasync"]
 

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 import afflux.sim.runs.compare
 from afflux.cli import app
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages, tables
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")

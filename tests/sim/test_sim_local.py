@@ -10,19 +10,19 @@ import torch
 import rows
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.clients.batches import batch_indices, take
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
-from afflux.sim.errors import ConfigError
 from afflux.sim.models import build_model
 from afflux.sim.runs.event_loop import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.selection import Population
 from afflux.sim.workload.task import Partitioned, Task
 from made_runs import run

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from afflux.cli.terminal import BAR_SECONDS, LINE_SECONDS, describe, show_progress
+from afflux.rules.specs import parse_rule
 from afflux.sim.results.run_history import RunProgress
 from afflux.sim.workload.config import UNLIMITED, SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=30, eval_every=7, local_steps=2)

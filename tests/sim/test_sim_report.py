@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from afflux.cli import terminal
+from afflux.ops.errors import ConfigError
 from afflux.ops.units import in_bytes
 from afflux.rules import from_config
-from afflux.sim.errors import ConfigError
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.results import run_folder
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import ROOT
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)

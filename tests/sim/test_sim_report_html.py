@@ -13,7 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import afflux
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec, parse_rule, rule_parameters
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import render_report
@@ -22,7 +23,6 @@ from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import paired_differences
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule, rule_parameters
 from conftest import ROOT
 from made_runs import audit_folder
 

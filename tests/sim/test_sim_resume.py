@@ -21,13 +21,13 @@ import afflux
 from afflux import Server, StoreError
 from afflux.cli import app
 from afflux.cli.terminal import show_progress
+from afflux.ops.errors import ConfigError
 from afflux.rules import ca2fl
+from afflux.rules.specs import parse_rule
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from conftest import FORKS, reproducible
 from crashes import in_child
 from made_runs import audit_folder, resume, run, run_in_store

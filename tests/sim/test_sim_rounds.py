@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, make_schedule, schedule_events, schedule_rounds
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import delay_law
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.selection import Population
 from made_runs import run
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.rules.staleness import Constant, Hinge
 from afflux.server.aggregator import Aggregator
 from afflux.server.server import Server
 from afflux.sim.clients.training import Trainer
-from afflux.sim.errors import ConfigError, DivergedError, MissingExtraError
+from afflux.sim.errors import DivergedError, MissingExtraError
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, seed_statistics, summarise
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from conftest import reproducible
 from made_runs import run
 

@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.results import statistics
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.results.run_history import MOST_REASONS, OTHER_REASONS, RunHistory, add_weights
@@ -21,7 +22,6 @@ from afflux.sim.results.run_result import (
     time_statistics,
 )
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec, parse_rule
 from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=60, eval_every=10, delays="fadas-mild")

@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.results import tensorboard
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import resume, run, run_in_store, run_paired
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)

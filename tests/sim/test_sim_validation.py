@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from afflux import Server
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import needs_validation_gradient, parse_rule
 from afflux.sim.clients.training import Trainer
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import needs_validation_gradient, parse_rule
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)

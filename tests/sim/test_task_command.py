@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, interrupts, read_audit_log
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from afflux.sim.workload.task_registry import build_task
 from pairwise import soak
 

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import own_tasks
 from afflux.cli.terminal import describe, table_by_rule
+from afflux.rules.specs import RuleSpec
 from afflux.sim import ConfigError, Metric, Simulation, Task, partitioned, read_results, resume, sgd, tune
 from afflux.sim.results import figures, statistics, svg
 from afflux.sim.results.report_html import render_report
@@ -23,7 +24,6 @@ from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import summary_rows
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 from conftest import reproducible
 
 PERPLEXITY = Metric("perplexity", lower_is_better=True, range=(1.0, None))

@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, partitioned, sgd
 from afflux.sim.papers.grid import parse_grid, points
 from afflux.sim.results import run_folder
 from afflux.sim.workload.config import UNLIMITED, SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=12, local_steps=1)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import own_tasks
 import stateful_models
 from afflux.cli import app
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, interrupts, partitioned
 from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.results import run_folder
@@ -27,7 +28,6 @@ from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 from conftest import reproducible
 from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak

@@ -52,8 +52,8 @@ def compile_step(make_model: MakeModel, batch_size: int) -> None:
 
 def no_compiler() -> str | None:
     """Return why steps cannot be compiled here; None if they can."""
+    from afflux.ops.errors import ConfigError
     from afflux.sim.clients.compiled_training import require_compiler
-    from afflux.sim.errors import ConfigError
 
     try:
         require_compiler()

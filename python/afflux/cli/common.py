@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from afflux.cli.options import typer
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, ConfigError, UnavailableError
 from afflux.ops.validation import printable
-from afflux.sim.errors import EXTRA, ConfigError, require, text_with_notes
+from afflux.rules.specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, rule_parameters
+from afflux.sim.errors import EXTRA, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
 from afflux.sim.workload.config import SimConfig, unlimit_arrivals, unread_settings
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, rule_parameters
 
 #: The settings in the output of --help; --help-all prints all of them.
 COMMON = (
@@ -77,7 +77,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     def annotation(field: Any) -> Any:
-        option = typer.Option(help=_whole(texts[field.name]), hidden=field.name not in COMMON)
+        option = typer.Option(help=_whole(texts.get(field.name, "")), hidden=field.name not in COMMON)
         return Annotated[str if field.type == int | str else field.type, option]
 
     options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}

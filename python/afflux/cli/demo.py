@@ -14,9 +14,9 @@ import typer
 from afflux.cli.common import OutFolder, parse_rules, parse_seeds, report_errors
 from afflux.cli.simulate import make_runs
 from afflux.ops.errors import AffluxError
+from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from afflux.sim.results.run_history import RunProgress

@@ -12,10 +12,10 @@ from afflux._engine_library import CUDA_STATE
 from afflux.cli.common import report_errors
 from afflux.cli.options import typer
 from afflux.rules import RULES
+from afflux.rules.files import rule_function
 from afflux.rules.registry import registered_parts
+from afflux.rules.specs import format_option, literal_choices, rule_parameters
 from afflux.rules.staleness import StalenessLaw
-from afflux.sim.workload.rule_files import rule_function
-from afflux.sim.workload.rule_specs import format_option, literal_choices, rule_parameters
 
 RULES_HELP = """Print the presets: their formulas, options and defaults.
 

@@ -24,12 +24,13 @@ from afflux.cli.common import (
     split_rules,
     with_config_options,
 )
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import printable
 from afflux.rules import RULES
+from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
-from afflux.sim.errors import EXTRA, ConfigError, require
+from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from afflux.sim.results.run_history import JobProgress

@@ -7,6 +7,10 @@ from afflux._engine import AffluxError, UnavailableError
 __all__ = ["AffluxError", "BusyError", "StoreError", "UnavailableError"]
 
 
+class ConfigError(AffluxError):
+    """A setting is unknown or impossible: of the simulation, or of a rule that is given as text."""
+
+
 class BusyError(AffluxError):
     """All slots are taken, or too many requests of handles wait: try again later."""
 

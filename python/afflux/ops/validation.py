@@ -18,7 +18,7 @@ from typing import Any, NoReturn, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, ConfigError, UnavailableError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -381,6 +381,13 @@ def known_names(name: object, options: Iterable[str]) -> str:
     close = get_close_matches(text, names) if text is not None and len(text) <= 80 else []
     nearest = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{nearest}known: {', '.join(names)}"
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+    """Raise ConfigError, listing the nearest and all known names, unless `name` is one of them."""
+    choices = sorted(names)
+    if name not in choices:
+        raise ConfigError(f"unknown {what} {brief(name)}; {known_names(name, choices)}")
 
 
 def path_of(op: str, name: str, value: object) -> Path:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afflux.sim.errors import ConfigError as ConfigError
+    from afflux.ops.errors import ConfigError as ConfigError
     from afflux.sim.errors import DivergedError as DivergedError
     from afflux.sim.errors import MissingExtraError as MissingExtraError
     from afflux.sim.errors import TrainingError as TrainingError

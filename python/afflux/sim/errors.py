@@ -1,19 +1,16 @@
 """Errors of the simulator that a user can act on, and the check for optional packages."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, known_names, raise_if_from_signal
+from afflux.ops.errors import ConfigError as ConfigError
+from afflux.ops.validation import raise_if_from_signal
 
 #: Modules that the simulator imports, and the packages of the extra `sim` that hold them.
 EXTRA = {name: name for name in ("torch", "sklearn", "matplotlib", "rich", "pandas", "jinja2", "safetensors")}
 EXTRA |= {"sklearn": "scikit-learn", "jinja2": "Jinja2"}
-
-
-class ConfigError(AffluxError):
-    """A setting of the simulation is unknown or impossible."""
 
 
 class TrainingError(AffluxError):
@@ -57,10 +54,3 @@ def require(*modules: str) -> None:
     missing = [EXTRA[module] for module in modules if find_spec(module) is None]
     if missing:
         raise MissingExtraError(f"the simulator needs {', '.join(missing)}: pip install 'afflux[sim]'")
-
-
-def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Raise ConfigError, listing the nearest and all known names, unless `name` is one of them."""
-    choices = sorted(names)
-    if name not in choices:
-        raise ConfigError(f"unknown {what} {brief(name)}; {known_names(name, choices)}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 
 #: Names of the label, where the items of a data set are dicts.
 LABELS = ("label", "labels")

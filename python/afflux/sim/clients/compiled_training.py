@@ -20,9 +20,9 @@ import torch
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import shortened
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.task import Loss

@@ -12,8 +12,9 @@ import torch
 from afflux.arrays.fields import Role, from_words, to_words
 from afflux.arrays.layout import Layout
 from afflux.arrays.roles import Roles
+from afflux.ops.errors import ConfigError
 from afflux.sim.clients.module_state import ModuleState
-from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.sim.errors import note_on_errors
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import positional_parameters
 

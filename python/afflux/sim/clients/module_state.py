@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 
 
 class NamedTensor:

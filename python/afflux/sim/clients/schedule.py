@@ -14,14 +14,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief
 from afflux.rules import SYNCHRONOUS
-from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.rules.specs import RuleSpec
+from afflux.sim.errors import note_on_errors
 from afflux.sim.workload.availability import Fate, ReadyTimes, availability_law, dropout_law
 from afflux.sim.workload.config import SAMPLING, SimConfig, concurrency_steps
 from afflux.sim.workload.delays import Delay, DelayLaw, delay_law
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.selection import Population, Uniform, selection_law
 
 #: Dispatches in a row whose results are lost, after which a run ends with an error.

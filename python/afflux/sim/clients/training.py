@@ -15,18 +15,18 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from afflux.aggregation.reports import Pulled
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_COUNT, brief, raise_if_from_signal, shortened
+from afflux.ops.errors import AffluxError, ConfigError
+from afflux.ops.validation import MOST_COUNT, brief, known, raise_if_from_signal, shortened
+from afflux.rules.specs import VALIDATION_VECTOR
 from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, on_device, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import ConfigError, TrainingError, known, note_on_errors, text_with_notes
+from afflux.sim.errors import TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import class_loss, note_on_examples
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.metrics import CLASSIFICATION
-from afflux.sim.workload.rule_specs import VALIDATION_VECTOR
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.

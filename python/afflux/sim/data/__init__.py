@@ -6,9 +6,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from afflux.ops.validation import known
 from afflux.sim.data import image_set
 from afflux.sim.data.files import Layout, data_folder, read_first
-from afflux.sim.errors import known
 
 DIGITS = "digits"
 #: Layouts of the files, or the name of those of a data set whose examples have owners.

@@ -13,7 +13,7 @@ from pickle import UnpicklingError
 from typing import BinaryIO, Generic, TypeVar
 from zipfile import BadZipFile
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.store.files import opened
 
 Data = TypeVar("Data")

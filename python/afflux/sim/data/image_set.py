@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
 from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import Layout, bad_file
 from afflux.sim.data.formats import read_idx, read_npz, read_records
-from afflux.sim.errors import ConfigError, known, require
+from afflux.sim.errors import require
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 INPUTS = ("standardised", "unit", "raw")

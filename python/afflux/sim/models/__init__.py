@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afflux.sim.errors import known
+from afflux.ops.validation import known
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 
 Shape: TypeAlias = tuple[int, ...]  #: (channels, height, width) of an image, or (window,) of a text.
 #: (name, shape of an example, number of classes) -> module; the name is for errors.

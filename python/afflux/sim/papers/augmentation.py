@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
 from afflux.sim.data.image_set import ImageSet, channel_moments
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.task import Divided, Partitioned
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from afflux import __version__, ops
 from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
-from afflux.sim.errors import ConfigError, require
+from afflux.ops.errors import ConfigError
+from afflux.sim.errors import require
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
 

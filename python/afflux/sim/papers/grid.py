@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
 from zlib import crc32
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief
-from afflux.sim.errors import ConfigError
+from afflux.rules.specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Measure, Page, draw_scores, final_score, markdown_table, measure, publish
 from afflux.sim.results.finished_runs import Job
@@ -25,7 +26,6 @@ from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
 from afflux.sim.data.files import Layout, bad_file, data_folder, read_first
 from afflux.sim.data.formats import read_table
-from afflux.sim.errors import ConfigError, MissingExtraError, known
+from afflux.sim.errors import MissingExtraError
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Partitioned, Task

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.sim.models.networks import Shape, image_shape
 
 Normalization: TypeAlias = Callable[[int], nn.Module]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.errors import ConfigError, known
 from afflux.sim.papers.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_initial_values
 from afflux.sim.papers.text_set import TextSet
 from afflux.sim.workload.config import SimConfig

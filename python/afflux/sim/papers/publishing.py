@@ -10,7 +10,9 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from afflux.sim.errors import ConfigError, TrainingError, require
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec
+from afflux.sim.errors import TrainingError, require
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.audit_log import FOLDER as AUDIT
 from afflux.sim.results.audit_log import AuditOutput
@@ -25,7 +27,6 @@ from afflux.sim.runs.setup import inputs_of_jobs
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
 

@@ -17,7 +17,9 @@ import msgspec
 import numpy as np
 
 from afflux.ops import default_threads
-from afflux.sim.errors import ConfigError, require
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import needs_validation_gradient, parse_rule
+from afflux.sim.errors import require
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
 from afflux.sim.papers.grid import SETTINGS, parse_grid, points
@@ -31,7 +33,6 @@ from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import compare
 from afflux.sim.runs.setup import inputs_of_jobs
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import needs_validation_gradient, parse_rule
 
 #: The largest difference of a CNN's final accuracy between the kernels of two machines.
 CNN_DIFFERENCE = 0.025

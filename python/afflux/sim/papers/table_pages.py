@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from afflux import __version__
 from afflux.ops import codecs
+from afflux.rules.specs import RuleSpec
 from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Page, final_score, markdown_table
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 
 #: Markers of the kinds of codecs that round, in the order of the colours.
 CODEC_MARKERS = dict(zip(dict.fromkeys(codec.coding for codec in codecs.ROUNDING), cycle("xPos^Dv*<>"), strict=False))

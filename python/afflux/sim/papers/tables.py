@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Measure, Page
 from afflux.sim.papers.table_pages import Cell
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_specs import parse_rule
 
 # ---- MF-CA2FL (section 5) at 8, 4, 2 and 1 bits beside CA2FL, for every codec ---------------------------------------
 

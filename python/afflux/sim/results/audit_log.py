@@ -19,14 +19,14 @@ import numpy as np
 from msgspec import Meta
 
 from afflux.aggregation.reports import Report
-from afflux.ops.validation import brief
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import brief, known
 from afflux.rules import RULES
-from afflux.sim.errors import ConfigError, known
+from afflux.rules.specs import JsonScalar, RuleSpec, parse_rule
 from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_specs import JsonScalar, RuleSpec, parse_rule
 from afflux.store.files import opened
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1

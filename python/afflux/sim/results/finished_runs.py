@@ -15,7 +15,10 @@ import msgspec
 import numpy as np
 
 from afflux import __version__
-from afflux.sim.errors import ConfigError, DivergedError, ProcessKilledError, TrainingError
+from afflux.ops.errors import ConfigError
+from afflux.rules.files import code_digests
+from afflux.rules.specs import RuleSpec
+from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
 from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
@@ -24,8 +27,6 @@ from afflux.sim.results.updates_file import truncate_file
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_files import code_digests
-from afflux.sim.workload.rule_specs import RuleSpec
 
 FILE = "finished.jsonl"
 #: Of lines that have no result: which errors they are, beside `OPEN`, a run that no command has brought to an end.

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afflux.sim.errors import ConfigError, require
+from afflux.ops.errors import ConfigError
+from afflux.sim.errors import require
 from afflux.sim.workload.inputs import content_digest
 
 if TYPE_CHECKING:

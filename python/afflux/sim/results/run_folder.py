@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from afflux.ops.errors import StoreError, UnavailableError
+from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
-from afflux.sim.errors import ConfigError, require
+from afflux.sim.errors import require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.finished_runs import (
     AGAIN,

@@ -14,11 +14,12 @@ import numpy as np
 from msgspec import Struct
 
 from afflux.arrays.layout import Layout
-from afflux.sim.errors import ConfigError, require
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec
+from afflux.sim.errors import require
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.model_file import constants_sha256, load_model
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_specs import RuleSpec
 
 if TYPE_CHECKING:
     from torch import nn

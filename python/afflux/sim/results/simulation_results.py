@@ -7,7 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from afflux.sim.errors import ConfigError, known, require
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
+from afflux.sim.errors import require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.sim.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.units import in_bytes
-from afflux.sim.errors import ConfigError, known, require
+from afflux.ops.validation import known
+from afflux.sim.errors import require
 from afflux.sim.results.run_result import (
     CLIENT_NUMBERS,
     NUMBERS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.store.files import opened
 
 

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from afflux.ops import default_threads
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import printable
+from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError, require, text_with_notes
+from afflux.sim.errors import require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
@@ -26,7 +28,6 @@ from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool, Workers
 from afflux.sim.workload.config import IMAGES, SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
 _LOGGER = logging.getLogger("afflux")

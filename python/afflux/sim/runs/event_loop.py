@@ -17,13 +17,14 @@ import numpy as np
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.codecs import Codec
+from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
+from afflux.rules.specs import RuleSpec, needs_validation_gradient
 from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.schedule import Arrival, Dispatch, Dropout, Event
 from afflux.sim.clients.training import SentModel, TrainingResult, ValidationGradient
-from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import Count
 from afflux.sim.results.run_history import Progress, RunHistory, RunProgress
 from afflux.sim.results.run_result import PLACE, ClientEvaluation, Evaluation, RunResult
@@ -32,7 +33,6 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import OF_PRESENCE, UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import ClientResult, Trained, selection_law
 
 _LOGGER = logging.getLogger("afflux")

@@ -9,10 +9,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
-from afflux.ops.validation import as_int, brief, integer, printable
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import as_int, brief, integer, known, printable
 from afflux.rules import RULES
+from afflux.rules.specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.clients.training import with_settings
-from afflux.sim.errors import ConfigError, known, require
+from afflux.sim.errors import require
 from afflux.sim.results import audit_log, run_folder
 from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
 from afflux.sim.results.finished_runs import Job, Runs, check_inputs
@@ -28,7 +30,6 @@ from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unl
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
-from afflux.sim.workload.rule_specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.workload.task import (
     ClientTraining,
     Evaluate,

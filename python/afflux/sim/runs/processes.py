@@ -13,8 +13,9 @@ from multiprocessing import connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-from afflux.sim.errors import ConfigError, ProcessKilledError
-from afflux.sim.workload.rule_files import loaded_digests, parents_digests
+from afflux.ops.errors import ConfigError
+from afflux.rules.files import loaded_digests, parents_digests
+from afflux.sim.errors import ProcessKilledError
 from afflux.sim.workload.task import Task
 
 POLL_SECONDS = 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from afflux.distributed import RayPlane
-from afflux.sim.workload.rule_files import loaded_digests, parents_digests
+from afflux.rules.files import loaded_digests, parents_digests
 
 _key = b""  #: of the pool whose tasks this process has run last
 

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from afflux.ops.errors import StoreError
+from afflux.ops.errors import ConfigError, StoreError
+from afflux.rules.files import code_digests
 from afflux.rules.rule import Rule
+from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim import interrupts
-from afflux.sim.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import FILE, Job
@@ -27,8 +28,6 @@ from afflux.sim.results.run_result import evaluation_reader
 from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.rule_files import code_digests
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
 from afflux.store.lock import LOCK

@@ -11,6 +11,8 @@ import numpy as np
 
 from afflux import __version__
 from afflux.aggregation.reports import Receipt
+from afflux.rules.files import code_digests
+from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
 from afflux.sim.clients.training import TrainingResult
@@ -24,8 +26,6 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.ignored_settings import unread_by_rules
 from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.metrics import CLASSIFICATION
-from afflux.sim.workload.rule_files import code_digests
-from afflux.sim.workload.rule_specs import RuleSpec
 
 _LOGGER = logging.getLogger("afflux")
 #: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.

@@ -8,12 +8,14 @@ from typing import Any
 from msgspec import UNSET
 
 from afflux.aggregation.options import why_unclipped
+from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
+from afflux.rules.specs import RuleSpec, needs_validation_gradient
 from afflux.server.server import Server
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch, tree_of
 from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer
-from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.sim.errors import note_on_errors
 from afflux.sim.results.audit_log import Header
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.model_file import module_arrays
@@ -29,7 +31,6 @@ from afflux.sim.workload.ignored_settings import (
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.selection import Population, Uniform
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.clients.training import TrainingResult
-from afflux.sim.errors import ConfigError
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_folder import remove_run_files
@@ -27,7 +28,6 @@ from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import ENDS, OF_PRESENCE, SimConfig
-from afflux.sim.workload.rule_specs import RuleSpec
 from afflux.sim.workload.task import Task
 
 

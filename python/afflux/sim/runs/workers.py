@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from afflux.aggregation.reports import Pulled
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, ConfigError
 from afflux.sim.clients.training import SentModel, Trainer, TrainingResult
-from afflux.sim.errors import ConfigError, TrainingError, text_with_notes
+from afflux.sim.errors import TrainingError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig, concurrency_steps

@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import read_law
 from afflux.sim.data.files import bad_file
 from afflux.sim.data.formats import read_table
-from afflux.sim.errors import ConfigError
-from afflux.sim.workload.rule_specs import read_law
 
 
 def trace_path(file: str) -> Path:

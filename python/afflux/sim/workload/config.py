@@ -8,9 +8,9 @@ from os import PathLike, fspath
 from typing import Any, get_args
 
 from afflux.ops import codecs
-from afflux.ops.validation import as_float, as_int, as_text, brief
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import as_float, as_int, as_text, brief, known
 from afflux.sim.data import DATA_SETS
-from afflux.sim.errors import ConfigError, known
 from afflux.sim.models import MODELS
 from afflux.sim.workload.availability import (
     ALWAYS,

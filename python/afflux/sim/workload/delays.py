@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import read_law
 from afflux.sim.data.files import bad_file
-from afflux.sim.errors import ConfigError
 from afflux.sim.workload.availability import (
     PHONES,
     DeviceAvailability,
@@ -22,7 +23,6 @@ from afflux.sim.workload.availability import (
     read_columns,
     trace_path,
 )
-from afflux.sim.workload.rule_specs import read_law
 
 #: (client, stream) -> running time of one dispatch of the client, drawn from the stream.
 #:

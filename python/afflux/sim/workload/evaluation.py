@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn

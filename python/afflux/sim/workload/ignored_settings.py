@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from afflux.ops.errors import ConfigError
 from afflux.rules import SYNCHRONOUS
-from afflux.sim.errors import ConfigError
+from afflux.rules.specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.config import (
     IMAGES,
     MADE_IN_PYTHON,
@@ -17,7 +18,6 @@ from afflux.sim.workload.config import (
     SimConfig,
     unread_settings,
 )
-from afflux.sim.workload.rule_specs import RuleSpec, needs_validation_gradient
 from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
 
 #: Settings that only the function of a task reads.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from afflux import __version__
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 from afflux.sim.workload.availability import availability_law, trace_path
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, delay_law

@@ -6,8 +6,8 @@ from math import inf, isfinite
 
 from msgspec import Struct, structs
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief
-from afflux.sim.errors import ConfigError
 
 #: Names that columns of tables, attributes of an evaluation and panels of figures have already.
 _TAKEN = (

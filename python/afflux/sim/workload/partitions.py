@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from afflux.sim.errors import ConfigError
+from afflux.ops.errors import ConfigError
 
 #: (labels, number of clients, heterogeneity, stream) -> indices of each client's samples, ascending.
 #:

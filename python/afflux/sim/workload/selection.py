@@ -7,13 +7,14 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from afflux.ops.errors import ConfigError
 from afflux.ops.exact import log, pow
 from afflux.ops.validation import as_int, brief
-from afflux.sim.errors import ConfigError, note_on_errors
+from afflux.rules.files import file_function, imports_beside, split_rule_name
+from afflux.rules.specs import read_law, read_options
+from afflux.sim.errors import note_on_errors
 from afflux.sim.workload.availability import check_range
 from afflux.sim.workload.random_streams import StreamPurpose
-from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
-from afflux.sim.workload.rule_specs import read_law, read_options
 
 #: Mean loss (None: not known, or not finite), steps, examples, and whether the training is faulty.
 Trained: TypeAlias = tuple[float | None, int, int, bool]

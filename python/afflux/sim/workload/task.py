@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from afflux.ops.validation import brief
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import brief, known
 from afflux.sim.data.image_set import stratified_split
-from afflux.sim.errors import ConfigError, known
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import Classification, as_arrays, classification, refuse_nonfinite
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric

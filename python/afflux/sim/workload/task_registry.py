@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from afflux.ops.validation import brief
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import brief, known
+from afflux.rules.files import file_function, imports_beside, split_rule_name
+from afflux.rules.specs import read_options
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.errors import ConfigError, known, note_on_errors
+from afflux.sim.errors import note_on_errors
 from afflux.sim.models import build_model
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings
 from afflux.sim.workload.inputs import content_digest
-from afflux.sim.workload.rule_files import file_function, imports_beside, split_rule_name
-from afflux.sim.workload.rule_specs import read_options
 from afflux.sim.workload.task import Partitioned, Task
 
 if TYPE_CHECKING:

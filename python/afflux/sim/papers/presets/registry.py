@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from afflux.sim.errors import known
+from afflux.ops.validation import known
 from afflux.sim.papers.presets import afl, ca2fl, fadas, wkafl
 from afflux.sim.papers.presets.preset import Preset
 

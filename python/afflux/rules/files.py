@@ -13,10 +13,10 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from afflux.ops.validation import brief, known_names
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import brief, known, known_names
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
-from afflux.sim.errors import ConfigError, known
 
 #: The attribute of a loaded file's module that holds the SHA-256 of the text.
 DIGEST = "__afflux_sha256__"
@@ -44,14 +44,14 @@ def rule_function(name: str) -> Callable[..., Rule]:
     return file_function(name, "rule")
 
 
-def file_function(name: str, what: str) -> Callable[..., Any]:
+def file_function(name: str, kind: str) -> Callable[..., Any]:
     """Return the function that `path/to/file.py:function` names; the file is executed, once in this process.
 
     The file may import modules that are beside it.
 
     Args:
         name: the file and its function.
-        what: the kind of object that the function makes, for messages.
+        kind: the kind of object that the function makes, for messages.
 
     Returns:
         The function.
@@ -62,14 +62,14 @@ def file_function(name: str, what: str) -> Callable[..., Any]:
     path, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"{path} is a file: write {path}:FUNCTION")
-    module = _module(_resolved(path), what)
-    made = getattr(module, function, None)
-    if not inspect.isfunction(made):
+    module = _module(_resolved(path), kind)
+    maker = getattr(module, function, None)
+    if not inspect.isfunction(maker):
         functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
-        own = sorted(name for name, value in functions.items() if value.__module__ == module.__name__)
-        names = known_names(function, own) if own else "it has none"
+        defined = sorted(name for name, value in functions.items() if value.__module__ == module.__name__)
+        names = known_names(function, defined) if defined else "it has none"
         raise ConfigError(f"{path} has no function {function!r}; {names}")
-    return made
+    return maker
 
 
 @contextmanager
@@ -99,8 +99,8 @@ def code_digests(rule: str, task: str, selection: str = "") -> dict[str, str]:
     executed is that of the executed text. {}: none names a file. Nothing is executed.
     """
     names = {"rule": rule, "task": task, "selection": selection}
-    found = {what: _digest(name, what) for what, name in names.items()}
-    return {what: digest for what, digest in found.items() if digest is not None}
+    digests = {kind: _digest(name, kind) for kind, name in names.items()}
+    return {kind: digest for kind, digest in digests.items() if digest is not None}
 
 
 def loaded_digests() -> dict[str, str]:
@@ -109,12 +109,12 @@ def loaded_digests() -> dict[str, str]:
     return {name: vars(module)[DIGEST] for name, module in modules if DIGEST in vars(module)}
 
 
-def _digest(name: str, what: str) -> str | None:
+def _digest(name: str, kind: str) -> str | None:
     file = name.partition(":")[0]
     if Path(file).suffix != ".py":
         return None
     path = _resolved(file)
-    loaded = sys.modules.get(_module_name(path, what))
+    loaded = sys.modules.get(_module_name(path, kind))
     return _text_digest(path) if loaded is None else str(vars(loaded)[DIGEST])
 
 
@@ -142,24 +142,27 @@ def _imports_beside(path: Path) -> Iterator[tuple[Path, str, list[Path]]]:
 
     The imports are read from the text: a value such as `from helper import SCALE` does not name its module.
     """
-    waiting, seen = [path], set[Path]()
+    waiting, read = [path], set[Path]()
     while waiting:
         file = waiting.pop()
-        seen.add(file)
+        read.add(file)
         for name in sorted(_imported(file)):
             place = path.parent / name.replace(".", "/")
-            beside = [one for one in (place.with_name(f"{place.name}.py"), place / "__init__.py") if one.is_file()]
+            files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+            beside = [file for file in files if file.is_file()]
             if beside:
                 yield file, name, beside
-                waiting += [one for one in beside if one not in seen]
+                waiting += [file for file in beside if file not in read]
 
 
 def _refuse_other_modules(path: Path) -> None:
     """Raise ConfigError if a file has imported an installed or earlier module instead of the module beside the file."""
     for file, name, beside in _imports_beside(path):
-        found = getattr(sys.modules.get(name), "__file__", None)
-        if found is not None and Path(found).resolve() not in [one.resolve() for one in beside]:  # either may be a link
-            raise ConfigError(f"{file} imports {name}, but gets {found}, not the one beside it: rename that one")
+        origin = getattr(sys.modules.get(name), "__file__", None)
+        if origin is not None and Path(origin).resolve() not in [
+            each.resolve() for each in beside
+        ]:  # either may be a link
+            raise ConfigError(f"{file} imports {name}, but gets {origin}, not the one beside it: rename that one")
 
 
 def _imported(file: Path) -> set[str]:
@@ -174,33 +177,32 @@ def _imported(file: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    parts = [name.split(".") for name in names]
-    return {".".join(one[:count]) for one in parts for count in range(1, len(one) + 1)}
+    return {".".join(name.split(".")[: count + 1]) for name in names for count in range(name.count(".") + 1)}
 
 
 def _places(error: Exception, folder: Path) -> str:
     """Return the lines that led to an error, as ' (file.py:3, helper.py:1)': those of the user's files in `folder`."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[1]
     frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
-    own = [
+    places = [
         f"{file.relative_to(folder)}:{line}"
         for file, line in frames
         if file.is_relative_to(folder) and "site-packages" not in file.parts and not file.is_relative_to(package)
     ]
-    return f" ({', '.join(own)})" if own else ""
+    return f" ({', '.join(places)})" if places else ""
 
 
-def _module_name(path: Path, what: str) -> str:
-    return f"afflux {what} file {path}"
+def _module_name(path: Path, kind: str) -> str:
+    return f"afflux {kind} file {path}"
 
 
-def _module(path: Path, what: str) -> ModuleType:
+def _module(path: Path, kind: str) -> ModuleType:
     """Execute the file, once in this process."""
-    key = _module_name(path, what)
+    key = _module_name(path, kind)
     if key in sys.modules:
         return sys.modules[key]
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
-        raise ConfigError(f"there is no {what} file {path}")
+        raise ConfigError(f"there is no {kind} file {path}")
     spec = spec_from_file_location(key, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018 - the name of the file ends with .py
     module = module_from_spec(spec)

@@ -8,12 +8,13 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
 from afflux.rules import RULES, make
+from afflux.rules.files import imports_beside, rule_function, split_rule_name
 from afflux.rules.registry import registered_parts
 from afflux.rules.rule import Rule
 from afflux.rules.staleness import StalenessLaw
-from afflux.sim.errors import ConfigError, known
-from afflux.sim.workload.rule_files import imports_beside, rule_function, split_rule_name
 
 JsonScalar = int | float | str | bool | None
 
@@ -61,7 +62,7 @@ class RuleSpec:
         {'alpha': 0.3, 'staleness': 'polynomial(0.5)'}
         """
         parameters = rule_parameters(self.name).values()
-        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        defaults = {option.name: option.default for option in parameters if option.default is not option.empty}
         return _plain((defaults | dict(self.options)).items())
 
 
@@ -157,11 +158,11 @@ def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
         return False
 
 
-def read_options(what: str, assignments: Iterable[str], name: str, annotations: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(owner: str, assignments: Iterable[str], name: str, annotations: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `option=value` texts, by option.
 
     Args:
-        what: what has these options, for errors.
+        owner: what has these options, for errors.
         assignments: the texts.
         name: the name that has these options, for errors.
         annotations: those of the options that there are.
@@ -173,19 +174,19 @@ def read_options(what: str, assignments: Iterable[str], name: str, annotations: 
     for assignment in assignments:
         option, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"{what}: {assignment!r} is not option=value")
+            raise ConfigError(f"{owner}: {assignment!r} is not option=value")
         known(f"option of {name}:", option, annotations)
         if option in values:
-            raise ConfigError(f"{what}: {option} is given twice")
+            raise ConfigError(f"{owner}: {option} is given twice")
         try:
             values[option] = option_value(value, annotations[option])
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{what}: {option}: {error}") from None
+            raise ConfigError(f"{owner}: {option}: {error}") from None
     return values
 
 
 def read_law(
-    what: str,
+    setting: str,
     text: str,
     laws: Mapping[str, tuple[type[Any], Mapping[str, Any]]],
     other_names: Sequence[str] = (),
@@ -194,7 +195,7 @@ def read_law(
     """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, and the values of the options `more`.
 
     Args:
-        what: the setting, for errors.
+        setting: the setting, for errors.
         text: of the setting.
         laws: by name a dataclass, whose fields are the options, and the options that the name sets.
         other_names: further names that the setting may have, for errors.
@@ -204,23 +205,23 @@ def read_law(
         ConfigError: an unknown name or option, a value out of range, or an option that is missing.
     """
     name, *assignments = text.split(":")
-    known(what, name, (*laws, *other_names))
+    known(setting, name, (*laws, *other_names))
     if name in other_names:
-        raise ConfigError(f"{what} {text}: {name} has no options")
+        raise ConfigError(f"{setting} {text}: {name} has no options")
     kind, preset = laws[name]
     options = {option.name: option for option in fields(kind)}
     if assignments and not options:
-        raise ConfigError(f"{what} {text}: {name} has no options")
+        raise ConfigError(f"{setting} {text}: {name} has no options")
     hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
-    values = read_options(f"{what} {text}", assignments, f"{what} {name}", {**hints, **(more or {})})
-    others = {option: values.pop(option) for option in (more or ()) if option in values}
+    values = read_options(f"{setting} {text}", assignments, f"{setting} {name}", {**hints, **(more or {})})
+    further = {option: values.pop(option) for option in (more or ()) if option in values}
     required = [name for name, option in options.items() if option.default is MISSING]
     if absent := [f"{name}=..." for name in required if name not in {**preset, **values}]:
-        raise ConfigError(f"{what} {text}: needs {', '.join(absent)}")
+        raise ConfigError(f"{setting} {text}: needs {', '.join(absent)}")
     try:
-        return kind(**{**preset, **values}), others
+        return kind(**{**preset, **values}), further
     except ConfigError as error:
-        raise ConfigError(f"{what} {text}: {error}") from None
+        raise ConfigError(f"{setting} {text}: {error}") from None
 
 
 def _split_label(text: str) -> tuple[str, str]:
@@ -267,9 +268,9 @@ def _is_json_scalar(value: Any) -> bool:
 
 def option_value(text: str, annotation: Any) -> Any:
     """Return the value of an option with this annotation; raise ValueError for invalid text."""
-    named = {format_option(choice): choice for choice in literal_choices(annotation)}
-    if text in named:
-        return named[text]
+    choices = {format_option(choice): choice for choice in literal_choices(annotation)}
+    if text in choices:
+        return choices[text]
     if annotation is str:
         return text
     if StalenessLaw in (annotation, *get_args(annotation)):
@@ -277,11 +278,11 @@ def option_value(text: str, annotation: Any) -> Any:
     for number in (int, float):
         if number is annotation or number in get_args(annotation):
             return number(text)
-    if not named:
+    if not choices:
         kind = "no annotation" if annotation is inspect.Parameter.empty else f"the annotation {annotation}"
         readable = "int, float, str, bool or a Literal can be"
         raise ValueError(f"{text!r} cannot be read: the parameter has {kind}; {readable}")
-    raise ValueError(f"{text!r} is not one of {', '.join(named)}")
+    raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
 
 
 def literal_choices(annotation: Any) -> list[Any]:
@@ -309,11 +310,11 @@ def needs_validation_gradient(rule: Rule) -> bool:
 
 
 def _law(text: str) -> StalenessLaw:
-    name, bracket, rest = text.partition("(")
+    name, bracket, numbers = text.partition("(")
     laws = registered_parts("staleness")
     known("staleness law", name, laws)
-    if bracket and not rest.endswith(")"):
+    if bracket and not numbers.endswith(")"):
         raise ValueError(f"{text!r} has no closing bracket")
-    numbers = rest.removesuffix(")")
+    numbers = numbers.removesuffix(")")
     law: StalenessLaw = laws[name].cls(*(float(number) for number in numbers.split(",") if numbers))
     return law
