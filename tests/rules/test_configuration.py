@@ -27,6 +27,7 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Calibrate, Needs
 from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
+from afflux.rules.specs import RuleSpec
 from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
 from afflux.rules.weights import Examples, Given, Staleness, Uniform
 from garbage import DEEP, JSON, nested
@@ -34,7 +35,7 @@ from variants import VARIANTS
 from variants import make as make_variant
 
 #: Dataclasses of the package that do not stand in a rule.
-NO_PARTS = {Dialect, Needs, registry.Part}
+NO_PARTS = {Dialect, Needs, registry.Part, RuleSpec}
 NAMES = {
     "rule": ["rule"],
     "weigh": [
