@@ -251,19 +251,6 @@ def test_a_share_axis_is_linear_below_one_percent_and_rounds_are_logarithmic():
     assert [name for _, name in svg.chart("t", axes).columns] == ["0", "10", "100", "1000"]
 
 
-def test_mean_weights_are_those_of_all_runs_of_a_rule():
-    one, other = (result_of("a", seed, [0.1, 0.5]) for seed in (0, 1))
-    axes = svg.new_axes()
-    figures.draw_weights(
-        axes, group_by_rule([one, replace(other, totals=RoundTotals(1, 0, 1, bin_counts=[3], bin_weights=[2.0]))])
-    )
-    line, level = axes.lines
-    assert [column.tolist() for column in line.get_data()] == [[0, 1], [4.5 / 5, 0.5]], (
-        "a bin without arrivals has no point"
-    )
-    assert list(level.get_ydata()) == [1.0, 1.0]
-
-
 def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     values = np.random.default_rng(0).random((3, 5))
     runs = [result_of("a", seed, row) for seed, row in enumerate(values)]
