@@ -256,15 +256,15 @@ def test_curves_are_means_with_a_band_or_one_line_for_each_run():
     runs = [result_of("a", seed, row) for seed, row in enumerate(values)]
     found = curves.curve(runs, "version", "accuracy")
     assert np.array_equal(found.y[0], values.mean(axis=0))
-    assert np.array_equal(found.band[1], values.mean(axis=0) + values.std(axis=0, ddof=1))
+    assert np.array_equal(found.high, values.mean(axis=0) + values.std(axis=0, ddof=1))
     assert found.x[0].tolist() == [0, 1, 2, 3, 4]
     shorter = [runs[0], replace(runs[1], evaluations=runs[1].evaluations[:3])]
     found = curves.curve(shorter, "version", "accuracy")
-    assert found.band is None
+    assert (found.low, found.high) == (None, None)
     assert [len(y) for y in found.y] == [5, 3]
     page = Page(page_of(shorter))
     assert page.tags.count("polygon") == 0
-    assert curves.curve(runs[:1], "version", "loss").band is None
+    assert curves.curve(runs[:1], "version", "loss").low is None
 
 
 #: Linear RGB seen by readers without red, green or blue cones: Machado, Oliveira and Fernandes (2009), severity 1.

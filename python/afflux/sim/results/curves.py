@@ -80,7 +80,8 @@ class Curve(NamedTuple):
 
     x: list[np.ndarray]  #: one curve, or one for each run
     y: list[np.ndarray]
-    band: tuple[np.ndarray, np.ndarray] | None = None  #: mean - and + standard deviation
+    low: np.ndarray | None  #: mean - standard deviation; None without a band
+    high: np.ndarray | None
 
 
 def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
@@ -95,10 +96,12 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
     y = [np.array([getattr(row, up) for row in run.evaluations], float) for run in runs]
     y = [np.where(np.isfinite(values), values, np.nan) for values in y]
     if len({tuple(row.arrivals for row in run.evaluations) for run in runs}) > 1:
-        return Curve(x, y)
+        return Curve(x, y, None, None)
     mean = np.mean(y, axis=0)
-    std = np.std(y, axis=0, ddof=1) if len(runs) > 1 else None
-    return Curve([np.mean(x, axis=0)], [mean], None if std is None else (mean - std, mean + std))
+    if len(runs) == 1:
+        return Curve([np.mean(x, axis=0)], [mean], None, None)
+    std = np.std(y, axis=0, ddof=1)
+    return Curve([np.mean(x, axis=0)], [mean], mean - std, mean + std)
 
 
 def staleness_bins(largest: int) -> tuple[np.ndarray, list[str]]:

@@ -159,10 +159,11 @@ class SeriesLine(Line2D):
 def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
     """Draw a curve in the style of a series; None: grey."""
     colour = "#bbbbbb" if index is None else COLOURS[series_style(index).colour].picture
-    if drawn.band is not None:
-        axes.fill_between(drawn.x[0], *drawn.band, color=colour, alpha=0.15, linewidth=0)
+    band = None if drawn.low is None or drawn.high is None else (drawn.low, drawn.high)
+    if band is not None:
+        axes.fill_between(drawn.x[0], *band, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        line = SeriesLine(index or 0, label, drawn.band)
+        line = SeriesLine(index or 0, label, band)
         line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
         line.set_label(label if number == 0 and label else "_")
         axes.add_line(line)
