@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 
 from afflux import __version__, ops
 from afflux.cli import app
-from afflux.cli.common import descriptions
 from afflux.rules import RULES
 from afflux.sim.results import run_folder
 from afflux.sim.workload.availability import AVAILABILITIES
-from afflux.sim.workload.config import NAMES, SimConfig
+from afflux.sim.workload.config import NAMES, SimConfig, descriptions
 from afflux.sim.workload.delays import DELAYS
 from afflux.sim.workload.partitions import BY_CLASSES
 from afflux.sim.workload.selection import SELECTIONS

@@ -15,7 +15,7 @@ from afflux.rules.specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, ru
 from afflux.sim.errors import EXTRA, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import SimConfig, unlimit_arrivals, unread_settings
+from afflux.sim.workload.config import SimConfig, descriptions, unlimit_arrivals, unread_settings
 
 #: The settings in the output of --help; --help-all prints all of them.
 COMMON = (
@@ -60,12 +60,6 @@ def flag_names_in_errors(**flags: str) -> Iterator[None]:
     except AffluxError as error:
         text = str(error).removeprefix("[Server] ")
         raise AffluxError(re.sub(r"\b\w+\b", lambda word: flags.get(word[0], word[0]), text)) from None
-
-
-def descriptions() -> dict[str, str]:
-    """Return the description of each setting, from the docstring of `SimConfig`."""
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.cleandoc(SimConfig.__doc__ or ""), re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -105,9 +105,12 @@ class Draws(NamedTuple):
 
     def running_time(self, client: int, now: float) -> float:
         """Draw the running time of a client; raise ConfigError if it is impossible, because a law may be the user's."""
-        with note_on_errors(f"while the running time of client {client} was drawn"):
+        try:
             drawn = self.delay(client, self.times, **({"now": now} if self.takes_now else {}))
             possible = 0 <= drawn < inf
+        except Exception as error:
+            error.add_note(f"while the running time of client {client} was drawn")
+            raise
         if not possible:
             raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
         return drawn

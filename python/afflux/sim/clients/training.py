@@ -24,7 +24,7 @@ from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import PROXIMAL, SimConfig
-from afflux.sim.workload.evaluation import class_loss, note_on_examples
+from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
@@ -242,8 +242,11 @@ class Trainer:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
         x, y = on_device((x, y), self._model.device)
-        with note_on_examples(x):
+        try:
             loss = self._loss(call(self._model.module, x), y)
+        except Exception as error:
+            add_note_on_examples(error, x)
+            raise
         loss.backward()
         return float(loss.item())
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,10 +19,10 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
-from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
+from afflux.sim.results.audit_log import FOLDER, Count, file_stem, read_audit_log
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
-from afflux.sim.results.run_result import Evaluation, RunResult, evaluation_reader
+from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, evaluation_reader
 from afflux.sim.results.updates_file import truncate_file
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
@@ -235,16 +235,27 @@ def line_key(line: Mapping[str, Any]) -> str:
     return json.dumps([*facts, line.get("code", {}), line.get("followers", [])], sort_keys=True)
 
 
-#: The facts of a result that neither the outcome nor the audit log has: `RunResult` has them by these names.
-FACTS = (
-    *("num_clients", "state_bytes", "server_ms", "digest", "leader", "settings", "division", "options", "parts"),
-    *("buffers_digest", "client_evaluations", "sent_bytes"),
-)
+class ResultFacts(msgspec.Struct, frozen=True):
+    """The facts of a result that neither the outcome nor the audit log has."""
+
+    num_clients: Count
+    state_bytes: Count
+    server_ms: float
+    digest: str
+    leader: str
+    settings: dict[str, Any]
+    division: dict[str, Any]
+    options: dict[str, Any]
+    parts: dict[str, Any]
+    buffers_digest: str = ""
+    client_evaluations: tuple[ClientEvaluation, ...] = ()
+    sent_bytes: tuple[tuple[Count, Count], ...] = ()
 
 
 def result_facts(more: Mapping[str, Any], index: int, result: RunResult | None) -> dict[str, Any]:
     """Return what `read_line` reads beside the outcome, and `more`; see `FinishedRuns`."""
-    return {**more} | ({} if result is None else {"result": {name: getattr(result, name) for name in FACTS}})
+    names = ResultFacts.__struct_fields__
+    return {**more} | ({} if result is None else {"result": {name: getattr(result, name) for name in names}})
 
 
 def read_line(folder: Path, line: Mapping[str, Any]) -> Runs:
@@ -263,9 +274,7 @@ def read_line(folder: Path, line: Mapping[str, Any]) -> Runs:
 
 
 def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
-    label, seed, types = line["rule"], line["seed"], get_type_hints(RunResult) | {"server_ms": float}
-    facts = {name: msgspec.convert(line["result"][name], types[name]) for name in FACTS if name in line["result"]}
-    server_ms = facts.pop("server_ms")
+    label, seed, facts = line["rule"], line["seed"], msgspec.convert(line["result"], ResultFacts)
     log = read_audit_log(folder / FOLDER / f"{file_stem(label, seed)}.jsonl")
     model = folder / MODELS / f"{log.path.stem}.safetensors"
     hook = evaluation_reader(log.header.task_metrics)
@@ -276,13 +285,14 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
         history.add_dropout(dropout.fate)
     for round in log.rounds:
         history.add_round(round)
-    history.seconds = [] if np.isnan(server_ms) else [server_ms / 1e3]
-    if log.end is None or log.end.params_sha256 != facts["digest"]:
+    history.seconds = [] if np.isnan(facts.server_ms) else [facts.server_ms / 1e3]
+    if log.end is None or log.end.params_sha256 != facts.digest:
         raise ConfigError(f"{log.path} is not the log of the run in {FILE}")
+    names = {*ResultFacts.__struct_fields__} - {"server_ms"}
     return RunResult(
         spec=RuleSpec(log.header.rule, tuple(log.header.options.items()), label),
         seed=seed,
-        **(history.result_fields() | facts),
+        **(history.result_fields() | {name: getattr(facts, name) for name in names}),
         params=np.zeros(0, np.float32),
         first_params_sha256=log.header.first_params_sha256,
         metrics=log.header.task_metrics,

@@ -120,8 +120,9 @@ class TrainingStream:
             self._models.pop()
         self._models.append((newest, None if self._controls is None else self._controls.server, self._arrivals))
         model, control, after = self._models[-1 - min(age, len(self._models) - 1)]
-        shift = None if self._controls is None or control is None else self._controls.shift(client, control)
-        return SentModel(client, model, shift, after)
+        if self._controls is None or control is None:
+            return SentModel(client, model, None, after)
+        return SentModel(client, model, self._controls.shift(client, control), after)
 
     def _trained(self, sequence: int, sent: SentModel) -> TrainingResult:
         trained = None if self._workers is None else self._workers.take(sequence)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import takewhile
 from math import nan
 from time import process_time
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
-from afflux.sim.workload.config import ENDS, OF_PRESENCE, SimConfig
+from afflux.sim.workload.config import OF_PRESENCE, SimConfig
 from afflux.sim.workload.task import Task
 
 
@@ -135,9 +134,10 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
     config = log.header.sim_config(log.path, task, log.header.settings(log.path).selection)
     if not (arrivals := len(complete_arrivals(log))):
         raise ConfigError(f"{log.path} has no complete arrival")
-    unset = (*ENDS, "compile", "selection", *OF_PRESENCE)  # the events are those of the log
-    defaults: dict[str, Any] = {name: getattr(SimConfig, name) for name in unset}
-    return replace(config, **defaults, arrivals=arrivals, data_dir=data_dir or config.data_dir)
+    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
+    # The events are those of the log.
+    config = replace(config, **{name: getattr(SimConfig, name) for name in ("selection", *OF_PRESENCE)})
+    return replace(config, data_dir=data_dir or config.data_dir)
 
 
 def replay_updates(

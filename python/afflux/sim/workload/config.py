@@ -1,7 +1,9 @@
 """The settings of a simulation, without the rule and the seed."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from inspect import cleandoc
 from itertools import pairwise
 from math import inf, isfinite
 from os import PathLike, fspath
@@ -128,6 +130,12 @@ def concurrency_steps(concurrency: int | str) -> list[tuple[float, int]]:
     if not all(a < b for (a, _), (b, _) in pairwise((*steps, (inf, 0)))):
         raise ConfigError(f"concurrency is {concurrency}, but its times must be finite and ascend from 0")
     return steps
+
+
+def descriptions() -> dict[str, str]:
+    """Return the description of each setting, from the docstring of `SimConfig`."""
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", cleandoc(SimConfig.__doc__ or ""), re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:

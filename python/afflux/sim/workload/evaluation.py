@@ -1,7 +1,6 @@
 """Cross entropy of classes, and the evaluation of a classifier on a test set. Only calls import torch."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +48,13 @@ def class_loss(output: Any, y: Any) -> Any:
     return loss
 
 
-@contextmanager
-def note_on_examples(x: Any) -> Iterator[None]:
-    """Add a note to an exception of a model that the block calls on x, if x is a usual cause of it."""
-    try:
-        yield
-    except Exception as error:
-        leaves = list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else [x]
-        if any(str(getattr(leaf, "dtype", "")) == "torch.uint8" for leaf in leaves):
-            error.add_note("x holds uint8, as images do: give x.float() / 255, or the like")
-        elif any(getattr(leaf, "shape", ())[:1] == (1,) for leaf in leaves):
-            error.add_note("the batch has one example; drop_last=True leaves out an epoch's smaller last batch")
-        raise
+def add_note_on_examples(error: Exception, x: Any) -> None:
+    """Add a note to an exception of a model that was called on x, if x is a usual cause of it."""
+    leaves = list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else [x]
+    if any(str(getattr(leaf, "dtype", "")) == "torch.uint8" for leaf in leaves):
+        error.add_note("x holds uint8, as images do: give x.float() / 255, or the like")
+    elif any(getattr(leaf, "shape", ())[:1] == (1,) for leaf in leaves):
+        error.add_note("the batch has one example; drop_last=True leaves out an epoch's smaller last batch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +70,11 @@ class Classification:
 
         batches = (self.x[start : start + EVALUATION_BATCH] for start in range(0, len(self.y), EVALUATION_BATCH))
         device = next((parameter.device for parameter in model.parameters()), self.x.device)
-        with note_on_examples(self.x):
+        try:
             logits = torch.cat([model(batch.to(device)).to(self.y.device) for batch in batches])
+        except Exception as error:
+            add_note_on_examples(error, self.x)
+            raise
         try:
             loss = class_loss(logits, self.y).item()
         except ValueError as error:
