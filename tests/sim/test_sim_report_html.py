@@ -13,11 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import afflux
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec, parse_rule, rule_parameters
+from afflux.sim.errors import ConfigError
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.report_html import render_report
+from afflux.sim.results.report_html import MOST_POINTS, render_report
 from afflux.sim.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import paired_differences
@@ -218,37 +218,25 @@ def points_of(chart):
 
 
 def test_lines_lie_at_their_values():
-    axes = svg.new_axes()
-    line = figures.SeriesLine(0, "a")
-    line.set_data([0, 10, 40, 20], [0, 0.5, 1, float("nan")])
-    axes.add_line(line)
-    axes.set(xlim=(0, 40), ylim=(0, 1))
-    chart = svg.chart("t", axes)
-    (points,) = points_of(chart.shapes)
+    across, up = svg.linear_axis("x", 0, 40), svg.percent_axis("y")
+    chart = svg.line_chart("t", across, up, [svg.Series("a", 0, [[(0, 0), (10, 0.5), (40, 1), (20, float("nan"))]])])
+    (line,) = points_of(chart.shapes)
     left, right, bottom, top = svg.LEFT, svg.WIDTH - svg.RIGHT, svg.HEIGHT - svg.BOTTOM, svg.TOP
-    assert points == [
+    assert line == [
         (left, bottom),
-        (left + round((right - left) / 4, 1), (bottom + top) / 2),
+        (left + (right - left) / 4, (bottom + top) / 2),
         (right, top),
     ]
-    assert chart.rows[0] == (bottom, "0")
-    assert chart.rows[-1] == (top, "1")
-    assert chart.columns[-1] == (right, "40")
     Page(chart.shapes)
 
 
-def test_a_share_axis_is_linear_below_one_percent_and_rounds_are_logarithmic():
-    few, many = (result_of(label, 0, [0.1, 0.5]) for label in ("few", "many"))
-    rows = tuple(Evaluation(row.arrivals, 999 * row.version, *row[2:]) for row in many.evaluations)
-    groups = group_by_rule([few, replace(many, evaluations=rows)])
-    axes = svg.new_axes()
-    figures.draw_staleness(axes, groups)
-    heights, names = zip(*svg.chart("t", axes).rows, strict=True)
-    assert names == ("0", "1%", "10%", "100%")
-    assert heights[1] - heights[2] == pytest.approx(heights[2] - heights[3], abs=0.2)
-    axes = svg.new_axes()
-    figures.draw_metric(axes, few.metrics[0], "rounds", groups, None)
-    assert [name for _, name in svg.chart("t", axes).columns] == ["0", "10", "100", "1000"]
+def test_a_share_axis_is_linear_below_one_percent():
+    axis = svg.share_axis("y")
+    places = [axis.place(share) for share in (0, 0.005, 0.01, 0.1, 1)]
+    assert places == pytest.approx([0, 0.125, 0.25, 0.625, 1])
+    logarithmic = svg.logarithmic_axis("x", 999)
+    assert [tick for tick, _ in logarithmic.ticks] == [0, 1, 10, 100, 1000]
+    assert logarithmic.place(1000) == 1
 
 
 def test_curves_are_means_with_a_band_or_one_line_for_each_run():
@@ -374,7 +362,7 @@ def test_rules_of_one_schedule_share_a_line():
     one = {label: rows for label, rows in groups.items() if label != "c"}
     assert [schedule.label for schedule in curves.schedules(one, "clients")] == ["all rules"]
     axes = Figure().subplots()
-    figures.draw_staleness(axes, groups)
+    figures._staleness(axes, groups)
     assert [line.get_color() for line in axes.lines] == [curves.COLOURS[index].picture for index in (0, 2)]
     shares = [
         curves.staleness_shares([late, late], curves.staleness_bins(9)[0]).tolist(),
@@ -441,7 +429,7 @@ def test_long_runs_are_thinned_and_hopeless_ones_drawn():
     accuracies = np.linspace(0, 1, 5000)
     page = page_of([result_of("a", 0, accuracies)])
     longest = max(len(line) for line in points_of(page))
-    assert longest == svg.MOST_POINTS
+    assert longest == MOST_POINTS
     lost = result_of("a", 0, [0.1, 0.2])
     rows = tuple(Evaluation(*row[:4], float("nan")) for row in lost.evaluations)
     Page(page_of([replace(lost, evaluations=rows, clients=np.zeros(0, np.int64), totals=RoundTotals())]))

@@ -61,8 +61,8 @@ def heights(chart):
 @pytest.fixture
 def charts(monkeypatch):
     """All line charts of the pages that a test makes."""
-    drawn, chart = [], svg.chart
-    monkeypatch.setattr(svg, "chart", lambda *args: drawn.append(chart(*args)) or drawn[-1])
+    drawn, line_chart = [], svg.line_chart
+    monkeypatch.setattr(svg, "line_chart", lambda *args, **more: drawn.append(line_chart(*args, **more)) or drawn[-1])
     return drawn
 
 

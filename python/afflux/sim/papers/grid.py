@@ -432,7 +432,7 @@ def draw_sensitivity(results: TuningResults, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import SeriesLine, style_axes
+    from afflux.sim.results.figures import series_line, style_axes
 
     panels: dict[str, dict[str, dict[float, float]]] = {}
     metric, rules = results.metric, list(dict.fromkeys(trial.rule for trial in results.trials))
@@ -449,7 +449,7 @@ def draw_sensitivity(results: TuningResults, path: Path) -> None:
     for axes, (name, lines) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
         style_axes(axes)
         for rule, points in lines.items():
-            line = SeriesLine(rules.index(rule))
+            line = series_line(rules.index(rule))
             x, y = zip(*sorted(points.items()), strict=True)
             line.set(data=(x, y), label=rule)
             axes.scatter(x, y, s=12, color=line.get_color())

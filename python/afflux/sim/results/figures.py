@@ -1,6 +1,6 @@
 """Figures of a comparison: curves of metrics, staleness and participation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, PercentFormatter
 
-from afflux.ops.errors import ConfigError
-from afflux.ops.validation import known
+from afflux.sim.errors import ConfigError, known
 from afflux.sim.results.curves import (
     COLOURS,
     MANY_TIMES,
@@ -90,10 +89,11 @@ def draw_comparison(
             axes.set_visible(False)
         for axes, (panel, axis) in zip(places, drawn, strict=False):
             if axis:
-                draw_metric(axes, metrics[panel], axis, groups, goal if metrics[panel] is score else None)
+                _draw_panel(axes, metrics[panel], axis, groups)
+                _metric_axes(axes, metrics[panel], goal if metrics[panel] is score else None)
             else:
-                (draw_staleness if panel == "staleness" else draw_participation)(axes, groups)
-        handles: list[Line2D] = [SeriesLine(index) for index in range(len(groups))]
+                (_staleness if panel == "staleness" else _participation)(axes, groups)
+        handles = [series_line(index) for index in range(len(groups))]
         labels = list(groups)
         if goal is not None and score in map(metrics.get, panels):
             handles.append(Line2D([], [], color="#888888", linewidth=0.8, linestyle=":"))
@@ -113,13 +113,11 @@ def draw_comparison(
         figure.savefig(path, format=suffix, dpi=150 if size[0] > 7 else 300, metadata=UNDATED[suffix])
 
 
-def draw_metric(
-    axes: Axes, metric: Metric, x: str, groups: Mapping[str, Sequence[RunResult]], target: float | None
-) -> None:
-    """Draw a metric over a name of ACROSS, and a line at the target."""
+def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunResult]]) -> None:
+    """Draw a metric over rounds, time or arrivals."""
     across, title = ACROSS[x]
-    for index, (label, runs) in enumerate(groups.items()):
-        draw_curve(axes, curve(runs, across, metric.name), label, index)
+    for index, runs in enumerate(groups.values()):
+        draw_curve(axes, curve(runs, across, metric.name), "", index)
     style_axes(axes)
     axes.set_xlim(left=0)
     ends = [float(np.mean([run.evaluations[-1].version for run in runs])) for runs in groups.values()]
@@ -131,7 +129,6 @@ def draw_metric(
     if x == BYTES:
         axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel(title)
-    _metric_axes(axes, metric, target)
 
 
 def _metric_axes(axes: Axes, metric: Metric, target: float | None) -> None:
@@ -145,29 +142,24 @@ def _metric_axes(axes: Axes, metric: Metric, target: float | None) -> None:
     axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
 
 
-class SeriesLine(Line2D):
-    """A line in the style of a series, without points."""
-
-    def __init__(self, index: int, text: str = "", band: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """Make the line of series number `index`; the page shows `text` and the `band` (low, high) with it."""
-        colour, dashes, marker = series_style(index)
-        linestyle: Any = (0, dashes) if dashes else "-"
-        super().__init__([], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None")
-        self.index, self.text, self.band = index, text, band
-
-
 def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
     """Draw a curve in the style of a series; None: grey."""
     colour = "#bbbbbb" if index is None else COLOURS[series_style(index).colour].picture
-    band = None if drawn.low is None or drawn.high is None else (drawn.low, drawn.high)
-    if band is not None:
-        axes.fill_between(drawn.x[0], *band, color=colour, alpha=0.15, linewidth=0)
+    if drawn.low is not None and drawn.high is not None:
+        axes.fill_between(drawn.x[0], drawn.low, drawn.high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        line = SeriesLine(index or 0, label, band)
+        line = series_line(index or 0)
         line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
         line.set_label(label if number == 0 and label else "_")
         axes.add_line(line)
     axes.autoscale_view()
+
+
+def series_line(index: int) -> Line2D:
+    """Return a line in the style of a series, without points."""
+    colour, dashes, marker = series_style(index)
+    linestyle: Any = (0, dashes) if dashes else "-"
+    return Line2D([], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None")
 
 
 def style_axes(axes: Axes) -> None:
@@ -177,49 +169,25 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def draw_staleness(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
-    """Draw the share of the arrivals by staleness."""
-    edges = _staleness_axis(axes, groups)
-    for label, index, runs in _schedules(axes, groups, "staleness"):
-        line = SeriesLine(index, label)
-        line.set_data(np.arange(len(edges) - 1), staleness_shares([run.staleness for run in runs], edges))
-        axes.add_line(line)
-    axes.autoscale_view()
-    # The shares span three orders of magnitude under the large-delay law: linear below 1% only.
-    axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
-    axes.set_ylim(bottom=0)
-    axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
-    axes.set_ylabel("share of arrivals")
-
-
-def draw_weights(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
-    """Draw the mean weight by staleness, relative to an equal share."""
-    bins = len(_staleness_axis(axes, groups)) - 1
-    for index, (label, runs) in enumerate(groups.items()):
-        padded = [
-            [(*sums, *[0] * bins)[:bins] for sums in (run.totals.bin_weights, run.totals.bin_counts)] for run in runs
-        ]
-        weights, counts = np.sum(padded, axis=0)
-        line, places = SeriesLine(index, label), np.flatnonzero(counts)
-        line.set_data(places, weights[places] / counts[places])
-        axes.add_line(line)
-    axes.autoscale_view()
-    axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("mean weight, relative to an equal share")
-
-
-def _staleness_axis(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> np.ndarray:
-    """Return the edges of the bins of staleness, whose names are below the axis."""
+def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
+    # Staleness and its shares span three orders of magnitude under the large-delay law: linear below 1% only.
     edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
+    for _, index, runs in _schedules(axes, groups, "staleness"):
+        line = series_line(index)
+        line.set_data(np.arange(len(names)), staleness_shares([run.staleness for run in runs], edges))
+        axes.add_line(line)
+    axes.autoscale_view()
     style_axes(axes)
     axes.set_xticks(np.arange(len(names)), names)
     axes.tick_params(axis="x", labelrotation=40)
+    axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
+    axes.set_ylim(bottom=0)
+    axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
     axes.set_xlabel("staleness (rounds)")
-    return edges
+    axes.set_ylabel("share of arrivals")
 
 
-def _schedules(axes: Axes, groups: Mapping[str, Sequence[RunResult]], name: str) -> list[Schedule]:
+def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> list[Schedule]:
     """Return the schedules; the title says it if rules share a line."""
     lines = schedules(groups, name)
     if len(lines) < len(groups):
@@ -227,10 +195,9 @@ def _schedules(axes: Axes, groups: Mapping[str, Sequence[RunResult]], name: str)
     return lines
 
 
-def draw_participation(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
-    """Draw the share of the arrivals over that of the clients which sent them, of the first seed."""
-    for label, index, runs in _schedules(axes, groups, "clients"):
-        line, shares = SeriesLine(index, label), cumulated_shares(runs[0])
+def _participation(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
+    for _, index, runs in _schedules(axes, groups, "clients"):
+        line, shares = series_line(index), cumulated_shares(runs[0])
         line.set(data=(np.linspace(0, 1, len(shares)), shares), markevery=len(shares) // MOST_MARKERS + 1)
         axes.add_line(line)
     axes.autoscale_view()

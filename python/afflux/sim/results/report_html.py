@@ -4,16 +4,27 @@ The text is that of the template report.html beside this module. All text that c
 messages is data: the template escapes it. The page's own policy forbids scripts and resources as well.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from afflux.sim.results import figures, svg
-from afflux.sim.results.curves import COLOURS, Schedule, schedules
+from afflux.sim.results import svg
+from afflux.sim.results.curves import (
+    COLOURS,
+    MANY_TIMES,
+    Schedule,
+    cumulated_shares,
+    curve,
+    schedules,
+    staleness_bins,
+    staleness_shares,
+)
 from afflux.sim.results.run_result import RunResult, group_by_rule, seed_statistics
 from afflux.sim.results.statistics import (
     LEVEL,
@@ -30,6 +41,7 @@ from afflux.sim.results.statistics import (
 )
 from afflux.sim.workload.metrics import Metric
 
+MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
 
 Groups = Mapping[str, Sequence[RunResult]]
@@ -72,30 +84,52 @@ def render_report(
         wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
         targets=_targets(results, target),
-        staleness=[
-            _chart("Staleness of the arrivals", figures.draw_staleness, groups),
-            _chart("Weight by staleness", figures.draw_weights, groups),
-        ],
+        staleness=_staleness(groups),
         shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
         participation=[_participation(schedule) for schedule in schedules(groups, "clients")],
-        shares=_chart(f"Share of the arrivals, seed {results[0].seed}", figures.draw_participation, groups),
+        shares=_shares(groups),
         rejections=list(_rejections(groups)),
         configuration=configuration,
         logs=logs,
     )
 
 
-def _chart(title: str, draw: Callable[..., None], *arguments: Any) -> svg.Chart:
-    """Return the chart of a panel."""
-    axes = svg.new_axes()
-    draw(axes, *arguments)
-    return svg.chart(title, axes)
-
-
 def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[svg.Chart]:
-    for across, up in (("rounds", metrics[0]), *(("time", metric) for metric in metrics)):
-        title = f"{up.words[0].upper()}{up.words[1:]} over {'rounds' if across == 'rounds' else 'virtual time'}"
-        yield _chart(title, figures.draw_metric, up, across, groups, target if up is metrics[0] else None)
+    for across, up in (("version", metrics[0]), *(("virtual_time", metric) for metric in metrics)):
+        series = [_series(label, index, runs, across, up.name) for index, (label, runs) in enumerate(groups.items())]
+        title = f"{up.words[0].upper()}{up.words[1:]} over {'rounds' if across == 'version' else 'virtual time'}"
+        level = target if up is metrics[0] else None
+        yield svg.line_chart(title, *_axes(groups, across, up, level), series, level)
+
+
+def _axes(groups: Groups, across: str, up: Metric, level: float | None) -> tuple[svg.Axis, svg.Axis]:
+    ends = [max(float(getattr(run.evaluations[-1], across)) for run in runs) for runs in groups.values()]
+    if across == "version" and max(ends) > MANY_TIMES * max(min(ends), 1):
+        horizontal = svg.logarithmic_axis("rounds (logarithmic: buffer sizes differ)", max(ends))
+    else:
+        title = "rounds" if across == "version" else "virtual time"
+        horizontal = svg.linear_axis(title, 0, max(*ends, 1))
+    if up.is_share:
+        return horizontal, svg.percent_axis(f"test {up.words}")
+    values = [getattr(row, up.name) for runs in groups.values() for run in runs for row in run.evaluations]
+    ends = [value for value in (*values, *up.bounds, *(() if level is None else (level,))) if math.isfinite(value)]
+    low, high = min(ends, default=0.0), max(ends, default=1.0)
+    return horizontal, svg.linear_axis(f"test {up.title()}", low, high if high > low else low + 1)
+
+
+def _series(label: str, index: int, runs: Sequence[RunResult], across: str, up: str) -> svg.Series:
+    values = curve(runs, across, up)
+    lines = [_points(x, y) for x, y in zip(values.x, values.y, strict=True)]
+    band = [] if values.low is None or values.high is None else _points(values.x[0], values.low, values.high)
+    return svg.Series(label, index, lines, [row for row in band if all(map(math.isfinite, row))])
+
+
+def _points(*columns: np.ndarray) -> list[Any]:
+    """Return the rows of the columns, at most MOST_POINTS of them, with the first and the last one."""
+    table = np.stack(columns, axis=1)
+    if len(table) > MOST_POINTS:
+        table = table[np.linspace(0, len(table) - 1, MOST_POINTS).round().astype(int)]
+    return [tuple(row) for row in table.tolist()]
 
 
 def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
@@ -106,7 +140,7 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> lis
             f"{row.first} − {row.second}",
             text(row.mean),
             f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
-            [place / largest if largest else 0.0 for place in (row.mean, row.low, row.high)],
+            svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
             p_text(row.p_holm),
             p_text(row.p_wilcoxon),
@@ -126,6 +160,31 @@ def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
     return tables if targets else {}
 
 
+def _staleness(groups: Groups) -> tuple[svg.Chart, svg.Chart]:
+    edges, names = staleness_bins(max(run.max_staleness for runs in groups.values() for run in runs))
+    shares, lines = [], []
+    for label, index, runs in schedules(groups, "staleness"):
+        heights = staleness_shares([run.staleness for run in runs], edges).tolist()
+        shares.append(svg.Series(label, index, [list(enumerate(heights))]))
+    for index, (label, runs) in enumerate(groups.items()):
+        lines.append(svg.Series(label, index, [list(_mean_weights(runs, len(names)))]))
+    across = svg.category_axis("staleness (rounds)", names)
+    highest = max((y for series in lines for line in series.lines for _, y in line), default=1.0)
+    weights = svg.linear_axis("mean weight, relative to an equal share", 0, max(highest, 1.0))
+    return (
+        svg.line_chart("Staleness of the arrivals", across, svg.share_axis("share of arrivals"), shares, points=True),
+        svg.line_chart("Weight by staleness", across, weights, lines, level=1.0, points=True),
+    )
+
+
+def _mean_weights(runs: Sequence[RunResult], bins: int) -> Iterator[tuple[float, float]]:
+    """Yield the number of each bin of staleness that is not empty, and its mean relative weight."""
+    for bin_ in range(bins):
+        totals = [run.totals for run in runs if bin_ < len(run.totals.bin_counts)]
+        if count := sum(total.bin_counts[bin_] for total in totals):
+            yield bin_, sum(total.bin_weights[bin_] for total in totals) / count
+
+
 def _participation(schedule: Schedule) -> list[str]:
     label, _, runs = schedule
     rows = [run.participation for run in runs]
@@ -134,6 +193,17 @@ def _participation(schedule: Schedule) -> list[str]:
         over_seeds = seed_statistics([float(getattr(row, name)) for row in rows])
         cells.append(over_seeds.text(len(runs), digits))
     return cells
+
+
+def _shares(groups: Groups) -> svg.Chart:
+    series = []
+    for label, index, runs in schedules(groups, "clients"):
+        if len(runs[0].clients):
+            up = cumulated_shares(runs[0])
+            series.append(svg.Series(label, index, [_points(np.linspace(0, 1, len(up)), up)]))
+    title = f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}"
+    axes = svg.percent_axis("clients, from the busiest on"), svg.percent_axis("arrivals")
+    return svg.line_chart(title, *axes, series)
 
 
 def _rejections(groups: Groups) -> Iterator[list[str]]:
