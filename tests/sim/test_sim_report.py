@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from afflux.cli import terminal
+from afflux.ops.errors import ConfigError
 from afflux.ops.units import in_bytes
 from afflux.rules import from_config
 from afflux.rules.specs import RuleSpec, parse_rule
-from afflux.sim.errors import ConfigError
-from afflux.sim.results import run_folder, terminal
+from afflux.sim.results import run_folder
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
 from conftest import ROOT

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import afflux
+from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec, parse_rule, rule_parameters
-from afflux.sim.errors import ConfigError
 from afflux.sim.results import curves, figures, report_html, run_folder, svg
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.report_html import MOST_POINTS, render_report

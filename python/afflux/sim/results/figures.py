@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, PercentFormatter
 
-from afflux.sim.errors import ConfigError, known
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
 from afflux.sim.results.curves import (
     COLOURS,
     MANY_TIMES,
