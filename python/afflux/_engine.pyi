@@ -17,7 +17,8 @@ BLOCK: int
 SUPERBLOCK: int
 MOST_RULE_VECTORS: int
 STEP_KINDS: dict[str, int]  # the number of states of each kind
-# bits of an element, type of rows, whether rows are encoded with a key, and whether with the least and largest element
+# bits of an element, type of rows, whether rows are encoded with a key, and whether with the least and largest element;
+# how many elements are encoded together
 CODECS: dict[str, tuple[int, str, bool, bool, int]]
 PIECE: int  # bytes of one read-ahead request
 

@@ -198,6 +198,7 @@ def test_no_step_goes_farther_than_its_bound(kind):
     """The oracle's steps with directions of one magnitude, in an order of signs that drives means and squares far."""
     signs = np.random.default_rng(3).choice([-1.0, 1.0], (60, 40))
     signs[:, 0], signs[:, 1], signs[:30, 2], signs[30:, 2] = 1.0, (-1.0) ** np.arange(60), 1.0, -1.0
+    signs[:, 3], signs[-1, 3] = 1.0, 0.0  # a second moment without memory is then 0
     for beta1, beta2, d in product((0.0, 0.5, 0.9, 0.99), (0.0, 0.1, 0.5, 0.9, 0.99), (0.25, 8.0)):
         step = Step(kind, 1.0, beta1, beta2, 1e-3)
         kept = [np.zeros(signs.shape[1])] * STEP_KINDS[kind]

@@ -16,6 +16,7 @@ from afflux.aggregation.limits import MAX_ABS
 from afflux.arrays.interop import count_writes, first_beyond, kind_of, ready
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, count_of, finite, flag
+from afflux.rules import optimizers
 from afflux.rules.optimizers import Momentum, Sgd
 from afflux.rules.registry import registered_parts, to_plain
 from afflux.rules.rule import Arrivals, Step
@@ -23,7 +24,7 @@ from afflux.rules.schedules import Rate
 
 
 class StepPart(Step, Protocol):
-    """A registered step part, with a learning rate, and the vectors that it keeps with their initial values."""
+    """A part of afflux.rules.optimizers: its learning rate, and the vectors that it keeps with their initial values."""
 
     @property
     def lr(self) -> Rate:
@@ -67,7 +68,7 @@ class OuterOptimizer(torch.optim.Optimizer):
 
         Args:
             params: tensors, named tensors or groups, as for any optimizer of torch.
-            step: a part of afflux.rules.optimizers, or another registered step part, whose `lr` is a number.
+            step: a part of afflux.rules.optimizers whose `lr` is a number.
             nesterov: with Momentum: params -= lr (gradient + beta velocity), after the velocity has changed.
 
         Raises:
@@ -75,8 +76,8 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         if type(step) not in _optimizers().values() or callable(step.lr):
             raise AffluxError(
-                f"[OuterOptimizer] step is {brief(step)}, must be a registered step part with a number as lr: "
-                f"{', '.join(cls.__name__ for cls in _optimizers().values())}"
+                f"[OuterOptimizer] step is {brief(step)}, must be a part of afflux.rules.optimizers "
+                f"with a number as lr: {', '.join(cls.__name__ for cls in _optimizers().values())}"
             )
         super().__init__(params, {**to_plain(step), "nesterov": nesterov})
 
@@ -228,9 +229,9 @@ _INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
 
 
 def _optimizers() -> dict[str, type[Any]]:
-    """Return the classes of registered step parts that have a learning rate and name their vectors, by name."""
+    """Return the classes of afflux.rules.optimizers, by the names of the parts: their fields are numbers."""
     classes = {name: part.cls for name, part in registered_parts("step").items()}
-    return {name: cls for name, cls in classes.items() if hasattr(cls, "states") and "lr" in cls.__dataclass_fields__}
+    return {name: cls for name, cls in classes.items() if cls.__module__ == optimizers.__name__}
 
 
 def _counts(part: StepPart) -> bool:
