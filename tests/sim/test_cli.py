@@ -1,13 +1,11 @@
 """The command line: what it prints, its exit codes, and that a mistake never shows a traceback."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,6 @@ from afflux import __version__, ops
 from afflux.cli import app
 from afflux.rules import RULES
 from afflux.sim.results import run_folder
-from afflux.sim.workload.availability import AVAILABILITIES
-from afflux.sim.workload.config import NAMES, SimConfig, descriptions
-from afflux.sim.workload.delays import DELAYS
-from afflux.sim.workload.partitions import BY_CLASSES
-from afflux.sim.workload.selection import SELECTIONS
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
 
@@ -65,14 +58,6 @@ def leaves(command, words=()):
     if not hasattr(command, "commands"):
         return [words]
     return [leaf for name, part in command.commands.items() for leaf in leaves(part, (*words, name))]
-
-
-def test_the_description_of_a_setting_names_all_its_values():
-    texts = descriptions()
-    assert [*texts] == [field.name for field in fields(SimConfig)]
-    laws = {"delays": [name for name in DELAYS if not name.endswith("-availability")], "availability": AVAILABILITIES}
-    for setting, names in {**NAMES, **laws, "selection": SELECTIONS, "classes": BY_CLASSES}.items():
-        assert {*names} <= {*re.findall(r"[\w.-]+\w", texts[setting])}, setting
 
 
 def test_the_help_of_every_command_has_examples_of_it():

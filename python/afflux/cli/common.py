@@ -15,7 +15,7 @@ from afflux.rules.specs import BUFFER_SIZE, RuleSpec, parse_rule, read_rules, ru
 from afflux.sim.errors import EXTRA, require, text_with_notes
 from afflux.sim.interrupts import Terminated
 from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.workload.config import SimConfig, descriptions, unlimit_arrivals, unread_settings
+from afflux.sim.workload.config import SimConfig, unlimit_arrivals, unread_settings
 
 #: The settings in the output of --help; --help-all prints all of them.
 COMMON = (
@@ -67,11 +67,11 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     The settings of the preset `paper`, if it is not None, replace the defaults.
     """
-    names, texts = [field.name for field in fields(SimConfig)], descriptions()
+    names = [field.name for field in fields(SimConfig)]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     def annotation(field: Any) -> Any:
-        option = typer.Option(help=_whole(texts.get(field.name, "")), hidden=field.name not in COMMON)
+        option = typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)
         return Annotated[str if field.type == int | str else field.type, option]
 
     options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}

@@ -1,9 +1,7 @@
 """The settings of a simulation, without the rule and the seed."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from inspect import cleandoc
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from math import inf, isfinite
 from os import PathLike, fspath
@@ -16,6 +14,7 @@ from afflux.sim.data import DATA_SETS
 from afflux.sim.models import MODELS
 from afflux.sim.workload.availability import (
     ALWAYS,
+    AVAILABILITIES,
     NONE,
     availability_law,
     check_finite,
@@ -23,7 +22,7 @@ from afflux.sim.workload.availability import (
     check_range,
     dropout_law,
 )
-from afflux.sim.workload.delays import DELAYS_OF_TASK, delay_law
+from afflux.sim.workload.delays import CURRENT, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.selection import selection_law
@@ -54,20 +53,7 @@ SAMPLING: dict[str, tuple[float, ...] | None] = {
 
 #: The client optimizers with a proximal term, which read mu.
 PROXIMAL = ("fedprox", "fedasync")
-#: The names that a setting may have; its description lists them.
-NAMES: Mapping[str, Iterable[str]] = {
-    "data": DATA_SETS,
-    "model": MODELS,
-    "protocol": ("events", "rounds"),
-    "sampling": SAMPLING,
-    "partition": PARTITIONS,
-    "client_optimizer": ("sgd", *PROXIMAL, "scaffold"),
-    "control_codec": [name for name in get_args(codecs.Name) if name != "float64"],
-    "steps_law": ("constant", "uniform"),
-    "faults": ("record", "raise"),
-    "examples": ("data", "batch"),
-    "part": ("test", "validation"),
-}
+CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float64")
 #: Settings of the evaluation of single clients.
 OF_CLIENTS = ("fairness_every", "fairness_clients")
 DEVICES = ("cpu", "cuda")
@@ -104,6 +90,13 @@ _TYPES: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+def _setting(default: Any, description: str, *names: str) -> Any:
+    # The command line shows `description` as help: each setting is described in one place. Behind a colon, the names
+    # follow that the setting may have.
+    text = f"{description} {', '.join(names)}." if description.endswith(":") else description
+    return field(default=default, metadata={"help": text, "names": names})
+
+
 def unlimit_arrivals(settings: dict[str, Any], is_given: bool) -> None:
     """Let the arrivals, if they are not given, have no limit if another end is given alone."""
     if not is_given and any(settings.get(end) for end in ENDS):
@@ -132,12 +125,6 @@ def concurrency_steps(concurrency: int | str) -> list[tuple[float, int]]:
     return steps
 
 
-def descriptions() -> dict[str, str]:
-    """Return the description of each setting, from the docstring of `SimConfig`."""
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", cleandoc(SimConfig.__doc__ or ""), re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
 def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that runs with the others do not read, by name, and what would read them.
 
@@ -162,117 +149,121 @@ def unread_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SimConfig:
-    """All settings without the rule and the seed; the defaults are those of the demo.
+    """All settings without the rule and the seed; the defaults are those of the demo."""
 
-    Attributes:
-        task: What clients train: images, which is --data, --model and --partition; papers:dataset=NAME:network=NAME
-            (docs/data.md); lora:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which is
-            executed and returns an afflux.sim.Task.
-        data: Data set: digits, mnist, fashion-mnist, emnist-balanced, emnist-byclass, emnist-bymerge, emnist-digits,
-            emnist-letters, emnist-mnist, cifar10, cifar100, femnist, shakespeare.
-        data_dir: Folder of the data sets (docs/data.md); default: AFFLUX_DATA.
-        model: Model: logreg, cnn, mlp, lenet5, afl-cnn, ca2fl-cnn, fadas-cnn, wkafl-cnn, wkafl-celeba, resnet18-bn,
-            resnet18-gn, char-lstm.
-        num_clients: All clients, N.
-        concurrency: Clients that train at once; 20:50@100: 20, from virtual time 100 on 50.
-        refill: Start replacements when so many have finished; 1: at once. WKAFL's K-async: K, with all clients at once.
-        selection: Protocol events, the client that starts next: uniform, any that is idle; blocked-until-pass-ends, any
-            that has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples;
-            oort, by loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/simulate.md).
-        availability: Protocol events, when clients are there: always, diurnal, devices, phones, with options as in
-            diurnal:period=24:share=0.3 (docs/simulate.md). A client trains only while it is there.
-        dropout: Protocol events, clients that drop out: none; or rates:never=0.1:upload=0.05:late=0.2:slower=10, shares
-            of the dispatches that never finish, lose their upload, or take so many times as long.
-        timeout: If not 0: the server gives a dispatch up after so much virtual time, and its place to another client.
-        protocol: events: clients finish after their running times; rounds: Anarchic FL's protocol, with as many clients
-            in a round as the rule's buffer holds, each on one of the last models.
-        stale_models: Protocol rounds: a client starts from one of so many last models; 1: synchronous.
-        sampling: Protocol rounds, draw of clients; biased is for ten: uniform, biased.
-        arrivals: Client results that the server receives before it stops; without limit if another end is given alone.
-        rounds: If not 0: stop after the arrival with which the server has made so many steps; gsgm makes several with
-            one.
-        virtual_time: If not 0: stop before the first result that arrives later.
-        stop_at_target: Stop at the first evaluation that reaches the target.
-        delays: Law of the running times: constant, exponential, fadas-large, fadas-mild, ca2fl, ca2fl-1, ca2fl-0.5,
-            ca2fl-fixed, device-times, phone-times, with options as in fadas-large:gamma=0.5 (docs/data.md); task: that
-            of a task of your own, which is the default if it has one.
-        partition: Partition of the data: dirichlet, iid, classes, wkafl.
-        alpha: Dirichlet's alpha: small means heterogeneous.
-        classes: Classes of a client, for the partitions classes, wkafl.
-        client_optimizer: The clients' optimizer: sgd, fedprox, fedasync, scaffold.
-        mu: Proximal term of the client optimizers fedprox (its mu) and fedasync (its rho).
-        control_codec: How the server stores SCAFFOLD's control variates of clients: float32, float16, bfloat16,
-            affine-8, affine-4, affine-2, affine-1, affine-vector-8, affine-vector-4, affine-vector-2, affine-vector-1,
-            rotated-4, rotated-2, rotated-1.
-        client_lr: The clients' learning rate.
-        local_steps: Mini-batch steps of a client.
-        steps_law: constant: local_steps each; uniform: drawn from 1 to twice as many.
-        local_epochs: If not 0: whole epochs instead of local steps.
-        batch_size: Mini-batch size of a client.
-        drop_last: Leave out the last batch of an epoch if it is smaller, except if it is the only one.
-        weight_decay: The clients' weight decay.
-        compile: Compile the clients' steps on full batches to native code, which takes 8 s and more in each process;
-            needs a C++ compiler. The last bits of the results differ from those without it.
-        device: Device on which clients train and models are evaluated, one client at a time: cpu, cuda or cuda:NUMBER.
-            A task of your own moves its data there itself. The results differ in the last bits from those of the CPU.
-        faults: A client's training that raises an exception, or whose loss or update is not finite: record it as a
-            faulty arrival, which the audit log holds with its reason; or raise, which ends the run.
-        examples: Number of examples that a client reports, of its data or a batch: data, batch.
-        clip_norms: If not 0: the server reduces the weight of an update whose norm exceeds so many medians.
-        validation: Zeno++: training examples, drawn from all, on which the server scores updates.
-        refresh_every: Zeno++: versions between two gradients of these examples.
-        eval_every: Arrivals between two evaluations on the test part.
-        fairness_every: Arrivals between two evaluations of single clients, of a task of your own that has one; 0: only
-            at the end.
-        fairness_clients: The most clients, drawn once, that are evaluated each.
-        part: Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.
-        target: Test accuracy, or first metric of your own task, for the rounds and the time to target.
-    """
-
-    task: str = IMAGES
-    data: str = "digits"
-    data_dir: str | None = None
-    model: str = "cnn"
-    num_clients: int = 100
-    concurrency: int | str = 20
-    refill: int = 1
-    selection: str = "uniform"
-    availability: str = ALWAYS
-    dropout: str = NONE
-    timeout: float = 0.0
-    protocol: str = "events"
-    stale_models: int = 5
-    sampling: str = "uniform"
-    arrivals: int = 1600
-    rounds: int = 0
-    virtual_time: float = 0.0
-    stop_at_target: bool = False
-    delays: str = "fadas-large"
-    partition: str = "dirichlet"
-    alpha: float = 0.1
-    classes: int = 2
-    client_optimizer: str = "sgd"
-    mu: float = 0.1
-    control_codec: str = "float32"
-    client_lr: float = 0.1
-    local_steps: int = 3
-    steps_law: str = "constant"
-    local_epochs: int = 0
-    batch_size: int = 16
-    drop_last: bool = False
-    weight_decay: float = 0.0
-    compile: bool = False
-    device: str = "cpu"
-    faults: str = "record"
-    examples: str = "data"
-    clip_norms: float = 0.0
-    validation: int = 64
-    refresh_every: int = 2
-    eval_every: int = 40
-    fairness_every: int = 0
-    fairness_clients: int = 100
-    part: str = "test"
-    target: float = 0.9
+    task: str = _setting(
+        IMAGES,
+        f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
+        f"(docs/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/papers.md); or path/to/file.py:FUNCTION, which "
+        "is executed and returns an afflux.sim.Task.",
+    )
+    data: str = _setting("digits", "Data set:", *DATA_SETS)
+    data_dir: str | None = _setting(None, "Folder of the data sets (docs/data.md); default: AFFLUX_DATA.")
+    model: str = _setting("cnn", "Model:", *MODELS)
+    num_clients: int = _setting(100, "All clients, N.")
+    concurrency: int | str = _setting(20, "Clients that train at once; 20:50@100: 20, from virtual time 100 on 50.")
+    refill: int = _setting(
+        1, "Start replacements when so many have finished; 1: at once. WKAFL's K-async: K, with all clients at once."
+    )
+    selection: str = _setting(
+        "uniform",
+        "Protocol events, the client that starts next: uniform, any that is idle; blocked-until-pass-ends, any that "
+        "has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples; oort, by "
+        "loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/simulate.md).",
+    )
+    availability: str = _setting(
+        ALWAYS,
+        f"Protocol events, when clients are there: {ALWAYS}, {', '.join(AVAILABILITIES)}, with options as in "
+        "diurnal:period=24:share=0.3 (docs/simulate.md). A client trains only while it is there.",
+    )
+    dropout: str = _setting(
+        NONE,
+        f"Protocol events, clients that drop out: {NONE}; or rates:never=0.1:upload=0.05:late=0.2:slower=10, shares of "
+        "the dispatches that never finish, lose their upload, or take so many times as long.",
+    )
+    timeout: float = _setting(
+        0.0, "If not 0: the server gives a dispatch up after so much virtual time, and its place to another client."
+    )
+    protocol: str = _setting(
+        "events",
+        "events: clients finish after their running times; rounds: Anarchic FL's protocol, with as many clients in a "
+        "round as the rule's buffer holds, each on one of the last models.",
+        *("events", "rounds"),
+    )
+    stale_models: int = _setting(5, "Protocol rounds: a client starts from one of so many last models; 1: synchronous.")
+    sampling: str = _setting("uniform", "Protocol rounds, draw of clients; biased is for ten:", *SAMPLING)
+    arrivals: int = _setting(
+        1600, "Client results that the server receives before it stops; without limit if another end is given alone."
+    )
+    rounds: int = _setting(
+        0,
+        "If not 0: stop after the arrival with which the server has made so many steps; gsgm makes several with one.",
+    )
+    virtual_time: float = _setting(0.0, "If not 0: stop before the first result that arrives later.")
+    stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
+    delays: str = _setting(
+        "fadas-large",
+        f"Law of the running times: {', '.join(CURRENT)}, with options as in fadas-large:gamma=0.5 "
+        "(docs/data.md); task: that of a task of your own, which is the default if it has one.",
+    )
+    partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)
+    alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")
+    classes: int = _setting(2, f"Classes of a client, for the partitions {', '.join(BY_CLASSES)}.")
+    client_optimizer: str = _setting("sgd", "The clients' optimizer:", "sgd", *PROXIMAL, "scaffold")
+    mu: float = _setting(0.1, "Proximal term of the client optimizers fedprox (its mu) and fedasync (its rho).")
+    control_codec: str = _setting(
+        "float32", "How the server stores SCAFFOLD's control variates of clients:", *CONTROL_CODECS
+    )
+    client_lr: float = _setting(0.1, "The clients' learning rate.")
+    local_steps: int = _setting(3, "Mini-batch steps of a client.")
+    steps_law: str = _setting(
+        "constant", "constant: local_steps each; uniform: drawn from 1 to twice as many.", "constant", "uniform"
+    )
+    local_epochs: int = _setting(0, "If not 0: whole epochs instead of local steps.")
+    batch_size: int = _setting(16, "Mini-batch size of a client.")
+    drop_last: bool = _setting(
+        False,
+        "Leave out the last batch of an epoch if it is smaller, except if it is the only one.",
+    )
+    weight_decay: float = _setting(0.0, "The clients' weight decay.")
+    compile: bool = _setting(
+        False,
+        "Compile the clients' steps on full batches to native code, which takes 8 s and more in each process; needs a "
+        "C++ compiler. The last bits of the results differ from those without it.",
+    )
+    device: str = _setting(
+        "cpu",
+        "Device on which clients train and models are evaluated, one client at a time: cpu, cuda or cuda:NUMBER. A "
+        "task of your own moves its data there itself. The results differ in the last bits from those of the CPU.",
+    )
+    faults: str = _setting(
+        "record",
+        "A client's training that raises an exception, or whose loss or update is not finite: record it as a faulty "
+        "arrival, which the audit log holds with its reason; or raise, which ends the run.",
+        *("record", "raise"),
+    )
+    examples: str = _setting(
+        "data", "Number of examples that a client reports, of its data or a batch:", "data", "batch"
+    )
+    clip_norms: float = _setting(
+        0.0, "If not 0: the server reduces the weight of an update whose norm exceeds so many medians."
+    )
+    validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
+    refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
+    eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
+    fairness_every: int = _setting(
+        0,
+        "Arrivals between two evaluations of single clients, of a task of your own that has one; 0: only at the end.",
+    )
+    fairness_clients: int = _setting(100, "The most clients, drawn once, that are evaluated each.")
+    part: str = _setting(
+        "test",
+        "Examples of the evaluations: test; or validation, a fifth of the training part, which no client has then.",
+        *("test", "validation"),
+    )
+    target: float = _setting(
+        0.9, "Test accuracy, or first metric of your own task, for the rounds and the time to target."
+    )
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a name or a value is invalid; numbers of NumPy become those of Python."""
@@ -281,8 +272,8 @@ class SimConfig:
             if (plain := read(value)) is None and value is not setting.default:
                 raise ConfigError(f"{setting.name} is {brief(value)}, must be {words}")
             object.__setattr__(self, setting.name, plain)
-            if setting.name in NAMES:
-                known(setting.name.replace("_", " "), plain, NAMES[setting.name])
+            if names := setting.metadata["names"]:
+                known(setting.name.replace("_", " "), getattr(self, setting.name), names)
         if self.task == IMAGES or self.delays != DELAYS_OF_TASK:
             delay_law(self.delays)
         selection_law(self.selection)

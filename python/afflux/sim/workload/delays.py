@@ -195,7 +195,7 @@ _PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms"
 DELAYS_OF_TASK = "task"
 
 #: A dataclass whose fields are the options, and which is a `DelayLaw`; and the options that the name sets, which those
-#: of the text replace. The laws with -availability are those of before the setting availability, for old logs.
+#: of the text replace.
 DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "constant": (ConstantDelays, {}),
     "exponential": (ExponentialDelays, {}),
@@ -210,6 +210,10 @@ DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "phone-times": (DeviceTimes, _PHONE_TIMES),
     "phone-availability": (DeviceAvailability, PHONES),
 }
+
+
+#: The names for new runs; the others are those of before the setting availability, for the logs that hold them.
+CURRENT = tuple(name for name in DELAYS if not name.endswith("-availability"))
 
 
 def delay_law(text: str) -> DelayLaw:
