@@ -3,6 +3,7 @@ reference's rows (rows.py).
 """
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import ROUNDING
 from afflux.rules import afa_cs, ca2fl, mf_ca2fl
-from codings import EXTREMES, MIDDLES
 from conftest import THREADS, bits
 from pairwise import soak_all
 from test_types import buffer, values
 
-OF_EACH_KIND = [codecs.float32, codecs.float64, *MIDDLES]
-each = pytest.mark.parametrize("codec", EXTREMES, ids=repr)
+CODINGS = [list(group) for _, group in groupby(ROUNDING, lambda codec: codec.coding)]
+#: The widest and the narrowest of each coding, and one between.
+ENDS = list(dict.fromkeys(codec for group in CODINGS for codec in (group[0], group[-1])))
+OF_EACH_KIND = [codecs.float32, codecs.float64, *(group[len(group) // 2] for group in CODINGS)]
+each = pytest.mark.parametrize("codec", ENDS, ids=repr)
 STAGES = {"difference": ops.CachedDifference, "mean": ops.CachedMean}
 N = 7
 
@@ -79,7 +82,7 @@ class Given:
 
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    [*((codec, "float32") for codec in ROUNDING), *((codec, k) for codec in EXTREMES for k in ("bfloat16", "float64"))],
+    [*((codec, "float32") for codec in ROUNDING), *((codec, k) for codec in ENDS for k in ("bfloat16", "float64"))],
     ids=repr,
 )
 def test_a_round(isa, rng, codec, kind):

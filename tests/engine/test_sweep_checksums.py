@@ -6,12 +6,11 @@ import pytest
 from afflux import AffluxError, ops
 from afflux.ops import codecs
 from afflux.store.checksums import crc, row_crc
-from codings import EXTREMES
 from conftest import THREADS, bits
 from order import SIZES
 from pairwise import pairwise
 
-CODECS = ["float32", *(codec.name for codec in EXTREMES)]
+CODECS = ["float32", *(codec.name for codec in codecs.ROUNDING)]
 M = 5
 
 

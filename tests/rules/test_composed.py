@@ -15,7 +15,7 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Needs, Weights
 from conftest import bits
-from steps import STEPS, made, numbers
+from steps import STEPS, instance, numbers
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
 
@@ -41,7 +41,7 @@ WEIGH = {
 CALIBRATE = {"none": NONE, "difference": CACHED_DIFFERENCE, "mean": CACHED_MEAN, "seen": CACHED_MEAN_OF_SEEN}
 LR = {"number": 0.25, "delay": schedules.DelayAdaptive(0.5, 0), "minimum": schedules.MinimumStaleness(0.25),
       "version": schedules.ByVersion({0: 0.5, 1: 0.125})}  # fmt: skip
-STEP = {name: partial(made, step, i=i) for i, (name, step) in enumerate(STEPS.items())}
+STEP = {name: partial(instance, step, i=i) for i, (name, step) in enumerate(STEPS.items())}
 
 
 class Recorded:

@@ -1,6 +1,26 @@
 """What `mutants.py` breaks in rules, their parts and the simulator."""
 
 RULES = {
+    "reach: an adaptive step without the bound of epsilon": (
+        "lambda step, d: d / step.epsilon",
+        "lambda step, d: 60 * d",
+        "test_limits.py",
+    ),
+    "reach: yogi's second moment ends at the square": (
+        "(2 - step.beta2) * d * d",
+        "d * d",
+        "test_limits.py",
+    ),
+    "reach: the direction of one arrival, not its size": (
+        "lambda step, d: d / (1 - step.beta1), lambda",
+        "lambda step, d: 1 / (1 - step.beta1), lambda",
+        "test_limits.py",
+    ),
+    "reach: a negative bound fits": (
+        "all(0 <= bound <= self.largest",
+        "all(bound <= self.largest",
+        "test_limits.py",
+    ),
     "dialects: the law of NVFlare without its one more": (
         "return 1.0 / (1.0 + sqrt(1.0 + staleness))",
         "return 1.0 / (1.0 + sqrt(staleness))",

@@ -106,10 +106,10 @@ SERVER = {
         "plans, drafts = [], Shards([type(d)(p.base) for d, p in zip(self.drafts(op).parts, params.parts)])",
         "test_sharded_stores.py",
     ),
-    "shards: the params of the last commit are given out again": (
+    "store: the params of the last commit are given out again": (
         "        self._committed_params = params\n",
         "        self._committed_params = params[:0]\n",
-        "test_sharded_stores.py",
+        "test_store_crashes.py",
     ),
     "shards: each part chooses the slot of a version": (
         "while self._params.slot_of((draft := self._versions.take(op)).array) != slot:",

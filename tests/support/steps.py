@@ -11,7 +11,7 @@ from afflux.rules.rule import Arrivals
 STEPS = {n: part.cls for n, part in registered_parts("step").items() if part.cls.__module__ == optimizers.__name__}
 
 
-def made(cls, lr, i=0):
+def instance(cls, lr, i=0):
     """An optimizer all of whose other numbers differ, from each other and from those of one with another i."""
     names = [field.name for field in fields(cls) if field.type is float]
     return cls(lr, **{name: 0.5 + i / 16 + j / 128 for j, name in enumerate(names)})

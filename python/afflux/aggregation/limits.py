@@ -104,8 +104,8 @@ class Limits:
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
         params, states = REACH[step.kind]
-        # A NaN does not fit.
-        return (
-            abs(lr) * params(step, direction) * _STEPS <= self.largest
-            and states(step, direction, _STEPS) <= self.largest
-        )
+        try:
+            bounds = abs(lr) * params(step, direction) * _STEPS, states(step, direction, _STEPS)
+        except ZeroDivisionError:  # such as a beta of 1
+            return False
+        return all(0 <= bound <= self.largest for bound in bounds)  # a NaN does not fit

@@ -159,9 +159,8 @@ def _refuse_other_modules(path: Path) -> None:
     """Raise ConfigError if a file has imported an installed or earlier module instead of the module beside the file."""
     for file, name, beside in _imports_beside(path):
         origin = getattr(sys.modules.get(name), "__file__", None)
-        if origin is not None and Path(origin).resolve() not in [
-            each.resolve() for each in beside
-        ]:  # either may be a link
+        places = [place.resolve() for place in beside]  # which may be links, as the origin
+        if origin is not None and Path(origin).resolve() not in places:
             raise ConfigError(f"{file} imports {name}, but gets {origin}, not the one beside it: rename that one")
 
 

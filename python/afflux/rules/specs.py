@@ -310,11 +310,11 @@ def needs_validation_gradient(rule: Rule) -> bool:
 
 
 def _law(text: str) -> StalenessLaw:
-    name, bracket, numbers = text.partition("(")
+    name, bracket, listed = text.partition("(")
     laws = registered_parts("staleness")
     known("staleness law", name, laws)
-    if bracket and not numbers.endswith(")"):
+    if bracket and not listed.endswith(")"):
         raise ValueError(f"{text!r} has no closing bracket")
-    numbers = numbers.removesuffix(")")
+    numbers = listed.removesuffix(")")
     law: StalenessLaw = laws[name].cls(*(float(number) for number in numbers.split(",") if numbers))
     return law

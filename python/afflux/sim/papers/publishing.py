@@ -80,7 +80,7 @@ def measure(
     Raises:
         ConfigError: some jobs are not finished after `at_most` runs, or finished ones began with other data.
     """
-    require("torch", "matplotlib", "rich")
+    require("torch", "matplotlib")
     path, config = folder / run_folder / FILE, jobs[0].config or SimConfig()
     with ExitStack() as screen:
         watch = screen.enter_context(show([job.title for job in jobs], config.arrivals)) if show else None

@@ -170,7 +170,7 @@ def reproduce(
         ConfigError: a table that is not run here, no cell with that name, data are missing, finished runs began with
             other data, or a search whose trials have all diverged.
     """
-    require("torch", "matplotlib", "rich")
+    require("torch", "matplotlib")
     if table.computed:
         folder.mkdir(parents=True, exist_ok=True)
         return PAGES[table.name](table), 0
