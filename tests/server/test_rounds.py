@@ -66,6 +66,10 @@ WRONG = {
         lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.5)),
         "beta1 is 1.5",
     ),
+    "a step whose bound divides by 0": (
+        lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.0)),
+        "beta1 is 1.0",
+    ),
     "a step without its states": (
         lambda: server(Uniform(), lambda arrivals: ops.Step("adam", 0.1, 0.9, 0.99, 1e-8)),
         "states has 0 vectors, adam keeps 2",

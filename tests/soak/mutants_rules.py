@@ -16,11 +16,6 @@ RULES = {
         "lambda step, d: 1 / (1 - step.beta1), lambda",
         "test_limits.py",
     ),
-    "reach: a negative bound fits": (
-        "all(0 <= bound <= self.largest",
-        "all(bound <= self.largest",
-        "test_limits.py",
-    ),
     "dialects: the law of NVFlare without its one more": (
         "return 1.0 / (1.0 + sqrt(1.0 + staleness))",
         "return 1.0 / (1.0 + sqrt(staleness))",

@@ -106,6 +106,6 @@ class Limits:
         params, states = REACH[step.kind]
         try:
             bounds = abs(lr) * params(step, direction) * _STEPS, states(step, direction, _STEPS)
-        except ZeroDivisionError:  # such as a beta of 1
-            return False
-        return all(0 <= bound <= self.largest for bound in bounds)  # a NaN does not fit
+        except ZeroDivisionError:  # a beta of 1, or an epsilon of 0: the engine refuses it by name
+            return True
+        return all(bound <= self.largest for bound in bounds)  # a NaN does not fit
