@@ -298,8 +298,9 @@ def environment(tmp_path_factory):
         pytest.skip("cmake is not installed")
     (engine,) = builds.engine(tmp_path_factory).glob("csrc/_engine_emulated*.so")
     modules = {found(name).parent for name in ("emulated.py", "crashes.py", "conftest.py", "pairwise.py")}
-    paths = os.pathsep.join(map(str, [ROOT / "python", *sorted(modules)]))
-    return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": paths}
+    outer = os.environ.get("PYTHONPATH", "")
+    paths = filter(None, (str(ROOT / "python"), *map(str, sorted(modules)), outer))
+    return {"AFFLUX_EMULATED": str(engine), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def suites(env, plugin, selection):

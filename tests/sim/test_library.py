@@ -18,6 +18,7 @@ from afflux.rules import fedbuff
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim import (
     ConfigError,
+    DivergedError,
     Simulation,
     Task,
     classification,
@@ -270,6 +271,12 @@ def test_rules_that_score_updates_need_validation_data():
         simulation(rules="zenopp").run()
     made = simulation(rules="zenopp:server_lr=0.3", validation=(own_tasks.X, own_tasks.Y))
     assert made.run()[0].evaluations[-1].version > 0
+
+
+def test_a_server_whose_own_gradient_is_not_finite_has_diverged():
+    validation = (own_tasks.X * 1e38, own_tasks.Y)  # losses of finite params overflow
+    with pytest.raises(DivergedError, match="validation data is not finite at version 0; lower client_lr or server_lr"):
+        simulation(rules="zenopp", validation=validation).run()
 
 
 WHOLE = {"arrivals": 60, "eval_every": 4, "delays": "fadas-mild"}

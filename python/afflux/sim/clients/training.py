@@ -22,7 +22,7 @@ from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, on_device, take
 from afflux.sim.clients.compiled_training import CompiledStep
 from afflux.sim.clients.flat_model import FlatModel
-from afflux.sim.errors import TrainingError, note_on_errors, text_with_notes
+from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
@@ -327,11 +327,20 @@ class ValidationGradient:
         self.refresh()
 
     def refresh(self) -> None:
-        """Set the gradient at the current params if their version is new and a multiple of `every`."""
+        """Set the gradient at the current params if their version is new and a multiple of `every`.
+
+        Raises:
+            DivergedError: it is not finite.
+        """
         version = self._server.version
         if version != self._version and version % self._every == 0:
             buffers = None if self._server.layout is None else self._server.pull().buffers
             gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
+            if not np.isfinite(gradient).all():
+                raise DivergedError(
+                    f"the gradient on the server's validation data is not finite at version {version}; lower client_lr "
+                    "or server_lr, or look for values in these data that are not finite"
+                )
             self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
         self._version = version
 
