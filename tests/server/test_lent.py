@@ -247,6 +247,21 @@ def test_rules_that_keep_vectors_take_copies(name):
     )
 
 
+def test_a_rule_that_reads_norms_says_so():
+    """Else its bits would depend on whether a vector was copied."""
+
+    class Unsaid(All):
+        def __call__(self, arrivals):
+            return super().__call__(arrivals) / arrivals.norms
+
+    server = Server(plain(Unsaid(), 1), np.zeros(3))
+    before = server.state_dict()
+    for call in (server.push, lambda **one: server.step([one])):
+        with pytest.raises(AffluxError, match=r"norms are for rules whose weigh part has needs = Needs\(norms=True\)"):
+            call(client=7, update=np.ones(3, np.float32), version=0)
+    assert bits(server.params) == bits(before["arrays"]["params"])
+
+
 def test_a_rule_that_reads_norms_takes_copies():
     class Norms(All):
         needs = Needs(norms=True)

@@ -225,6 +225,8 @@ def test_models_with_buffers_of_their_own():
 class Clipped:
     """CONTRIBUTING's example, known on arrival."""
 
+    needs = Needs(norms=True)
+
     def __init__(self, raw=None, factor=None):
         self.raw, self.wrong_factor = raw, factor
 

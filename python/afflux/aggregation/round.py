@@ -178,7 +178,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     memory = before.rule_vectors
     gram = frozen(plane.gram([*(memory[name] for name in names), *slots]), np.float64) if needs.gram else None
     products = RoundVectors(slots, {name: memory[name] for name in names}, plane.inner) if needs.inner else None
-    arrivals, joins = freeze(before, ordered, gram, products)
+    arrivals, joins = freeze(before, ordered, gram, products, needs.norms)
     try:
         decision = decide(rule, arrivals, products, before.limits, before.norms, removable=not terms)
     finally:
@@ -191,7 +191,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    lent = tuple([i for i, norm in enumerate(arrivals.norms.tolist()) if norm != norm])
+    lent = tuple([i for i, norm in enumerate(arrivals.known_norms.tolist()) if norm != norm])
     factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
         slots = terms[0].total.vectors
@@ -215,7 +215,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         arrivals.versions,
         arrivals.staleness,
         weights.vectors,
-        arrivals.norms,
+        arrivals.known_norms,
         weights.cosines,
         reasons(weights),
         lr,
@@ -252,7 +252,11 @@ def accepted(weights: Weights) -> list[bool]:
 
 
 def freeze(
-    before: RoundStart, ordered: list[PendingArrival], gram: Float64 | None, sweep: RoundVectors | None
+    before: RoundStart,
+    ordered: list[PendingArrival],
+    gram: Float64 | None,
+    sweep: RoundVectors | None,
+    reads_norms: bool,
 ) -> tuple[Arrivals, Int64]:
     """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
     # The staleness is that of the join, except for arrivals that waited for the next pass.
@@ -279,6 +283,7 @@ def freeze(
         sweep,
         local_steps,
         facts,
+        reads_norms,
     )
     return arrivals, joins
 

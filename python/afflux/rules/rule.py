@@ -60,9 +60,8 @@ class Arrivals(Struct, frozen=True, eq=False):
         staleness: (M,) int64, version - version pulled, >= 0.
         num_examples: (M,) int64; float64 if a client has pushed the fact "num_examples", which replaces the number.
         losses: (M,) float64, as reported by the clients; NaN if not reported.
-        norms: (M,) float64, Euclidean norms of the pushed vectors. NaN for lent vectors (push(copy=False)). Comparisons
-            with NaN are false. So a rule that reads norms either declares `Needs(norms=True)`, and no vector is lent,
-            or checks for NaN.
+        known_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that are read
+            where they are (push(copy=False), step). A rule reads `norms`.
         gram: (R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
         scalars: the rule's own numbers after the last round.
         ends_pass: under gradient scheduling: this round is the last one of its pass over all clients.
@@ -70,6 +69,7 @@ class Arrivals(Struct, frozen=True, eq=False):
         local_steps: (M,) int64, as reported by the clients (push(local_steps=...)); 0 if not reported.
         facts: by name, (M,) float64, the facts that `Needs(facts=...)` and `Server(facts=...)` list, as the clients
             have pushed them (push(facts=...)). NaN where a client has not given one; none of those in `Needs` is NaN.
+        reads_norms: whether the rule needs norms.
     """
 
     version: int
@@ -78,17 +78,29 @@ class Arrivals(Struct, frozen=True, eq=False):
     staleness: Int64
     num_examples: Int64 | Float64
     losses: Float64
-    norms: Float64
+    known_norms: Float64
     gram: Float64 | None = None
     scalars: Scalars = struct_field(default_factory=dict)
     ends_pass: bool = False
     inner_sweep: InnerSweep | None = None
     local_steps: Int64 = struct_field(default_factory=lambda: np.zeros(0, np.int64))
     facts: Mapping[str, Float64] = struct_field(default_factory=dict)
+    reads_norms: bool = False
 
     def __len__(self) -> int:
         """Return the number of arrivals M."""
         return len(self.client_ids)
+
+    @property
+    def norms(self) -> Float64:
+        """(M,) float64, Euclidean norms of the pushed vectors, if the rule needs them; none is NaN.
+
+        Raises:
+            AffluxError: the rule's needs do not have `norms`. Which vectors have one would depend on how they came.
+        """
+        if not self.reads_norms:
+            raise AffluxError("[Arrivals] norms are for rules whose weigh part has needs = Needs(norms=True)")
+        return self.known_norms
 
     def inner(
         self,
@@ -157,7 +169,7 @@ class Needs:
     Attributes:
         gram: all inner products; one more sweep over the buffer.
         inner: Arrivals.inner; a sweep over the buffer for each call.
-        norms: Arrivals.norms of every arrival: vectors cannot be lent, because a lent one has none.
+        norms: Arrivals.norms; vectors cannot be lent, because a lent one has none.
         examples: Arrivals.num_examples: adapters then refuse replies without the number.
         facts: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them.
         rule_vectors: names of the R vectors (d,) that the server holds for the part; they start at zero, except those
@@ -230,9 +242,9 @@ class OnArrival(Weigh, Protocol):
     def on_arrival(self, staleness: int, num_examples: int, norm: float, /) -> float:
         """Return the raw weight of an arrival, computed only from facts about this arrival.
 
-        `norm` is never NaN, because a streaming server copies every vector. In `arrivals.norms` of a buffering server,
-        the norms of lent vectors are NaN. A part with `Needs(facts=...)` gets a fourth argument: the arrival's facts,
-        {name: value}. `num_examples` is a float if the arrival has the fact of this name.
+        `norm` is never NaN, because a streaming server copies every vector. A part with `Needs(facts=...)` gets a
+        fourth argument: the arrival's facts, {name: value}. `num_examples` is a float if the arrival has the fact of
+        this name.
         """
         ...
 
