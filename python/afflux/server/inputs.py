@@ -302,8 +302,8 @@ class InputAdapter:
             ellipsis = ", ..." if len(every) > 3 else ""
             raise AffluxError(
                 f"{whose} push lacks the model's buffers ({names}{ellipsis}), which are no part of an update or "
-                "gradient: pass their values as buffers=, in a module or a dict, or the client's whole model, not flat, "
-                "as model=; or give them the role local"
+                "gradient: pass their values as buffers=, in a module or a dict, or the client's whole model, not "
+                "flat, as model=; or give them the role local"
             )
         return self.flat_buffers(subject, buffers, most)
 
