@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -15,7 +16,8 @@ import pairwise
 from afflux import AffluxError, Server, StoreError, UnavailableError, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.distributed import RayPlane, connection
-from afflux.distributed.shard import Call, Ref, Shard
+from afflux.distributed.shard import Call, PartPlane, Ref, Shard
+from afflux.ops import Step
 from afflux.selftest.digest import vectors
 from conftest import bits
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
@@ -99,6 +101,37 @@ def test_objects_of_dropped_handles_are_freed(data, ray):
             numbers.add(tuple(len(shard._objects) for shard in shards))
     assert len(numbers) == 1
     assert sum(*numbers) < 30
+
+
+def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
+    server = Server(rules.fadas(buffer_size=1), data[0], plane=RayPlane(2))
+    for version in range(3):
+        ray.messages.clear()
+        server.push(client=1, version=version, update=data[1])
+        assert [b"sweep" in message for *_, message in ray.messages] == [False, False, True, True]
+
+
+def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
+    """Vectors without elements show it, before a shard is asked."""
+    rule = rules.fadas(buffer_size=1)
+    steps = iter([Step("amsgrad", lr=0.1, beta1=0.9, beta2=0.99, epsilon=-1.0), rule.step])
+    own = replace(rule, step=lambda arrivals: step(arrivals) if callable(step := next(steps)) else step)
+    server, twin = (Server(each, data[0], plane=plane) for each, plane in ((own, RayPlane(2)), (rule, None)))
+    with pytest.raises(AffluxError, match="epsilon is -1.0*, must be at least 0"):
+        server.push(client=1, version=0, update=data[1])
+    assert (server.version, server.arrivals_waiting) == (0, 0)
+    for each in (server, twin):
+        each.push(client=1, version=0, update=data[1])
+    assert bits(server.params) == bits(twin.params)
+
+
+def test_a_shard_that_lacks_memory_for_a_version_says_so_in_each_call(data, ray, monkeypatch):
+    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2))
+    monkeypatch.setattr(PartPlane, "take", lambda plane, op: [0] * sys.maxsize)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            server.push(client=1, version=0, update=data[1])
+    assert server.version == 0
 
 
 def test_a_call_of_an_older_epoch_is_refused(data, ray):

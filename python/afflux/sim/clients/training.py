@@ -330,18 +330,22 @@ class ValidationGradient:
         """Set the gradient at the current params if their version is new and a multiple of `every`.
 
         Raises:
-            DivergedError: it is not finite.
+            DivergedError: it has a value that is not finite, or that exceeds max_abs.
         """
         version = self._server.version
         if version != self._version and version % self._every == 0:
             buffers = None if self._server.layout is None else self._server.pull().buffers
             gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
-            if not np.isfinite(gradient).all():
+            try:
+                self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
+            except AffluxError as error:
+                if type(error) is not AffluxError:  # of the store
+                    raise
+                what = str(error).removeprefix("[set_rule_vector] ")
                 raise DivergedError(
-                    f"the gradient on the server's validation data is not finite at version {version}; lower client_lr "
-                    "or server_lr, or look for values in these data that are not finite"
-                )
-            self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
+                    f"the gradient on the server's data diverged at version {version}: {what}; lower client_lr or "
+                    "server_lr, or look for such values in these data"
+                ) from None
         self._version = version
 
 
