@@ -113,11 +113,11 @@ def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
 
 def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
     """Vectors without elements show it, before a shard is asked."""
-    rule = rules.fadas(buffer_size=1)
-    steps = iter([Step("amsgrad", lr=0.1, beta1=0.9, beta2=0.99, epsilon=-1.0), rule.step])
-    own = replace(rule, step=lambda arrivals: step(arrivals) if callable(step := next(steps)) else step)
+    rule = rules.fedbuff(buffer_size=1)
+    steps = iter([Step("amsgrad", lr=1.0), Step("sgd", lr=1.0)])
+    own = replace(rule, step=lambda arrivals: next(steps))
     server, twin = (Server(each, data[0], plane=plane) for each, plane in ((own, RayPlane(2)), (rule, None)))
-    with pytest.raises(AffluxError, match="epsilon is -1.0*, must be at least 0"):
+    with pytest.raises(AffluxError, match="states has 0 vectors, amsgrad keeps 3"):
         server.push(client=1, version=0, update=data[1])
     assert (server.version, server.arrivals_waiting) == (0, 0)
     for each in (server, twin):
