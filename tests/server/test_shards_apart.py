@@ -114,7 +114,7 @@ def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
 def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
     """Vectors without elements show it, before a shard is asked."""
     rule = rules.fedbuff(buffer_size=1)
-    steps = iter([Step("amsgrad", lr=1.0), Step("sgd", lr=1.0)])
+    steps = iter([Step("amsgrad", lr=1.0, epsilon=1.0), Step("sgd", lr=1.0)])
     own = replace(rule, step=lambda arrivals: next(steps))
     server, twin = (Server(each, data[0], plane=plane) for each, plane in ((own, RayPlane(2)), (rule, None)))
     with pytest.raises(AffluxError, match="states has 0 vectors, amsgrad keeps 3"):
