@@ -100,7 +100,7 @@ def weigh(inputs: Inputs, sweep: InnerSweep) -> Weights:
             staleness=inputs.staleness,
             num_examples=np.ones(m, np.int64),
             losses=np.full(m, np.nan),
-            known_norms=np.full(m, np.nan),
+            measured_norms=np.full(m, np.nan),
             scalars=SELECTION.needs.scalars,
             inner_sweep=sweep,
         )

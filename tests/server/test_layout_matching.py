@@ -1,7 +1,9 @@
 """The arrays of a tree are found anew at each call: the same bits from every container, and never an old array."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections import OrderedDict, defaultdict
 
 import numpy as np
@@ -299,6 +301,29 @@ def test_the_memory_outlives_the_tensors_storage():
     tensor.set_(torch.full((3,), 100.0).untyped_storage(), 0, (3,))
     server.push(client=1, update=torch.ones(3), version=0)
     assert server.params.tolist() == [1, 1, 1]
+
+
+class Marked(torch.nn.Parameter):
+    """A parameter of a class of its own, whose memory the engine asks for by DLPack."""
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, Marked])
+def test_a_checked_round_keeps_the_memory_of_its_tensors(kind):
+    """Another thread may give a tensor other memory while it is read."""
+    array, out = np.ones(3, np.float32), np.zeros(3, np.float32)
+    tensor, memory = kind(torch.from_numpy(array), requires_grad=False), weakref.ref(array)
+    parts = ops.Parts([tensor], np.array([0, 3]), None, None, None)
+    made = ops.Pass(np.zeros(3, np.float32), out, ops.Combine([parts], np.ones(1)))
+    checked = ops.check(made)
+    tensor.data = torch.zeros(3)
+    del array
+    gc.collect()
+    assert memory() is not None
+    ops.apply(made, checked=checked)
+    assert out.tolist() == [1, 1, 1]
+    del checked, made
+    gc.collect()
+    assert memory() is None
 
 
 def test_flat_trees_and_modules_are_not_walked(monkeypatch):

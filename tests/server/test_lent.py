@@ -259,6 +259,7 @@ def test_a_rule_that_reads_norms_says_so():
     for call in (server.push, lambda **one: server.step([one])):
         with pytest.raises(AffluxError, match=r"norms are for rules whose weigh part has needs = Needs\(norms=True\)"):
             call(client=7, update=np.ones(3, np.float32), version=0)
+    assert (server.version, server.arrivals_waiting) == (0, 0)
     assert bits(server.params) == bits(before["arrays"]["params"])
 
 

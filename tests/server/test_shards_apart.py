@@ -103,16 +103,7 @@ def test_objects_of_dropped_handles_are_freed(data, ray):
     assert sum(*numbers) < 30
 
 
-def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
-    server = Server(rules.fadas(buffer_size=1), data[0], plane=RayPlane(2))
-    for version in range(3):
-        ray.messages.clear()
-        server.push(client=1, version=version, update=data[1])
-        assert [b"sweep" in message for *_, message in ray.messages] == [False, False, True, True]
-
-
 def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
-    """Vectors without elements show it, before a shard is asked."""
     rule = rules.fedbuff(buffer_size=1)
     steps = iter([Step("amsgrad", lr=1.0, epsilon=1.0), Step("sgd", lr=1.0)])
     own = replace(rule, step=lambda arrivals: next(steps))
@@ -125,13 +116,16 @@ def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
     assert bits(server.params) == bits(twin.params)
 
 
-def test_a_shard_that_lacks_memory_for_a_version_says_so_in_each_call(data, ray, monkeypatch):
-    server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2))
-    monkeypatch.setattr(PartPlane, "take", lambda plane, op: [0] * sys.maxsize)
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            server.push(client=1, version=0, update=data[1])
-    assert server.version == 0
+def test_a_shard_that_lacks_memory_for_a_version_has_changed_nothing(data, ray, monkeypatch):
+    rule = rules.fadas(buffer_size=1)
+    server, twin = (Server(rule, data[0], plane=plane) for plane in (RayPlane(2), None))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(PartPlane, "take", lambda plane, op: [0] * sys.maxsize)
+        server.push(client=1, version=0, update=data[1])
+    assert (server.version, server.arrivals_waiting) == (0, 0)
+    for each in (server, twin):
+        each.push(client=1, version=0, update=data[1])
+    assert bits(server.params) == bits(twin.params)
 
 
 def test_a_call_of_an_older_epoch_is_refused(data, ray):

@@ -191,7 +191,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    lent = tuple([i for i, norm in enumerate(arrivals.known_norms.tolist()) if norm != norm])
+    lent = tuple([i for i, norm in enumerate(arrivals.measured_norms.tolist()) if norm != norm])
     factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
         slots = terms[0].total.vectors
@@ -215,7 +215,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         arrivals.versions,
         arrivals.staleness,
         weights.vectors,
-        arrivals.known_norms,
+        arrivals.measured_norms,
         weights.cosines,
         reasons(weights),
         lr,

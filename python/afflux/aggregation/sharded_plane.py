@@ -279,12 +279,8 @@ class ShardedPlane(DataPlane):
                 part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
             plans.append(part)
         own_rows = None if rows is None else Shards(rows.parts)
-        parts = self._prepared(plan, Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
+        parts = self.objects("prepare", Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
         return ShardedRound(plan, parts, drafts, (*rule_vectors,), [[] for _ in parts])
-
-    def _prepared(self, plan: RoundPlan, *arguments: Any) -> Shards:
-        """Return the round of each part, from the arguments of its `prepare`."""
-        return self.objects("prepare", *arguments)
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
         try:

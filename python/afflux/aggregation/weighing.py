@@ -121,7 +121,7 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
         staleness=frozen(np.zeros(count), np.int64),
         num_examples=frozen(ones[:count], np.int64),
         losses=frozen(np.where(np.isnan(arrivals.losses), nan, 1.0), np.float64),
-        known_norms=frozen(ones[:count], np.float64),
+        measured_norms=frozen(ones[:count], np.float64),
         local_steps=frozen(np.minimum(arrivals.local_steps, 1), np.int64),
         facts={name: frozen(np.where(np.isnan(fact), nan, 1.0), np.float64) for name, fact in arrivals.facts.items()},
         gram=None if arrivals.gram is None else frozen(np.ones((len(ones), len(ones))), np.float64),
@@ -151,7 +151,7 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
         gram = frozen(gram[np.ix_(rows, rows)], np.float64)
     columns = {
         name: frozen(getattr(arrivals, name)[places], getattr(arrivals, name).dtype)
-        for name in ("versions", "staleness", "num_examples", "losses", "known_norms", "local_steps")
+        for name in ("versions", "staleness", "num_examples", "losses", "measured_norms", "local_steps")
     }
     facts = {name: frozen(own[places], np.float64) for name, own in arrivals.facts.items()}
     client_ids = tuple([arrivals.client_ids[i] for i in places])
@@ -164,7 +164,7 @@ def _clipped(
     """Return the decision with weights, in the direction and in rule vectors, that are clipped by norm."""
     if limits.clip_norms is None:
         return Decision(weights, step, None, window)
-    norms = arrivals.known_norms.tolist()
+    norms = arrivals.measured_norms.tolist()
     clips = frozen(clip_factors(limits.clip_norms, window, norms), np.float64)
     if (clips < 1.0).any():
         following = weights.next

@@ -18,13 +18,12 @@ from weakref import proxy
 
 from msgspec.structs import replace
 
-from afflux._engine import SUPERBLOCK, Buffer, Pool
+from afflux._engine import SUPERBLOCK
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
+from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, Slot, Vector
 from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of, parts_of
-from afflux.arrays.pools import Draft
 from afflux.distributed import connection
 from afflux.distributed.connection import Connection, RemoteShard
 from afflux.distributed.handle import MOST_REQUESTS, Mailbox, ServerHandle
@@ -325,17 +324,6 @@ class RayPlane(ShardedPlane):
         if not done:
             done.append(next(_numbers))
         self.call("add_once", done[0], total, [*slots], weights, first=first)
-
-    def _prepared(self, plan: RoundPlan, *arguments: Any) -> Shards:
-        _, _, rule_vectors, rows, op, _ = arguments
-        if rows is not None or self.connection.path is not None:
-            return super()._prepared(plan, *arguments)
-        # On vectors without elements every error is raised but that of missing memory, which the sweep then raises.
-        plane = self.planes[0]
-        slots = [Buffer(Pool(0, self._options.slot_dtype, 0)) for _ in plan.slots]
-        vectors = {name: plane.vector() for name in rule_vectors}
-        plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, Draft(plane.vector()))
-        return self.objects_later("prepare", *arguments)
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: Any = None) -> None:
         done.append(all(self.call("sweep", Shards(prepared.parts))))

@@ -60,8 +60,8 @@ class Arrivals(Struct, frozen=True, eq=False):
         staleness: (M,) int64, version - version pulled, >= 0.
         num_examples: (M,) int64; float64 if a client has pushed the fact "num_examples", which replaces the number.
         losses: (M,) float64, as reported by the clients; NaN if not reported.
-        known_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that are read
-            where they are (push(copy=False), step). A rule reads `norms`.
+        measured_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that are read
+            where they are (push(copy=False), step). For a rule there is `norms`.
         gram: (R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
         scalars: the rule's own numbers after the last round.
         ends_pass: under gradient scheduling: this round is the last one of its pass over all clients.
@@ -78,7 +78,7 @@ class Arrivals(Struct, frozen=True, eq=False):
     staleness: Int64
     num_examples: Int64 | Float64
     losses: Float64
-    known_norms: Float64
+    measured_norms: Float64
     gram: Float64 | None = None
     scalars: Scalars = struct_field(default_factory=dict)
     ends_pass: bool = False
@@ -96,11 +96,11 @@ class Arrivals(Struct, frozen=True, eq=False):
         """(M,) float64, Euclidean norms of the pushed vectors, if the rule needs them; none is NaN.
 
         Raises:
-            AffluxError: the rule's needs do not have `norms`. Which vectors have one would depend on how they came.
+            AffluxError: the rule's needs do not have `norms`: vectors that are read where they are have none.
         """
         if not self.reads_norms:
             raise AffluxError("[Arrivals] norms are for rules whose weigh part has needs = Needs(norms=True)")
-        return self.known_norms
+        return self.measured_norms
 
     def inner(
         self,

@@ -18,7 +18,7 @@ class TrainingError(AffluxError):
 
 
 class DivergedError(TrainingError):
-    """A client's loss or model, or the server's gradient on validation data, stopped being finite."""
+    """A client's loss or model, or the server's gradient on validation data, is not finite or beyond max_abs."""
 
 
 class ProcessKilledError(AffluxError):

@@ -330,7 +330,7 @@ class ValidationGradient:
         """Set the gradient at the current params if their version is new and a multiple of `every`.
 
         Raises:
-            DivergedError: it has a value that is not finite, or that exceeds max_abs.
+            DivergedError: after the first version, it has a value that is not finite, or that exceeds max_abs.
         """
         version = self._server.version
         if version != self._version and version % self._every == 0:
@@ -339,12 +339,12 @@ class ValidationGradient:
             try:
                 self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
             except AffluxError as error:
-                if type(error) is not AffluxError:  # of the store
+                if type(error) is not AffluxError or not version:  # of the store, or of the data themselves
                     raise
-                what = str(error).removeprefix("[set_rule_vector] ")
+                reason = str(error).removeprefix("[set_rule_vector] ")
                 raise DivergedError(
-                    f"the gradient on the server's data diverged at version {version}: {what}; lower client_lr or "
-                    "server_lr, or look for such values in these data"
+                    f"the gradient on the server's data diverged at version {version}: {reason}; lower client_lr or "
+                    "server_lr"
                 ) from None
         self._version = version
 
