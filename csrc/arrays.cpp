@@ -280,8 +280,8 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
       fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU or CUDA");
     }
     if (access == Access::write) check_no_grad(object);
-    // A tensor of torch: it exports none that requires grad, and an alias keeps the memory, even if another thread gives
-    // the tensor another (set_, .data =).
+    // A tensor of torch: it exports none that requires grad, and an alias keeps the memory, even if another thread
+    // gives the tensor another (set_, .data =).
     if (py::hasattr(object, "untyped_storage")) {
       detached = object.attr("detach")();
       object = detached;
