@@ -134,10 +134,8 @@ def _calls(pushes: object, kind: str) -> list[PushCall]:
                 client, version, vector = entry
                 calls.append(PushCall(client=client, version=version, **{kind: vector}))
         except (TypeError, ValueError) as error:
-            subject = (
-                f"[step] push {i} is {brief(entry)}, must be (client, version, vector) or a dict of push's arguments"
-            )
-            raise CallError(f"{subject}: {error}") from None
+            subject = f"[step] push {i} of the list is {brief(entry)}, must be (client, version, vector) or a dict of"
+            raise CallError(f"{subject} push's arguments: {error}") from None
     return calls
 
 
