@@ -300,7 +300,7 @@ def test_out_is_checked_before_the_step_and_written_after_it():
         (7, r"\[step\] pushes"),
         (("a", 0, 1), "push 0 of the list is 'a', must be"),
         ([(1, 0)], r"push 0 of the list is .*, must be \(client, version, vector\)"),
-        ([{"client": 1, "version": 0, "vector": 1}], "push 0 of the list is .* or a dict of push's arguments: .*'vector'"),
+        ([{"client": 1, "version": 0, "vector": 1}], "push 0 of .* or a dict of push's arguments: .*'vector'"),
         ([{"client": 1, "version": 0, "update": np.ones(3), "copy": False}], "timeout and copy"),
         ([{"client": 1, "version": 0, "update": np.ones(3), "timeout": 1.0}], "timeout and copy"),
         ([(1, 0, np.ones(3)), (None, 0, np.ones(3))], "give task=, or client= and version="),
