@@ -279,10 +279,9 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
     } else if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost) {
       fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU or CUDA");
     }
-    if (access == Access::write) check_no_grad(object);
-    // A tensor of torch: it exports none that requires grad, and an alias keeps the memory, even if another thread
-    // gives the tensor another (set_, .data =).
-    if (py::hasattr(object, "untyped_storage")) {
+    if (access == Access::write) {
+      check_no_grad(object);
+    } else if (requires_grad(object)) {  // torch does not export such tensors
       detached = object.attr("detach")();
       object = detached;
     }

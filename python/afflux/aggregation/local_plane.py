@@ -16,7 +16,7 @@ from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, is_lent
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import first_beyond, gpu_of, on_host
+from afflux.arrays.interop import first_beyond, gpu_of, held_by_engine, is_torch, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Float64, Int64
@@ -124,6 +124,8 @@ class LocalPlane(DataPlane):
         conversion: ops.Conversion | None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Slot:
+        if not held_by_engine(arrays):
+            arrays = [array.detach() if is_torch(array) else array for array in arrays]
         return ops.Parts(arrays, borders, conversion, self.slots.dtype, shapes)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:

@@ -138,7 +138,7 @@ def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[lis
     bad = None if buffers is None else first_beyond(buffers[: layout.averaged_size], float_info.max)
     if bad is not None:
         raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
-    return arrays, buffers
+    return [array.detach() if is_torch(array) else array for array in arrays], buffers
 
 
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
