@@ -101,7 +101,7 @@ def all_own(values: Iterable[object]) -> bool:
 
 
 def held_by_engine(arrays: Sequence[object]) -> bool:
-    """Return whether the engine holds the memory of these arrays while it reads them: a tensor may be given other memory
+    """Return whether the engine holds the memory of these arrays while it reads them: one may be given other memory
     (set_, .data =). It does so for types of `all_own`, if torch has the C functions of DLPack; others are detached.
     """
     torch = sys.modules.get("torch")
