@@ -209,7 +209,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
     @cluster.remote(max_retries=0, num_cpus=0)
     def end_after_one_slice(handle, vector):
         def settled(connection, calls):
-            cluster.get(connection.remotes[0].send(connection.epoch, [calls[0]]))
+            cluster.get(connection.remotes[0].send(connection.epoch, (), [calls[0]]))
             os._exit(1)
 
         type(handle._connection).settled = settled
@@ -422,13 +422,13 @@ def killing(patch, plane, ray, number, name, when, skipped=0):
     pids = [ray.get(remote.actor.__ray_call__.remote(lambda shard: os.getpid())) for remote in plane.remotes]
     send, left = RemoteShard.send, [when, *[""] * skipped]
 
-    def sent(remote, epoch, calls):
-        names = {call.name for call in (*remote.later, *calls)}
+    def sent(remote, epoch, first, calls):
+        names = {call.name for call in (*remote.later, *first, *calls)}
         hit = left and remote is plane.remotes[number] and (name in names or name is None)
         moment = left.pop() if hit else ""
         if moment == "before":
             os.kill(pids[number], signal.SIGKILL)
-        reply = send(remote, epoch, calls)
+        reply = send(remote, epoch, first, calls)
         if moment == "after":
             os.kill(pids[number], signal.SIGKILL)
         return reply
@@ -495,9 +495,9 @@ if point == "transaction":
     Commits._write_lists = wrote
 else:
     send = RemoteShard.send
-    def sent(remote, epoch, calls):
+    def sent(remote, epoch, first, calls):
         global skipped
-        reply = send(remote, epoch, calls)
+        reply = send(remote, epoch, first, calls)
         skipped -= point == "any" or any(call.name == point for call in calls)
         return killed() if skipped < 0 else reply
     RemoteShard.send = sent

@@ -74,7 +74,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("case", ["rows", *pairwise.soak_all([(each,) for each in REPEATED if each != "rows"])])
+@pytest.mark.parametrize("case", ["rows", "inplace", *pairwise.soak_all([("accumulate",)])])
 def test_a_call_whose_reply_is_lost_may_be_repeated(case, after, data, ray, monkeypatch):
     """An interrupt comes before or after a message was sent, or its reply was read: no sweep is made twice."""
     rule, options = REPEATED[case]
@@ -116,16 +116,39 @@ def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
     assert bits(server.params) == bits(twin.params)
 
 
-def test_a_shard_that_lacks_memory_for_a_version_has_changed_nothing(data, ray, monkeypatch):
+def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
+    server = Server(rules.fadas(buffer_size=1), data[0], plane=RayPlane(2))
+    for version in range(3):
+        ray.messages.clear()
+        server.push(client=1, version=version, update=data[1])
+        assert [b"sweep" in message for *_, message in ray.messages] == [False, False, True, True]
+
+
+def test_a_round_for_which_a_shard_lacks_memory_is_made_by_a_later_call(data, ray, monkeypatch):
+    """The other shard, which has made its sweep, does not make it again."""
     rule = rules.fadas(buffer_size=1)
     server, twin = (Server(rule, data[0], plane=plane) for plane in (RayPlane(2), None))
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(PartPlane, "take", lambda plane, op: [0] * sys.maxsize)
-        server.push(client=1, version=0, update=data[1])
-    assert (server.version, server.arrivals_waiting) == (0, 0)
+    prepare, lacking, swept = PartPlane.prepare, [True], []
+
+    def prepared(plane, *arguments):
+        if lacking and swept and plane is not swept[0]:
+            raise MemoryError
+        swept.append(plane)
+        return prepare(plane, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartPlane, "prepare", prepared)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                server.flush() if server.joins else server.push(client=1, version=0, update=data[1])
+        assert (server.version, server.joins) == (0, 1)
+        lacking.clear()
+        server.flush()
+        assert len(swept) == len({*map(id, swept)}) > 1
+    twin.push(client=1, version=0, update=data[1])
     for each in (server, twin):
-        each.push(client=1, version=0, update=data[1])
-    assert bits(server.params) == bits(twin.params)
+        each.push(client=2, version=1, update=data[2])
+    assert (server.version, bits(server.params)) == (2, bits(twin.params))
 
 
 def test_a_call_of_an_older_epoch_is_refused(data, ray):

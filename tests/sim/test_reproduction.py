@@ -116,7 +116,8 @@ def test_the_cells_of_ca2fl_and_fadas_are_their_presets():
         assert {(cell.rule, str(cell.settings)) for cell in TABLES[name].cells} <= keys, "the same runs"
     ranking = {cell.name.partition(", ")[2]: cell for cell in TABLES["fadas-ranking"].cells}
     assert [cell.settings["client_lr"] for cell in ranking.values()] == [0.003, 0.03, 0.1, 0.1], "Table 10"
-    assert {cell.settings["task"] for cell in ranking.values()} == {"papers:dataset=cifar10:network=ca2fl-cnn"}
+    task = "papers:dataset=cifar10:network=ca2fl-cnn:augment=crop-flip"
+    assert {cell.settings["task"] for cell in ranking.values()} == {task}
     thresholds = TABLES["fadas-figure1a"].cells
     assert thresholds[0].rule == ranking["FADAS_da"].rule
     assert [parse_rule(cell.rule).build().step.lr.threshold for cell in thresholds] == [1, 4, 8, 10]

@@ -272,15 +272,20 @@ class ShardedPlane(DataPlane):
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
     ) -> ShardedRound:
-        plans, drafts = [], self.drafted(op)
+        plans, drafts = self._plans(plan, rows), self.drafted(op)
+        own_rows = None if rows is None else Shards(rows.parts)
+        parts = self.objects("prepare", plans, params, {**rule_vectors}, own_rows, op, drafts).parts
+        return ShardedRound(plan, parts, drafts, (*rule_vectors,), [[] for _ in parts])
+
+    def _plans(self, plan: RoundPlan, rows: ShardedRows | None) -> Shards:
+        """Return the plan of each part."""
+        plans = []
         for k, begin in enumerate(self._begins):
             part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
             if plan.rows is not None and rows is not None:
                 part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
             plans.append(part)
-        own_rows = None if rows is None else Shards(rows.parts)
-        parts = self.objects("prepare", Shards(plans), params, {**rule_vectors}, own_rows, op, drafts).parts
-        return ShardedRound(plan, parts, drafts, (*rule_vectors,), [[] for _ in parts])
+        return Shards(plans)
 
     def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
         try:

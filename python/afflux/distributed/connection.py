@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from afflux.distributed.shard import Call, Failure, Ref
@@ -26,11 +27,11 @@ class RemoteShard:
     def __reduce__(self) -> Any:
         return RemoteShard, (self.actor,)
 
-    def send(self, epoch: int, calls: Sequence[Call]) -> Any:
-        """Send calls; return the reference of their results."""
+    def send(self, epoch: int, first: Sequence[Call], calls: Sequence[Call]) -> Any:
+        """Send calls, `first` those without reply; return the reference of the results of `calls`."""
         with self._lock:
             before = self.later[:]
-            reply = self.actor.call.remote(epoch, before, calls)
+            reply = self.actor.call.remote(epoch, [*before, *first], calls)
             del self.later[: len(before)]  # after an interrupt they are sent again
         return reply
 
@@ -49,13 +50,17 @@ class Connection:
     def send(self, name: str, arguments: Mapping[int, Sequence[Any]]) -> None:
         """Call a method of some shards themselves."""
         calls = [[Call(Ref(0), name, tuple(arguments[k]), {})] if k in arguments else [] for k in range(self.number)]
-        for results in self._exchange(calls):
+        for results in self._exchange([((), each) for each in calls]):
             for result in results:
                 if isinstance(result, Failure):
                     raise result.error
 
-    def settled(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+    def settled(self, calls: Mapping[int, Call], first: Mapping[int, Call] = MappingProxyType({})) -> dict[int, Any]:
         """Make one call in each of these parts, in all shards at once; return their results.
+
+        Args:
+            calls: by part.
+            first: calls without reply whose objects `calls` need. They are made before, and again if this is repeated.
 
         Raises:
             AffluxError: a shard is lost, or a call has failed: then the error of the first one, after all have ended.
@@ -64,7 +69,8 @@ class Connection:
             raise type(self._lost)(*self._lost.args)
         parts_of_shards = [[k for k in sorted(calls) if self.shard_of[k] == number] for number in range(self.number)]
         results = dict[int, Any]()
-        replies = self._exchange([[calls[k] for k in parts] for parts in parts_of_shards])
+        messages = [[[each[k] for k in parts if k in each] for each in (first, calls)] for parts in parts_of_shards]
+        replies = self._exchange(messages)
         for parts, values in zip(parts_of_shards, replies, strict=True):
             results.update(zip(parts, values, strict=True))
         for k in sorted(results):
@@ -72,11 +78,10 @@ class Connection:
                 raise results[k].error
         return results
 
-    def _exchange(self, calls: Sequence[Sequence[Call]]) -> list[Sequence[Any]]:
-        """Send each shard its calls, if there are some, and wait for all results."""
-        return self._wait(
-            [shard.send(self.epoch, each) if each else None for shard, each in zip(self.remotes, calls, strict=True)]
-        )
+    def _exchange(self, messages: Sequence[Sequence[Sequence[Call]]]) -> list[Sequence[Any]]:
+        """Send each shard calls without reply and others, if there are others, and wait for all results."""
+        pairs = zip(self.remotes, messages, strict=True)
+        return self._wait([shard.send(self.epoch, *each) if each[1] else None for shard, each in pairs])
 
     def _wait(self, replies: Sequence[Any]) -> list[Sequence[Any]]:
         """Wait for all replies of the shards; raise an error after that, if a shard is lost."""

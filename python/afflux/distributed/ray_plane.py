@@ -18,12 +18,14 @@ from weakref import proxy
 
 from msgspec.structs import replace
 
-from afflux._engine import SUPERBLOCK
+from afflux._engine import SUPERBLOCK, Buffer, Pool
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, Slot, Vector
+from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of, parts_of
+from afflux.aggregation.sharded_rows import ShardedRows
+from afflux.arrays.pools import Draft
 from afflux.distributed import connection
 from afflux.distributed.connection import Connection, RemoteShard
 from afflux.distributed.handle import MOST_REQUESTS, Mailbox, ServerHandle
@@ -99,6 +101,15 @@ class RemoteVector(Shards):
         """Return the number of a part's object."""
         number: int = self.parts[k].number
         return number
+
+
+class RemoteRound(ShardedRound, frozen=True, eq=False):
+    """A round that the shards prepare with its sweep, in one message.
+
+    A shard without memory for it raises the error when the sweep is asked for; that message may be sent again.
+    """
+
+    first: Mapping[int, Call]  #: its preparation in each part
 
 
 class RayPlane(ShardedPlane):
@@ -325,8 +336,27 @@ class RayPlane(ShardedPlane):
             done.append(next(_numbers))
         self.call("add_once", done[0], total, [*slots], weights, first=first)
 
+    def prepare(
+        self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
+    ) -> ShardedRound:
+        if rows is not None or self.connection.path is not None:
+            return super().prepare(plan, params, rule_vectors, rows, op)
+        # Every error is raised on vectors without elements, but that of missing memory: see `RemoteRound`.
+        plane = self.planes[0]
+        slots = [Buffer(Pool(0, self._options.slot_dtype, 0)) for _ in plan.slots]
+        vectors = {name: plane.vector() for name in rule_vectors}
+        plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, Draft(plane.vector()))
+        drafts, parts = RemoteVector([]), self._handles()
+        drafts.counter = plane.versions.take(op)
+        numbers = Shards([handle.number for handle in parts.parts])
+        arguments = [numbers, self._plans(plan, None), params, {**rule_vectors}, None, op]
+        first = self._calls("prepare_once", arguments, None, out=parts.number)
+        return RemoteRound(plan, parts.parts, drafts, (*rule_vectors,), [], first)
+
     def make(self, prepared: ShardedRound, done: list[bool], weights: Any = None) -> None:
-        done.append(all(self.call("sweep", Shards(prepared.parts))))
+        first = prepared.first if isinstance(prepared, RemoteRound) else {}
+        results = self.connection.settled(self._calls("sweep", [Shards(prepared.parts)], None), first)
+        done.append(all(results.values()))
 
     def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
         params, rows = self._handles(), self._handles()

@@ -50,10 +50,23 @@ class PartPlane(LocalPlane):
     """The vectors of one part. Calls whose replies may be lost can be repeated."""
 
     _added: tuple[int, ...] = ()  # the numbers of the latest calls of `add_once`
+    _prepared: tuple[int, LocalRound] | None = None  # the latest call of `prepare_once`
 
     def take(self, op: str) -> Draft:
         """Return memory for a version."""
         return self.versions.take(op)
+
+    def prepare_once(self, number: int, *arguments: Any) -> LocalRound:
+        """Make the call of `prepare` with this number once, on memory for a version of its own."""
+        if self._prepared is None or self._prepared[0] != number:
+            self._prepared = number, self.prepare(*arguments)
+        return self._prepared[1]
+
+    def release(self, prepared: LocalRound) -> None:
+        """Release a round's slots and vectors."""
+        if self._prepared is not None and self._prepared[1] is prepared:
+            self._prepared = None
+        super().release(prepared)
 
     def sweep(self, prepared: LocalRound) -> bool:
         """Make the sweep of a round once. Return whether all values that it has written are finite."""

@@ -84,6 +84,10 @@ class Augmented(Partitioned):
     kind: str = "crop-flip"
     moments: Any = None
 
+    def plain(self, index: np.ndarray) -> tuple[Any, Any]:
+        """Return standardised images, and their labels."""
+        return (self.x[index] - self.moments[0]) / self.moments[1], self.y[index]
+
     def for_seed(self, seed: int) -> Divided:
         """Return the images of each client."""
         divided = super().for_seed(seed)

@@ -64,9 +64,9 @@ def paper_task(
     if initial != "torch":
         task = replace(task, model=partial(_initialised, task.model, initial))
     if augment != "none":
-        clients, scale = task.clients, (inputs, settings.part)
-        if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or scale != ("standardised", "test"):
-            raise ConfigError("augment needs images without owners, standardised inputs and the test part")
+        clients = task.clients
+        if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or inputs != "standardised":
+            raise ConfigError("augment needs images without owners, and standardised inputs")
         task = replace(task, clients=augmented(clients, data, augment), seeds_torch=True)
     if not server_classes:
         return task

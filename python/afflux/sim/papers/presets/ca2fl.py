@@ -15,6 +15,8 @@ NETWORK = (
     "use by these authors, 551,786 parameters; which of the two the paper ran is open: see docs/data.md."
 )
 ROUNDS, BUFFER = 500, 10
+AUGMENT = ":augment=crop-flip"
+SPEED = "decided: cropped and flipped images, with which CA2FL learns at the paper's speed, docs/results/ca2fl-speed.md"
 NORM = "the paper says ResNet-18; decided: BatchNorm, as in the code of the authors' FADAS"
 
 #: (model, data, Dirichlet's alpha), the rows of Table 6; the first of a model and a data set has no "-dir" in its name.
@@ -77,8 +79,9 @@ def presets() -> Iterator[Preset]:
 def _ca2fl(name: str, model: str, data: str, alpha: float) -> Preset:
     """Return the preset of CA2FL without the client's rate and the end of the run."""
     network, title = ("ca2fl-cnn", "CNN") if model == "cnn" else ("resnet18-bn", "ResNet-18")
+    task, decided = (task_of(data, network) + AUGMENT, SPEED) if model == "cnn" else (task_of(data, network), NORM)
     settings = {
-        **sourced("Table 6" if model == "cnn" else f"Table 6; {NORM}", task=task_of(data, network)),
+        **sourced(f"Table 6; {decided}", task=task),
         **sourced(APPENDIX, num_clients=100),
         **sourced(f"{APPENDIX}: M_c", concurrency=20),
         **sourced("section 6", partition="dirichlet"),
