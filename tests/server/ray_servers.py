@@ -15,13 +15,14 @@ import server_plugins
 import sharded_servers
 from afflux.distributed import RayPlane, connection, ray_plane
 
-#: Not possible here: objects of a test that cannot be pickled, and what they do amid a sweep; the end of actors when
-#: their server is deleted.
+#: Not possible here: objects of a test that cannot be pickled, and what they do amid a sweep, or note in a shard; the
+#: end of actors when their server is deleted.
 OF_ONE_PROCESS = (
     "test_a_state_with_more_arrivals_than_the_rule_of_the_server_takes",
     "test_a_vector_on_a_gpu_names_the_client",
     "test_an_interrupted_step_is_finished_by_the_next_call",
     "test_the_next_buffer_fills_while_a_round_is_made",
+    "test_what_was_not_flushed_is_as_soon_as_that_is_asked_for",
 )
 
 if os.environ.get("AFFLUX_RAY") != "needed":

@@ -32,7 +32,7 @@ def test_every_rule_has_the_bits_of_one_piece(environment):
     assert digests == {name: golden[name] for name in digests}
 
 
-ON_RAY = [(each, "ray_servers") for each in ("server loading passes", "concurrency log tasks")]
+ON_RAY = [(each, "ray_servers") for each in ("server loading passes", "concurrency log tasks", "store_commits store")]
 SHARDED = [(each, "sharded_servers") for each in MORE_SUITES]
 
 

@@ -118,16 +118,31 @@ def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
 
 def test_a_round_in_memory_waits_for_the_shards_once(data, ray):
     server = Server(rules.fadas(buffer_size=1), data[0], plane=RayPlane(2))
-    for version in range(3):
+    for version in range(4):
         ray.messages.clear()
         server.push(client=1, version=version, update=data[1])
-        assert [b"sweep" in message for *_, message in ray.messages] == [False, False, True, True]
+        sweeps = [b"sweep" in message for *_, message in ray.messages]
+        assert sweeps == [*[False] * (2 if version else 4), True, True], "the first one allocates a version"
 
 
-def test_a_round_for_which_a_shard_lacks_memory_is_made_by_a_later_call(data, ray, monkeypatch):
+def test_a_shard_that_lacks_memory_for_a_version_has_changed_nothing(data, ray, monkeypatch):
+    rule = rules.fadas(buffer_size=1)
+    server, twin = (Server(rule, data[0], plane=plane) for plane in (RayPlane(2), None))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(PartPlane, "take", lambda plane, op: [0] * sys.maxsize)
+        server.push(client=1, version=0, update=data[1])
+    assert (server.version, server.arrivals_waiting) == (0, 0)
+    for each in (server, twin):
+        each.push(client=1, version=0, update=data[1])
+    assert bits(server.params) == bits(twin.params)
+
+
+def test_a_round_that_fails_in_a_shard_is_made_by_a_later_call(data, ray, monkeypatch):
     """The other shard, which has made its sweep, does not make it again."""
     rule = rules.fadas(buffer_size=1)
     server, twin = (Server(rule, data[0], plane=plane) for plane in (RayPlane(2), None))
+    for each in (server, twin):
+        each.push(client=1, version=0, update=data[1])
     prepare, lacking, swept = PartPlane.prepare, [True], []
 
     def prepared(plane, *arguments):
@@ -140,15 +155,15 @@ def test_a_round_for_which_a_shard_lacks_memory_is_made_by_a_later_call(data, ra
         patch.setattr(PartPlane, "prepare", prepared)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                server.flush() if server.joins else server.push(client=1, version=0, update=data[1])
-        assert (server.version, server.joins) == (0, 1)
+                server.flush() if server.joins == 2 else server.push(client=1, version=1, update=data[1])
+        assert (server.version, server.joins) == (1, 2)
         lacking.clear()
         server.flush()
-        assert len(swept) == len({*map(id, swept)}) > 1
-    twin.push(client=1, version=0, update=data[1])
+        assert [plane is swept[0] for plane in swept].count(True) == 1
+    twin.push(client=1, version=1, update=data[1])
     for each in (server, twin):
-        each.push(client=2, version=1, update=data[2])
-    assert (server.version, bits(server.params)) == (2, bits(twin.params))
+        each.push(client=2, version=2, update=data[2])
+    assert (server.version, bits(server.params)) == (3, bits(twin.params))
 
 
 def test_a_call_of_an_older_epoch_is_refused(data, ray):

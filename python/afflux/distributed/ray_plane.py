@@ -104,10 +104,7 @@ class RemoteVector(Shards):
 
 
 class RemoteRound(ShardedRound, frozen=True, eq=False):
-    """A round that the shards prepare with its sweep, in one message.
-
-    A shard without memory for it raises the error when the sweep is asked for; that message may be sent again.
-    """
+    """A round that the shards prepare with its sweep, in one message. It may be sent again after an error."""
 
     first: Mapping[int, Call]  #: its preparation in each part
 
@@ -311,10 +308,13 @@ class RayPlane(ShardedPlane):
     def detach(self, vectors: Shards) -> None:
         try:
             self.call("detach", of=vectors)
-            self.connection.send("unlock", {number: [] for number in self._of_shards})
         except Exception:  # a shard or the cluster has ended: callers have copies, and the other shards end too
             with suppress(Exception):
                 self.close()
+
+    def end(self) -> None:
+        with suppress(Exception):  # a shard that has ended has no lock
+            self.connection.send("unlock", {number: [] for number in self._of_shards})
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         counter = self.planes[0].reserve(counted=counted)
@@ -339,10 +339,11 @@ class RayPlane(ShardedPlane):
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
     ) -> ShardedRound:
-        if rows is not None or self.connection.path is not None:
-            return super().prepare(plan, params, rule_vectors, rows, op)
-        # Every error is raised on vectors without elements, but that of missing memory: see `RemoteRound`.
         plane = self.planes[0]
+        allocates = not self.inplace and plane.versions.held == plane.versions.allocated
+        if allocates or rows is not None or self.connection.path is not None:
+            return super().prepare(plan, params, rule_vectors, rows, op)
+        # The shards have memory for the version. All other errors are raised on vectors without elements.
         slots = [Buffer(Pool(0, self._options.slot_dtype, 0)) for _ in plan.slots]
         vectors = {name: plane.vector() for name in rule_vectors}
         plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, Draft(plane.vector()))

@@ -73,7 +73,11 @@ class ShardedVectors:
         path = plane.begin(facts["server"]["d"], path)
         triples = [(path / part.folder, _facts_of(part, facts), _committed_of(part, committed)) for part in self._parts]
         folders, own_facts, commits = (Shards([*column]) for column in zip(*triples, strict=True))
-        self._vectors = plane.made(_on_host, folders, own_facts, commits, threads)
+        try:
+            self._vectors = plane.made(_on_host, folders, own_facts, commits, threads)
+        except BaseException:
+            self.close()
+            raise
 
     def _call(self, name: str, *arguments: Any) -> list[Any]:
         """Call a method of the vectors of each part."""
@@ -172,6 +176,9 @@ class ShardedVectors:
     def detach(self) -> None:
         self._params = []
         self._plane.detach(self._vectors)
+
+    def close(self) -> None:
+        self._plane.end()
 
 
 def _on_host(path: Path, facts: Mapping[str, Any], committed: CommittedState | None, threads: int) -> StoredVectors:

@@ -347,6 +347,7 @@ class Store:
         if detach:
             self.retained = []
             self.vectors.detach()
+        self.vectors.close()
         self._index.close()
         self._lock.release()
         self.closed = True

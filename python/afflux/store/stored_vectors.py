@@ -224,6 +224,9 @@ class StoredVectors:
         self._named.check()
         self._arrivals.check()
 
+    def close(self) -> None:
+        """Leave the files to other servers; the lock is the store's."""
+
     def detach(self) -> None:
         """Make versions that are still in use independent of the files."""
         self._committed_params, self._spare_draft = [], None
