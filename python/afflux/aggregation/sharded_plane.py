@@ -164,7 +164,7 @@ class ShardedPlane(DataPlane):
         """Make versions that are in use independent of the files of these `StoredVectors`."""
         self.call("detach", of=vectors)
 
-    def end(self) -> None:
+    def unlock(self) -> None:
         """Leave the folders of `begin` to other servers. May be repeated."""
 
     def _scattered(self, values: Any) -> Shards:

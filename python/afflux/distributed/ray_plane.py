@@ -306,15 +306,18 @@ class RayPlane(ShardedPlane):
         return Shards(self._planes)
 
     def detach(self, vectors: Shards) -> None:
+        self._leave(lambda: self.call("detach", of=vectors))
+
+    def unlock(self) -> None:
+        self._leave(lambda: self.connection.send("unlock", {number: [] for number in self._of_shards}))
+
+    def _leave(self, call: Callable[[], object]) -> None:
+        """Make a last call. If a shard or the cluster has ended, the other shards end too: callers have copies."""
         try:
-            self.call("detach", of=vectors)
-        except Exception:  # a shard or the cluster has ended: callers have copies, and the other shards end too
+            call()
+        except Exception:
             with suppress(Exception):
                 self.close()
-
-    def end(self) -> None:
-        with suppress(Exception):  # a shard that has ended has no lock
-            self.connection.send("unlock", {number: [] for number in self._of_shards})
 
     def reserve(self, *, counted: bool = True) -> Slot | None:
         counter = self.planes[0].reserve(counted=counted)

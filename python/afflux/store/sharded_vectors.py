@@ -178,7 +178,7 @@ class ShardedVectors:
         self._plane.detach(self._vectors)
 
     def close(self) -> None:
-        self._plane.end()
+        self._plane.unlock()
 
 
 def _on_host(path: Path, facts: Mapping[str, Any], committed: CommittedState | None, threads: int) -> StoredVectors:

@@ -84,7 +84,7 @@ class Augmented(Partitioned):
     kind: str = "crop-flip"
     moments: Any = None
 
-    def plain(self, index: np.ndarray) -> tuple[Any, Any]:
+    def examples(self, index: np.ndarray) -> tuple[Any, Any]:
         """Return standardised images, and their labels."""
         return (self.x[index] - self.moments[0]) / self.moments[1], self.y[index]
 

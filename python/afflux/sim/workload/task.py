@@ -146,10 +146,10 @@ def tuned_on_validation(task: Task) -> Task:
             "the task has no validation part: give tuning=, an evaluation like evaluate= on examples that no client has"
         )
     kept, held = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
-    evaluate = classification(*clients.plain(held))
+    evaluate = classification(*clients.examples(held))
     own = task.validation
     if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
-        own = clients.plain(kept)
+        own = clients.examples(kept)
     divided = replace(clients, x=clients.x[kept], y=clients.y[kept])
     return replace(task, clients=divided, evaluate=evaluate, validation=own)
 
@@ -200,7 +200,7 @@ class Partitioned:
         own |= {"classes": self.heterogeneity} if self.partition in BY_CLASSES else {}
         return {"partition": self.partition} | own
 
-    def plain(self, index: np.ndarray) -> tuple[Any, Any]:
+    def examples(self, index: np.ndarray) -> tuple[Any, Any]:
         """Return (x, y) of these examples, as they are evaluated."""
         return self.x[index], self.y[index]
 
