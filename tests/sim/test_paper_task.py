@@ -12,6 +12,7 @@ from PIL import Image
 
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
+from afflux.sim.clients.batches import take
 from afflux.sim.papers.augmentation import randaugment
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
@@ -74,6 +75,14 @@ def test_augmented_images(tmp_path):
     padded[:, 4:36, 4:36] = own[0][0]
     crops = [padded[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
     assert any(torch.allclose(image, crop, atol=1e-5) for part in crops for crop in (part, part.flip(2)))
+    for kind in ("crop-flip", "randaugment"):  # a batch at once draws the numbers of one image after the other
+        same = replace(images, kind=kind)
+        torch.manual_seed(2)
+        single = [same[place] for place in range(9)]
+        torch.manual_seed(2)
+        batch, labels = take(same, np.arange(9))
+        assert torch.equal(batch, torch.stack([one for one, _ in single]))
+        assert labels.tolist() == [int(label) for _, label in single]
     tuned, own = (build_task(replace(one, part="validation")) for one in (augmented, plain))
     assert torch.allclose(tuned.evaluate.x, own.evaluate.x, atol=1e-6)
     assert [*map(len, tuned.data_for_seed(0))] == [len(y) for _, y in own.data_for_seed(0)]

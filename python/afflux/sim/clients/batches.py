@@ -32,7 +32,8 @@ def batch_indices(
 def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
     """Return (x, y) of these examples of a data set: a pair of arrays or trees of arrays, or a data set of items.
 
-    An item is a pair (x, y), as in a torch Dataset, or a dict with a label, as in a Dataset of Hugging Face.
+    An item is a pair (x, y), as in a torch Dataset, or a dict with a label, as in a Dataset of Hugging Face. A data set
+    with `__getitems__` is asked for the items of a batch at once, as torch's DataLoader does.
 
     Raises:
         ConfigError: the items are dicts without a label, or with values that are no numbers.
@@ -41,7 +42,8 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
         index = torch.from_numpy(batch)
         x, y = data
         return single_precision(_rows(x, index)), _rows(y, index)
-    items = [data[place] for place in batch.tolist()]
+    places, whole = batch.tolist(), getattr(data, "__getitems__", None)
+    items = [data[place] for place in places] if whole is None else whole(places)
     x, y = _columns(items) if isinstance(items[0], Mapping) else torch.utils.data.default_collate(items)
     return single_precision(x), y
 

@@ -4,7 +4,7 @@ An image is padded by 4 and cropped at random, and flipped with the chance 1/2; 
 of torchvision's RandAugment at magnitude 14 of 31.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +62,39 @@ class AugmentedImages:
 
     def __getitem__(self, place: int) -> "tuple[Tensor, Tensor]":
         """Return an image, standardised after the augmentation, and its label."""
+        return self.__getitems__([place])[0]
+
+    def __getitems__(self, places: Sequence[int]) -> "list[tuple[Tensor, Tensor]]":
+        """Return these images and labels, as torch's DataLoader asks for a batch: equal to one after the other."""
+        import torch
+
+        if self.kind == "randaugment":  # each image draws both its crop and its operations
+            images = torch.cat([self._of_two_operations(self._cropped([place])) for place in places])
+        else:
+            images = self._cropped(places)
+        return list(zip((images - self.moments[0]) / self.moments[1], self.y[list(places)], strict=True))
+
+    def _cropped(self, places: Sequence[int]) -> "Tensor":
+        """Return the images (n, channels, height, width), each cropped and perhaps flipped."""
+        import torch
+
+        # A remainder by 2 * crops gives both those by `crops` and by 2: one number for each of top, left and flip.
+        crops, size = 2 * PADDING + 1, self.x.shape[-1]
+        top, left, flip = torch.randint(0, 2 * crops, (len(places), 3)).unbind(1)
+        padded = torch.nn.functional.pad(self.x[list(places)], (PADDING,) * 4)
+        windows = padded.unfold(2, size, 1).unfold(3, size, 1)
+        images = windows[torch.arange(len(places)), :, top % crops, left % crops]
+        return torch.where((flip % 2 == 1)[:, None, None, None], images.flip(3), images)
+
+    def _of_two_operations(self, images: "Tensor") -> "Tensor":
+        """Return the one image (1, 3, height, width) after two operations of RandAugment."""
         import torch
         from PIL import Image
 
-        image, size = torch.nn.functional.pad(self.x[place], (PADDING,) * 4), self.x.shape[-1]
-        (top, left), flip = torch.randint(0, 2 * PADDING + 1, (2,)).tolist(), int(torch.randint(0, 2, ()))
-        image = image[:, top : top + size, left : left + size]
-        image = image.flip(2) if flip else image
-        if self.kind == "randaugment":
-            picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-            for which, sign in zip(*(torch.randint(0, most, (OPERATIONS,)).tolist() for most in (14, 2)), strict=True):
-                picture = randaugment(picture, which, 2 * sign - 1)
-            image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        return (image - self.moments[0]) / self.moments[1], self.y[place]
+        picture = Image.fromarray(images[0].permute(1, 2, 0).contiguous().numpy())
+        for which, sign in zip(*(torch.randint(0, most, (OPERATIONS,)).tolist() for most in (14, 2)), strict=True):
+            picture = randaugment(picture, which, 2 * sign - 1)
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
 
 
 @dataclass(frozen=True, eq=False)
