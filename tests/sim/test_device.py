@@ -10,6 +10,7 @@ import torch
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification
+from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, machine, reproduce, states
@@ -86,10 +87,22 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
     monkeypatch.setattr(reproduction, "TABLES", {table.name: table})
     reproduce(table, tmp_path, (0,), changes=Changes(device=COPY), limits=Limits(processes=1))
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]
-    assert len(folder_page(table, tmp_path).content["cells"]) == 1
+    page = folder_page(table, tmp_path)
+    assert len(page.content["cells"]) == 1
+    assert f"seeds 0; 1 of 1 runs on {machine()['cpu']}." in page.markdown
     lines, (run_here, *_) = reproduction._lines_in(tmp_path), reproduction.runs_of(table, table.cells, (0,), [])[0]
     assert reproduction.lines_of_jobs(lines, [run_here.job]) == {}, "a run on the CPU is another one"
     assert check(tmp_path, None)[-1].endswith("equal")
+    reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+    assert "1 runs on" not in folder_page(table, tmp_path).markdown, "the run's last line counts, the CPU's"
+    assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]
+
+
+def test_cudnn_is_on_while_clients_train():
+    """By default torch's context of flags turns it off."""
+    with reproducible_torch():
+        assert torch.backends.cudnn.enabled
+        assert torch.backends.cudnn.deterministic
 
 
 @pytest.mark.parametrize(

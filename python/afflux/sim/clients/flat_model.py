@@ -28,7 +28,7 @@ def reproducible_torch() -> Iterator[None]:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
-        with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -76,8 +76,13 @@ def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seco
     return Line(cell, values(table.reading), others, seconds)
 
 
-def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves: Mapping[str, Any]) -> Page:
-    """Return the page of a table: paper, ours, difference, seeds' range and CPU time of each cell."""
+def table_page(
+    table: Table, lines: Sequence[Line], seeds: Sequence[int], curves: Mapping[str, Any], where: str = ""
+) -> Page:
+    """Return the page of a table: paper, ours, difference, seeds' range and CPU time of each cell.
+
+    `where` tells of runs on other devices than the CPU.
+    """
     others = [reading.name for reading in table.others]
     shown = partial(_shown, digits=table.reading.digits)
     header = ("cell", "paper", "ours", "range", "difference", "95 %", *others, "CPU s")
@@ -96,7 +101,7 @@ def table_page(table: Table, lines: Sequence[Line], seeds: Sequence[int], curves
     ]
     compared = [line for line in lines if not isnan(line.difference)]
     text = [
-        f"{table.paper}, {table.shows}. {table.needs}; seeds {', '.join(map(str, seeds))}.",
+        f"{table.paper}, {table.shows}. {table.needs}; seeds {', '.join(map(str, seeds))}{where}.",
         f"*paper*, *ours*: {table.reading.name}, mean over seeds.",
     ]
     if compared:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -231,27 +232,31 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show:
     return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(finished)
 
 
-def _lines_in(folder: Path) -> list[dict[str, Any]]:
-    return all_lines(sorted(folder.glob("*.jsonl")))
+def _lines_in(folder: Path, table: str = "*") -> list[dict[str, Any]]:
+    """Return the lines of the finished runs, each with its device beside the settings."""
+    lines = all_lines(sorted(folder.glob(f"{table}.jsonl")))
+    return [line | {"device": line["config"].get("device", "cpu")} for line in lines]
 
 
 def folder_page(table: Table, folder: Path) -> Page | None:
     """Return the page of all cells and seeds that have a finished run of the paper's length; None if there is none."""
     if table.computed:
         return PAGES[table.name](table)
-    records = _lines_in(folder)
+    records = _on_any_device(_lines_in(folder))
     own = [line for line in records if line.get("table") == table.name]
     seeds = {line["seed"] for line in own if line["config"].get("part") != "validation"}
-    changes = changes_of(table, records)
-    runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records, changes)
+    runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records)
     lines = lines_of_jobs(records, [run.job for run in runs])
     return page_of(table, runs, lines, rows_of(table, records)) if lines else None
 
 
-def changes_of(table: Table, lines: Sequence[Mapping[str, Any]], data_dir: str | None = None) -> Changes:
-    """Return the device of the table's finished runs, that of the last one."""
-    devices = [line["config"].get("device", "cpu") for line in lines if line.get("table") == table.name]
-    return Changes(data_dir, device=devices[-1] if devices else "cpu")
+def _on_any_device(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines as if all were of the CPU: for a page a run counts wherever it was made, the last line of it."""
+
+    def settings(line: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in line["config"].items() if name != "device"}
+
+    return [line | {"config": settings(line)} for line in lines]
 
 
 def rows_of(table: Table, lines: Sequence[Mapping[str, Any]]) -> Rows:
@@ -284,7 +289,9 @@ def page_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, 
     drawn = {cell.name: [run for run in outcomes if run.evaluations] for cell, outcomes, _ in _finished(runs, lines)}
     curves = {name: outcomes for name, outcomes in drawn.items() if outcomes}
     seeds = sorted({runs[index].job.seed for index in lines})
-    return table_page(table, _lines_of(table, runs, lines), seeds, curves)
+    on_gpu = Counter(line["machine"]["cpu"] for line in lines.values() if line["device"] != "cpu" and "machine" in line)
+    where = "".join(f"; {count} of {len(lines)} runs on {name}" for name, count in sorted(on_gpu.items()))
+    return table_page(table, _lines_of(table, runs, lines), seeds, curves, where)
 
 
 def _finished(runs: Sequence[Run], lines: Mapping[int, Mapping[str, Any]]) -> list[tuple[Cell, list[Outcome], float]]:
@@ -383,10 +390,10 @@ class State(NamedTuple):
 
 def states(folder: Path) -> list[State]:
     """Return the state of each table."""
-    records = _lines_in(folder)
+    records = _on_any_device(_lines_in(folder))
     content = []
     for table in TABLES.values():
-        runs, waiting = runs_of(table, table.cells, range(table.seeds), records, changes_of(table, records))
+        runs, waiting = runs_of(table, table.cells, range(table.seeds), records)
         lines = lines_of_jobs(records, [run.job for run in runs])
         differences = [abs(line.difference) for line in _lines_of(table, runs, lines)]
         mean = float(np.nanmean(differences)) if not all(map(isnan, differences)) else nan
@@ -423,14 +430,15 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
     choices = []
     for table in TABLES.values():
         if name in (None, table.name) and table.cells:
-            records = all_lines([folder / f"{table.name}.jsonl"])
-            runs, _ = runs_of(table, table.cells, range(table.seeds), records, changes_of(table, records, data_dir))
+            records = _on_any_device(_lines_in(folder, table.name))
+            runs, _ = runs_of(table, table.cells, range(table.seeds), records, Changes(data_dir))
             lines = lines_of_jobs(records, [run.job for run in runs])
             choices += [(table, runs, lines, index) for index, line in lines.items() if line["evaluations"]]
     if not choices:
         raise ConfigError(f"{folder} holds no finished run" + (f" of {name}" if name else ""))
     table, runs, lines, index = Random(seed).choice(choices)
     cell, job = runs[index]
+    job = job._replace(config=replace(job.config or SimConfig(), device=lines[index]["device"]))
     try:
         then = msgspec.convert(lines[index], Record)
     except msgspec.ValidationError as error:
