@@ -16,7 +16,7 @@ from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, is_lent
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import first_beyond, gpu_of, held_by_engine, is_torch, on_host
+from afflux.arrays.interop import all_own, engine_holds_own, first_beyond, gpu_of, is_torch, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
 from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Float64, Int64
@@ -124,7 +124,8 @@ class LocalPlane(DataPlane):
         conversion: ops.Conversion | None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Slot:
-        if not held_by_engine(arrays):
+        # Arrays with shapes are `Found`, and so of `all_own`; others are detached.
+        if not (engine_holds_own() and (shapes is not None or all_own(arrays))):
             arrays = [array.detach() if is_torch(array) else array for array in arrays]
         return ops.Parts(arrays, borders, conversion, self.slots.dtype, shapes)
 

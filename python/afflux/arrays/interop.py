@@ -100,12 +100,12 @@ def all_own(values: Iterable[object]) -> bool:
     return kinds <= _own
 
 
-def held_by_engine(arrays: Sequence[object]) -> bool:
-    """Return whether the engine holds the memory of these arrays while it reads them: one may be given other memory
-    (set_, .data =). It does so for types of `all_own`, if torch has the C functions of DLPack; others are detached.
+def engine_holds_own() -> bool:
+    """Return whether the engine holds the memory of arrays of `all_own` while it reads them: one may be given other
+    memory (set_, .data =). It does so if torch has the C functions of DLPack.
     """
     torch = sys.modules.get("torch")
-    return all_own(arrays) and (torch is None or hasattr(torch.Tensor, "__dlpack_c_exchange_api__"))
+    return torch is None or hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 _own: set[type] = {np.ndarray}
