@@ -42,10 +42,18 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
         index = torch.from_numpy(batch)
         x, y = data
         return single_precision(_rows(x, index)), _rows(y, index)
-    places, whole = batch.tolist(), getattr(data, "__getitems__", None)
-    items = [data[place] for place in places] if whole is None else whole(places)
+    places = batch.tolist()
+    items = data.__getitems__(places) if _gives_batches(data) else [data[place] for place in places]
     x, y = _columns(items) if isinstance(items[0], Mapping) else torch.utils.data.default_collate(items)
     return single_precision(x), y
+
+
+def _gives_batches(data: Any) -> bool:
+    """Return whether a data set has `__getitems__`: not if a subclass has replaced `__getitem__` alone, with which an
+    inherited `__getitems__` need not agree.
+    """
+    own = ({*vars(kind)} & {"__getitem__", "__getitems__"} for kind in type(data).__mro__)
+    return "__getitems__" in next(filter(None, own), ())
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[Any, torch.Tensor]:
