@@ -19,6 +19,11 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import positional_parameters
 
 
+def has_device(device: str) -> bool:
+    """Return whether torch finds a GPU, if `device` is one."""
+    return not device.startswith("cuda") or torch.cuda.is_available()
+
+
 @contextmanager
 def reproducible_torch() -> Iterator[None]:
     """Run torch on one thread in the block, and restore torch's random state after the block.
@@ -91,7 +96,7 @@ class FlatModel:
         self.initial_params = np.asarray(layout.flatten(module))
         self.device = device
         if device != "cpu":
-            if device.startswith("cuda") and not torch.cuda.is_available():
+            if not has_device(device):
                 raise ConfigError(f"device is {device}, but torch finds no GPU")
             module.to(device)
         self._state = state = ModuleState(module)

@@ -20,6 +20,7 @@ import numpy as np
 from afflux.ops import default_threads
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import needs_validation_gradient, parse_rule
+from afflux.sim.clients.flat_model import has_device
 from afflux.sim.errors import require
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
@@ -412,7 +413,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int | None = None) -> list[str]:
-    """Make one finished run again, and return what was compared, a line each.
+    """Make one finished run again, that of a GPU on the CPU if there is none; return what was compared, a line each.
 
     The schedule must be equal on every machine; the params where processor, torch and kernels are those of the record.
     Elsewhere the accuracy of a cell with three seeds or more must be within twice their deviation, or .5 points,
@@ -438,7 +439,8 @@ def check(folder: Path, data_dir: str | None, name: str | None = None, seed: int
         raise ConfigError(f"{folder} holds no finished run" + (f" of {name}" if name else ""))
     table, runs, lines, index = Random(seed).choice(choices)
     cell, job = runs[index]
-    job = job._replace(config=replace(job.config or SimConfig(), device=lines[index]["device"]))
+    if (device := lines[index]["device"]) != "cpu" and has_device(device):
+        job = job._replace(config=replace(job.config or SimConfig(), device=device))
     try:
         then = msgspec.convert(lines[index], Record)
     except msgspec.ValidationError as error:
