@@ -92,11 +92,16 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
     assert f"seeds 0; 1 of 1 runs on {machine()['cpu']}." in page.markdown
     lines, (run_here, *_) = reproduction._lines_in(tmp_path), reproduction.runs_of(table, table.cells, (0,), [])[0]
     assert reproduction.lines_of_jobs(lines, [run_here.job]) == {}, "a run on the CPU is another one"
+    made, compare = [], reproduction.compare
+    monkeypatch.setattr(
+        reproduction, "compare", lambda jobs, *a, **k: made.append(jobs[0].config.device) or compare(jobs, *a, **k)
+    )
     assert check(tmp_path, None)[-1].endswith("equal")
     file = tmp_path / "fadas-table2.jsonl"
     file.write_text(file.read_text().replace(f'"device": "{COPY}"', '"device": "cuda"'))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert check(tmp_path, None)[-1].endswith("equal"), "without a GPU it is made on the CPU"
+    assert made == [COPY, "cpu"]
     reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
     assert "1 runs on" not in folder_page(table, tmp_path).markdown, "the run's last line counts, the CPU's"
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]

@@ -213,19 +213,6 @@ class Pairs(torch.utils.data.Dataset):
         return self.pair[0][place], self.pair[1][place]
 
 
-class Batches(Pairs):
-    def __getitems__(self, places):
-        return [*zip(self.pair[0][places], self.pair[1][places], strict=True)]
-
-
-class Halved(Batches):
-    """Items with half their x: the `__getitems__` that it inherits does not know of that."""
-
-    def __getitem__(self, place):
-        x, y = super().__getitem__(place)
-        return x / 2, y
-
-
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
@@ -238,16 +225,9 @@ class Named(nn.Module):
 def test_data_sets_of_several_kinds_give_the_same_bits():
     pairs = CLIENTS.for_seed(0)
     kinds = [pairs, [(x.numpy(), y.numpy()) for x, y in pairs], [Pairs(pair) for pair in pairs]]
-    kinds += [[Batches(pair) for pair in pairs]]
     kinds += [[(x.double(), y) for x, y in pairs], [(x.double().numpy(), y.numpy()) for x, y in pairs]]
     digests = {simulation(own_tasks.linear, clients).run()[0].digest for clients in kinds}
     assert len(digests) == 1
-
-
-def test_a_data_set_keeps_what_its_class_does_with_each_item():
-    pairs = CLIENTS.for_seed(0)
-    plain, own = [(x / 2, y) for x, y in pairs], [Halved(pair) for pair in pairs]
-    assert len({simulation(own_tasks.linear, clients).run()[0].digest for clients in (plain, own)}) == 1
 
 
 def test_inputs_may_be_several_and_the_loss_ones_own():

@@ -67,7 +67,7 @@ def test_augmented_images(tmp_path):
     augmented = replace(plain, task=f"{plain.task}:augment=crop-flip")
     (images, *_), (own, *_) = (build_task(one).data_for_seed(0) for one in (augmented, plain))
     torch.manual_seed(1)
-    (image, label), again = images[0], images[0][0]
+    ((image,), (label,)), ((again,), _) = images.batch([0]), images.batch([0])
     assert label == own[1][0]
     assert not torch.equal(image, again)
     zero = -images.moments[0] / images.moments[1]  # the padding
@@ -78,11 +78,19 @@ def test_augmented_images(tmp_path):
     for kind in ("crop-flip", "randaugment"):  # a batch at once draws the numbers of one image after the other
         same = replace(images, kind=kind)
         torch.manual_seed(2)
-        single = [same[place] for place in range(9)]
+        single = [same.batch([place]) for place in range(9)]
         torch.manual_seed(2)
         batch, labels = take(same, np.arange(9))
-        assert torch.equal(batch, torch.stack([one for one, _ in single]))
-        assert labels.tolist() == [int(label) for _, label in single]
+        assert torch.equal(batch, torch.cat([one for one, _ in single]))
+        assert torch.equal(labels, torch.cat([label for _, label in single]))
+    torch.manual_seed(3)
+    made, _ = images.batch([*range(9)])
+    torch.manual_seed(3)
+    for place in range(9):
+        (top, left), flip = torch.randint(0, 9, (2,)), torch.randint(0, 2, ())
+        whole = torch.nn.functional.pad(images.x[place], (4, 4, 4, 4))[:, top : top + 32, left : left + 32]
+        expected = ((whole.flip(2) if flip else whole) - images.moments[0]) / images.moments[1]
+        assert torch.equal(made[place], expected), "the draws of the finished runs"
     tuned, own = (build_task(replace(one, part="validation")) for one in (augmented, plain))
     assert torch.allclose(tuned.evaluate.x, own.evaluate.x, atol=1e-6)
     assert [*map(len, tuned.data_for_seed(0))] == [len(y) for _, y in own.data_for_seed(0)]

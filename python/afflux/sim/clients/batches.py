@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from afflux.ops.errors import ConfigError
+from afflux.sim.workload.task import Batched
 
 #: Names of the label, where the items of a data set are dicts.
 LABELS = ("label", "labels")
@@ -32,8 +33,7 @@ def batch_indices(
 def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
     """Return (x, y) of these examples of a data set: a pair of arrays or trees of arrays, or a data set of items.
 
-    An item is a pair (x, y), as in a torch Dataset, or a dict with a label, as in a Dataset of Hugging Face. A data set
-    with `__getitems__` is asked for the items of a batch at once, as torch's DataLoader does.
+    An item is a pair (x, y), as in a torch Dataset, or a dict with a label, as in a Dataset of Hugging Face.
 
     Raises:
         ConfigError: the items are dicts without a label, or with values that are no numbers.
@@ -42,18 +42,11 @@ def take(data: Any, batch: np.ndarray) -> tuple[Any, torch.Tensor]:
         index = torch.from_numpy(batch)
         x, y = data
         return single_precision(_rows(x, index)), _rows(y, index)
-    places = batch.tolist()
-    items = data.__getitems__(places) if _gives_batches(data) else [data[place] for place in places]
+    if isinstance(data, Batched):
+        return data.batch(batch.tolist())
+    items = [data[place] for place in batch.tolist()]
     x, y = _columns(items) if isinstance(items[0], Mapping) else torch.utils.data.default_collate(items)
     return single_precision(x), y
-
-
-def _gives_batches(data: Any) -> bool:
-    """Return whether a data set has `__getitems__`: not if a subclass has replaced `__getitem__` alone, with which an
-    inherited `__getitems__` need not agree.
-    """
-    own = ({*vars(kind)} & {"__getitem__", "__getitems__"} for kind in type(data).__mro__)
-    return "__getitems__" in next(filter(None, own), ())
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[Any, torch.Tensor]:

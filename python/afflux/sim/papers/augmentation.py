@@ -4,7 +4,7 @@ An image is padded by 4 and cropped at random, and flipped with the chance 1/2; 
 of torchvision's RandAugment at magnitude 14 of 31.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.sim.data.image_set import ImageSet, channel_moments
-from afflux.sim.workload.task import Divided, Partitioned
+from afflux.sim.workload.task import Batched, Divided, Partitioned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,8 +48,8 @@ def randaugment(image: Any, which: int, sign: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class AugmentedImages:
-    """The images of a client, as a torch Dataset: each is augmented anew when it is read, by torch's random numbers."""
+class AugmentedImages(Batched):
+    """The images of a client: each is augmented anew when it is read, by torch's random numbers."""
 
     x: "Tensor"  #: (n, channels, height, width) uint8
     y: "Tensor"
@@ -60,28 +60,24 @@ class AugmentedImages:
         """Return the number of images."""
         return len(self.y)
 
-    def __getitem__(self, place: int) -> "tuple[Tensor, Tensor]":
-        """Return an image, standardised after the augmentation, and its label."""
-        return self.__getitems__([place])[0]
-
-    def __getitems__(self, places: Sequence[int]) -> "list[tuple[Tensor, Tensor]]":
-        """Return these images and labels, as torch's DataLoader asks for a batch: equal to one after the other."""
+    def batch(self, places: list[int]) -> "tuple[Tensor, Tensor]":
+        """Return these images, standardised after the augmentation, and their labels."""
         import torch
 
         if self.kind == "randaugment":  # each image draws both its crop and its operations
             images = torch.cat([self._of_two_operations(self._cropped([place])) for place in places])
         else:
             images = self._cropped(places)
-        return list(zip((images - self.moments[0]) / self.moments[1], self.y[list(places)], strict=True))
+        return (images - self.moments[0]) / self.moments[1], self.y[places]
 
-    def _cropped(self, places: Sequence[int]) -> "Tensor":
+    def _cropped(self, places: list[int]) -> "Tensor":
         """Return the images (n, channels, height, width), each cropped and perhaps flipped."""
         import torch
 
         # A remainder by 2 * crops gives both those by `crops` and by 2: one number for each of top, left and flip.
         crops, size = 2 * PADDING + 1, self.x.shape[-1]
         top, left, flip = torch.randint(0, 2 * crops, (len(places), 3)).unbind(1)
-        padded = torch.nn.functional.pad(self.x[list(places)], (PADDING,) * 4)
+        padded = torch.nn.functional.pad(self.x[places], (PADDING,) * 4)
         windows = padded.unfold(2, size, 1).unfold(3, size, 1)
         images = windows[torch.arange(len(places)), :, top % crops, left % crops]
         return torch.where((flip % 2 == 1)[:, None, None, None], images.flip(3), images)

@@ -1,5 +1,6 @@
 """The task of the clients: a model, a data set for each client, a training function and an evaluation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
@@ -181,6 +182,14 @@ def num_examples(data: Any) -> int | None:
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[1], "__len__"):
         return len(data[1])
     return len(data) if hasattr(data, "__len__") else None
+
+
+class Batched(ABC):
+    """A client's data set that gives whole batches."""
+
+    @abstractmethod
+    def batch(self, places: list[int]) -> tuple[Any, Any]:
+        """Return (x, y) of these examples."""
 
 
 @dataclass(frozen=True, eq=False)
