@@ -70,19 +70,13 @@ def test_augmented_images(tmp_path):
     ((image,), (label,)), ((again,), _) = images.batch([0]), images.batch([0])
     assert label == own[1][0]
     assert not torch.equal(image, again)
-    zero = -images.moments[0] / images.moments[1]  # the padding
-    padded = zero.expand(3, 40, 40).clone()
-    padded[:, 4:36, 4:36] = own[0][0]
-    crops = [padded[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
-    assert any(torch.allclose(image, crop, atol=1e-5) for part in crops for crop in (part, part.flip(2)))
-    for kind in ("crop-flip", "randaugment"):  # a batch at once draws the numbers of one image after the other
-        same = replace(images, kind=kind)
-        torch.manual_seed(2)
-        single = [same.batch([place]) for place in range(9)]
-        torch.manual_seed(2)
-        batch, labels = take(same, np.arange(9))
-        assert torch.equal(batch, torch.cat([one for one, _ in single]))
-        assert torch.equal(labels, torch.cat([label for _, label in single]))
+    more = replace(images, kind="randaugment")  # a batch at once draws the numbers of one image after the other
+    torch.manual_seed(2)
+    single = [more.batch([place]) for place in range(9)]
+    torch.manual_seed(2)
+    batch, labels = take(more, np.arange(9))
+    assert torch.equal(batch, torch.cat([one for one, _ in single]))
+    assert torch.equal(labels, torch.cat([label for _, label in single]))
     torch.manual_seed(3)
     made, _ = images.batch([*range(9)])
     torch.manual_seed(3)

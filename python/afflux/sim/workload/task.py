@@ -146,12 +146,12 @@ def tuned_on_validation(task: Task) -> Task:
         raise ConfigError(
             "the task has no validation part: give tuning=, an evaluation like evaluate= on examples that no client has"
         )
-    kept, held = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
-    evaluate = classification(*clients.examples(held))
+    training, validation = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
+    evaluate = classification(*clients.examples(validation))
     own = task.validation
     if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
-        own = clients.examples(kept)
-    divided = replace(clients, x=clients.x[kept], y=clients.y[kept])
+        own = clients.examples(training)
+    divided = replace(clients, x=clients.x[training], y=clients.y[training])
     return replace(task, clients=divided, evaluate=evaluate, validation=own)
 
 
