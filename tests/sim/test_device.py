@@ -116,10 +116,13 @@ def test_cudnn_is_on_while_clients_train():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"device": "tpu"}, "unknown device 'tpu'"), ({"device": "cuda"}, "device is cuda, but torch finds no GPU")],
+    [
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"device": "cuda:x"}, "unknown device 'cuda:x'"),
+        ({"device": "cuda:99"}, "device is cuda:99, but torch finds [01] GPUs"),
+    ],
 )
-def test_devices_that_are_not_there(settings, message, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_devices_that_are_not_there(settings, message):
     with pytest.raises(ConfigError, match=message):
         run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL | settings))
 

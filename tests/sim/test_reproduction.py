@@ -1,7 +1,10 @@
 """The papers' tables as data; their runs, kept as lines of JSON; pages, limits, and the check of a finished run."""
 
 import json
+import signal
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import isnan, nan, sqrt
 
 import pytest
@@ -34,6 +37,7 @@ from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
+from afflux.sim.runs import long_runs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
@@ -333,6 +337,43 @@ def test_a_cell_that_diverges_is_a_result(tmp_path, made):
     assert reproduce(table, tmp_path, (0,), limits=Limits(processes=1))[1] == 0
     assert len(made) == 2, "it is not tried again"
     page.draw(tmp_path / "picture.png")
+
+
+def test_a_long_run_that_was_interrupted_goes_on_to_the_same_line(tmp_path, monkeypatch, caplog):
+    """From its last checkpoint, or, if there is none, from the beginning; what it has kept is removed at its end."""
+    monkeypatch.setattr(long_runs, "CHECKPOINT_SECONDS", 0.0)
+    out, seen = tmp_path / "out", []
+    unfinished = out / reproduction.UNFINISHED
+
+    @contextmanager
+    def interrupted_after(arrivals, _titles, _most):
+        def watch(index, progress):
+            seen.append((index, progress.arrivals))
+            if (index, progress.arrivals) == (1, arrivals):
+                signal.raise_signal(signal.SIGINT)
+
+        yield watch
+
+    def lines(folder):
+        records = map(json.loads, (folder / "small.jsonl").read_text().splitlines())
+        return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+    long, one = replace(SMALL, long=True), Limits(processes=1)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(long, out, (0,), limits=one, show=partial(interrupted_after, 7))
+    assert len(lines(out)) == 1
+    (kept,) = unfinished.iterdir()
+    assert kept.name.startswith("fedasync_alpha=0.5-seed0-")
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(long, out, (0,), limits=one, show=partial(interrupted_after, 9))
+    assert [arrivals for index, arrivals in seen if index == 1] == [8, 9]
+    (kept / "store" / "index.sqlite").write_bytes(b"damaged")
+    reproduce(long, out, (0,), limits=one)
+    assert "fedasync:alpha=0.5, seed 0 begins again: [store] " in caplog.text
+    assert not unfinished.exists()
+    reproduce(SMALL, tmp_path, (0,), limits=one)
+    assert lines(out) == lines(tmp_path)
 
 
 def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_path, monkeypatch):

@@ -124,6 +124,7 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
     for _ in range(2):  # the second time there is nothing left to do
         result = resume(InterruptedRun(tmp_path / "store"), None, seconds)
         assert (reproducible(result), files(tmp_path / "run")) == expected(name)
+        assert result.seconds > paused.notes.history.cpu_seconds > 0, "those before each interruption count"
     assert not list((tmp_path / "store").glob("*.new"))
 
 

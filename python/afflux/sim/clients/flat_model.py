@@ -20,8 +20,9 @@ from afflux.sim.workload.task import positional_parameters
 
 
 def has_device(device: str) -> bool:
-    """Return whether torch finds a GPU, if `device` is one."""
-    return not device.startswith("cuda") or torch.cuda.is_available()
+    """Return whether torch finds the GPU, if `device` is one."""
+    place = torch.device(device)
+    return place.type != "cuda" or (place.index or 0) < torch.cuda.device_count()
 
 
 @contextmanager
@@ -97,7 +98,7 @@ class FlatModel:
         self.device = device
         if device != "cpu":
             if not has_device(device):
-                raise ConfigError(f"device is {device}, but torch finds no GPU")
+                raise ConfigError(f"device is {device}, but torch finds {torch.cuda.device_count()} GPUs")
             module.to(device)
         self._state = state = ModuleState(module)
         self._params = np.zeros(layout.size, dtype=np.float32)  # on the CPU the memory of `flat`

@@ -122,6 +122,14 @@ def _ca2fl_speed() -> Iterator[Cell]:
         yield _cell(f"{network}, augmentation {augment}, initial values {initial}", "ca2fl-cnn", **settings)
 
 
+def _ca2fl_images() -> Iterator[Cell]:
+    """Yield CA2FL with the images of the presets, a run of Table 1, and with RandAugment's operations on top of it."""
+    paper, _ = CA2FL_TABLE_1["cnn"][1]
+    task = task_of("cifar10", "ca2fl-cnn") + ":augment=randaugment"
+    yield _cell("cropped and flipped", "ca2fl-cnn", paper, **_every("cnn"))
+    yield _cell("cropped, flipped and RandAugment", "ca2fl-cnn", paper, task=task, **_every("cnn"))
+
+
 def ca2fl_tables() -> Iterator[Table]:
     """Yield the tables of CA2FL that train."""
     three, others = "; the paper's numbers are means of three seeds", (MEAN_OF_TEN, BEST)
@@ -131,16 +139,19 @@ def ca2fl_tables() -> Iterator[Table]:
         "is that of the presets; RandAugment, other initial values and the larger CNN were not needed."
     )
     trial = "Which setting learns at the paper's speed: CA2FL, 200 rounds"
-    yield Table("ca2fl-speed", CA2FL, trial, "CIFAR-10, CNNs", 0.6, tuple(_ca2fl_speed()), 1, speed, (), "", why, 2.5)
+    own: dict[str, Any] = {"reading": speed, "note": why, "memory": 2.5, "long": True}
+    yield Table("ca2fl-speed", CA2FL, trial, "CIFAR-10, CNNs", 0.6, tuple(_ca2fl_speed()), 1, **own)
 
     def run(name: str, shows: str, hours: float, cells: Iterable[Cell], seeds: int = 3, **more: Any) -> Table:
-        more = dict[str, Any](reading=LAST, others=others, memory=2.5) | more
+        more = dict[str, Any](reading=LAST, others=others, memory=2.5, long=True) | more
         return Table(f"ca2fl-{name}", CA2FL, shows, CNN, hours, tuple(cells), seeds, **more)
 
     yield run("table2", f"Table 2, CNN{three}", 11.9, _ca2fl_table_2("cnn"))
     yield run("table1", "Table 1, CNN: accuracy, Dir(.3); 2 bits are also rotated", 2.2, _ca2fl_table_1("cnn", 0))
     to_half: dict[str, Any] = {"reading": rounds_to(0.5), "others": ()}
     yield run("table1-rounds", "Table 1, CNN: rounds to 50 %, the same runs", 0.0, _ca2fl_table_1("cnn", 1), **to_half)
+    images = {"reading": LAST, "others": (rounds_to(0.5), *others)}
+    yield run("images", "Table 1, CNN, CA2FL: augmentation of the images", 0.9, _ca2fl_images(), 1, **images)
     yield run("figure2", "Figure 2, CNN: curves of Table 2", 0.0, _curves("CNN", _ca2fl_table_2("cnn")))
     heterogeneity = (cell for cell in _ca2fl_table_2("cnn") if cell.name.endswith("CA2FL"))
     bits = (cell for cell in _ca2fl_table_1("cnn", 0) if cell.name != "Async")
@@ -153,7 +164,7 @@ def ca2fl_tables() -> Iterator[Table]:
     suffixes = {"constant": "-fedasync", "polynomial": "-fedasync-polynomial", "CA2FL": ""}
     figure_6 = (_cell(f"CNN, {name}", f"ca2fl-cnn{end}", **_every("cnn")) for name, end in suffixes.items())
     yield run("figure6", "Figure 6, CNN: FedAsync beside CA2FL", 1.6, figure_6, 1)
-    on_gpu = partial(Table, paper=CA2FL, needs=RESNET.format("CIFAR-10"), memory=6.0, others=others)
+    on_gpu = partial(Table, paper=CA2FL, needs=RESNET.format("CIFAR-10"), memory=6.0, others=others, long=True)
     resnet = "Table {}, ResNet-18: {}"
     first = [tuple(_ca2fl_table_1("resnet18", column)) for column in (0, 1)]
     yield on_gpu("ca2fl-table1-resnet", shows=resnet.format(1, "accuracy"), hours=170, cells=first[0], seeds=1)
@@ -205,8 +216,8 @@ def fadas_tables() -> Iterator[Table]:
     order = "The paper's order with ResNet-18 (Tables 2 and 8): FADAS_da, FADAS, FedAsync, FedBuff."
 
     def run(name: str, shows: str, hours: float, cells: Iterable[Cell], seeds: int = 1) -> Table:
-        readings: dict[str, Any] = {"reading": MEAN_OF_FIVE, "others": (LAST, BEST)}
-        return Table(f"fadas-{name}", FADAS, shows, CNN, hours, tuple(cells), seeds, note=order, memory=2.5, **readings)
+        more: dict[str, Any] = {"reading": MEAN_OF_FIVE, "others": (LAST, BEST), "memory": 2.5, "long": True}
+        return Table(f"fadas-{name}", FADAS, shows, CNN, hours, tuple(cells), seeds, note=order, **more)
 
     ranking = "Tables 2 and 8 with the CNN, Dir(.1): the order of the methods, each with its rates of Table 10"
     yield run("ranking", ranking, 6.6, (_fadas_cnn(method, method) for method in FADAS_METHODS), 3)
@@ -218,7 +229,7 @@ def fadas_tables() -> Iterator[Table]:
         shows = f"Table {number}, ResNet-18: {delays} delays" + ", three seeds" * (seeds == 3)
         needs, cells = RESNET.format(data.replace("cifar", "CIFAR-")), tuple(_fadas_table(number))
         table = Table(f"fadas-table{number}", FADAS, shows, needs, 28.0 * len(cells) * seeds, cells, seeds)
-        yield replace(table, reading=MEAN_OF_FIVE, others=(LAST,), memory=6.0)
+        yield replace(table, reading=MEAN_OF_FIVE, others=(LAST,), memory=6.0, long=True)
     absent = "checkpoint and data are not at hand; the presets fadas-rte, fadas-mrpc and fadas-sst2 run it"
     yield later(FADAS, "fadas-table6", "Table 6: LoRA on GLUE", "BERT base, GLUE", 0, absent)
     rates = "the rates of FedAvg and FedAMS are not printed"

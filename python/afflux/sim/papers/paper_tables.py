@@ -119,6 +119,8 @@ class Table:
     """Where the paper contradicts itself, or leaves something open."""
     memory: float = 0.6
     """GB that one run needs."""
+    long: bool = False
+    """Whether a run is kept while it is made, so that the same command goes on with one that was interrupted."""
     computed: bool = False
     """Whether it needs no training, and so has no cells."""
     clock: str = ""

@@ -5,7 +5,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -29,7 +29,7 @@ from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page, Show
 from afflux.sim.papers.staleness_pages import PAGES
-from afflux.sim.results.finished_runs import FinishedRuns, Job, all_lines, lines_of_jobs
+from afflux.sim.results.finished_runs import FinishedRuns, Job, all_lines, lines_of_jobs, run_name
 from afflux.sim.results.run_folder import locked
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import compare
@@ -38,6 +38,8 @@ from afflux.sim.workload.config import SimConfig
 
 #: The largest difference of a CNN's final accuracy between the kernels of two machines.
 CNN_DIFFERENCE = 0.025
+#: Folder in that of the finished runs, which holds the long runs that have begun.
+UNFINISHED = "unfinished"
 
 
 class Limits(NamedTuple):
@@ -200,6 +202,8 @@ def reproduce(
 def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show: Show | None) -> tuple[Limits, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
     jobs = [run.job for run in runs]
+    if table.long:
+        jobs = [job._replace(folder=folder / UNFINISHED / run_name(job)) for job in jobs]
     inputs = inputs_of_jobs(jobs, SimConfig())
     folder.mkdir(parents=True, exist_ok=True)
     spent = 0.0
@@ -227,6 +231,8 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show:
             watch = screen.enter_context(show(titles, max(map(_arrivals, jobs)))) if show else None
             options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
             compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
+            with suppress(OSError):
+                (folder / UNFINISHED).rmdir()  # runs that have not ended are in it
     count = len(finished) - len(ended)
     runs_left = None if limits.runs is None else limits.runs - count
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)

@@ -5,8 +5,10 @@ killed, has failed, or is open has no result.
 """
 
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +47,8 @@ class Job(NamedTuple):
     config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
     may_diverge: bool = False  #: Whether the first client that diverges ends the job.
     log: str = ""  #: SHA-256 of the audit log that is replayed; empty: the clients train.
+    #: In which an interrupted run is kept, and goes on, until it has ended; None: the same command makes it again.
+    folder: Path | None = None
 
     @property
     def label(self) -> str:
@@ -132,6 +136,8 @@ class FinishedRuns(dict[int, Runs]):
             # Remove a line that an interrupt cut off, so that the next line does not continue it.
             content = b"" if path.is_symlink() else path.read_bytes()
             truncate_file(path, content.rfind(b"\n") + 1)  # raises for a link
+        for index in self:
+            self._remove_folder(index)
 
     def open_runs(self) -> None:
         """Write a line for each run that is not finished: a kill of this program leaves it."""
@@ -145,6 +151,12 @@ class FinishedRuns(dict[int, Runs]):
         if self._opened or not isinstance(runs, FailedRun) or runs.status != INTERRUPTED:
             self._write(index, runs)
         super().__setitem__(index, runs)
+        if not isinstance(runs, FailedRun) or runs.status not in AGAIN:
+            self._remove_folder(index)
+
+    def _remove_folder(self, index: int) -> None:
+        if (folder := self._jobs[index].folder) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, index: int, runs: Runs) -> None:
         facts = _identity(self._jobs[index]) | dict(self._identity or {})
@@ -221,6 +233,11 @@ def _identity(job: Job) -> dict[str, Any]:
         code |= {f"rule {rule.label}": digest for digest in code_digests(rule.name, "").values()}
     code |= {"log": job.log} if job.log else {}
     return facts | ({"code": code} if code else {})
+
+
+def run_name(job: Job) -> str:
+    """Return a file name of the job, different from those of jobs with other settings."""
+    return f"{file_stem(job.label, job.seed)}-{sha256(line_key(_identity(job)).encode()).hexdigest()[:8]}"
 
 
 def identity_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

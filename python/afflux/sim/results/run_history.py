@@ -76,6 +76,7 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     lost_uploads: Count = 0  #: number of dispatches whose uploads were sent, but lost or late
     #: Numbers of uploads and of dispatches before each evaluation.
     messages_at_evaluations: list[tuple[Count, Count]] | UnsetType = UNSET
+    cpu_seconds: float = 0.0  #: of the run in its own process, up to the checkpoint
 
     def add_arrival(self, client: int, status: str, staleness: int) -> None:
         """Add one arrival, without the rounds that it completed."""

@@ -21,8 +21,9 @@ from afflux.sim import interrupts
 from afflux.sim.errors import require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
-from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
+from afflux.sim.results.run_history import JobProgress, OnEvaluation, Progress, RunProgress, TrackedRun
 from afflux.sim.results.run_result import RunResult
+from afflux.sim.runs.long_runs import simulate_long
 from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
@@ -182,11 +183,14 @@ def _result_of(job: Job, make: Callable[[], list[RunResult]]) -> Runs:
         return FailedRun(job.label, job.seed, status, text_with_notes(error), error)
 
 
-def _run_job(job: Job, config: SimConfig, *options: Any) -> list[RunResult]:
+def _run_job(job: Job, config: SimConfig, progress: Progress | None, *options: Any) -> list[RunResult]:
     """Make the run with `options`, the further arguments of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
-    return simulate((job.spec, *job.followers), job.seed, config, *options)
+    if job.folder is not None:
+        _, task, pool, _, on_evaluation = options
+        return simulate_long(job, config, progress, task, pool, on_evaluation)
+    return simulate((job.spec, *job.followers), job.seed, config, progress, *options)
 
 
 _shared: Any = None

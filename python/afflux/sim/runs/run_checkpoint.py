@@ -242,9 +242,12 @@ class StoredRun:
             self.interrupted.check_server(server)
         return server
 
-    def begin(self, stream: TrainingStream, leader: SimulatedServer, output: AuditOutput) -> None:
-        """Save the first checkpoint, and write the id of the run beside its logs."""
-        self._stream, self._leader, self._folder = stream, leader, output.folder
+    def begin(self, stream: TrainingStream, leader: SimulatedServer, output: AuditOutput, start: float) -> None:
+        """Save the first checkpoint, and write the id of the run beside its logs.
+
+        `start` is what `process_time` would have been at the beginning of the run.
+        """
+        self._stream, self._leader, self._folder, self._start = stream, leader, output.folder, start
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
         file = self._folder / RUN_ID
         if read_run_id(self._folder) != self._run_id:
@@ -268,6 +271,7 @@ class StoredRun:
     def save(self) -> None:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
         self._leader.add_evaluations()
+        self._leader.history.cpu_seconds = time.process_time() - self._start
         state, arrays, log = self._stream.state(), self._stream.state_arrays(), self._leader.record.log
         assert log is not None
         name = f"clients-{state.events}.npz" if arrays else None

@@ -86,6 +86,7 @@ def simulate(
         new_server = None if store is None else lambda rule: store.server(rule, setup, files)
         begun = interrupted if interrupted is not None and interrupted.arrivals else None  # else the run starts again
         history = None if begun is None else begun.notes.history
+        start -= 0.0 if history is None else history.cpu_seconds
         leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
         servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
         workers = None if pool is None else pool.for_run(setup, task)
@@ -103,7 +104,7 @@ def simulate(
             for server in servers:
                 server.record.open(output, files, header, size)
             if store is not None:
-                store.begin(stream, leader, output)
+                store.begin(stream, leader, output, start)
         feed_servers(stream.events(store or interrupts.raise_if_pending), servers, progress)
         if store is not None:
             store.save()

@@ -1,5 +1,6 @@
 """The settings of a simulation, without the rule and the seed."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -280,7 +281,7 @@ class SimConfig:
         availability_law(self.availability)
         dropout_law(self.dropout)
         steps = concurrency_steps(self.concurrency)
-        known("device", self.device.partition(":")[0], DEVICES)
+        known("device", re.sub(r":[0-9]{1,3}\Z", "", self.device), DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):
             check_range(self, least, inf, *names, words=f"at least {least}")
         if not self.task.isprintable() or not self.task:
