@@ -32,7 +32,17 @@ from afflux.sim.papers.paper_tables import (
     Table,
     rounds_to,
 )
-from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, jobs_of, reproduce, runs_of, states
+from afflux.sim.papers.reproduction import (
+    Changes,
+    Limits,
+    check,
+    folder_page,
+    folder_pages,
+    jobs_of,
+    reproduce,
+    runs_of,
+    states,
+)
 from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
@@ -155,12 +165,16 @@ def test_readings():
     assert isnan(rounds_to(1.0).of(rows)), "nan: it was not reached"
 
 
-def test_the_interval_is_that_of_one_further_run():
+def test_the_interval_is_that_of_the_papers_runs():
     line = Line(Cell("x", "fedbuff", {}, 0.52), (0.4, 0.6), {}, 0.0)
     low, high = line.interval
     half = 12.706204736 * sqrt(0.02) * sqrt(1.5)  # t with one degree of freedom, the deviation of two values
     assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
-    assert line.agrees is True
+    assert line.agrees is None, "so long an interval says nothing"
+    of_three = Line(Cell("x", "fedbuff", {}, 0.92), (0.4, 0.5, 0.6), {}, 0.0, 3)
+    half = 4.302652730 * 0.1 * sqrt(1 / 3 + 1 / 3)
+    assert of_three.interval == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert (of_three.agrees, replace(of_three, mean_of=1).agrees) == (False, True)
     assert Line(Cell("x", "fedbuff", {}, 0.9), (0.5, 0.5001, 0.4999), {}, 0.0).agrees is False
     assert Line(Cell("x", "fedbuff", {}, 0.5003), (0.5, 0.5, 0.5), {}, 0.0).agrees is True, "near enough"
     assert Line(Cell("x", "fedbuff", {}, 0.5), (0.5,), {}, 0.0).agrees is None
@@ -188,6 +202,10 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     assert first["others"]["first one"] == pytest.approx(sum(r["evaluations"][0][3] for r in records[::2]) / 2)
     other = Table("other", "Ours", "the same runs", "", 0.0, CELLS[:1], 2)
     assert reproduce(other, tmp_path, (0, 1))[1] == 0
+    monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL, "other": other})
+    assert [page.name for page in folder_pages(tmp_path, SMALL)] == ["small"]
+    (tmp_path / "other.md").touch()
+    assert [page.name for page in folder_pages(tmp_path, SMALL)] == ["small", "other"], "that shows the new runs"
     assert len(made) == 4
     assert folder_page(SMALL, tmp_path).content == page.content
     page.draw(tmp_path / "picture.png")
@@ -211,6 +229,12 @@ def test_a_page_holds_all_that_the_folder_holds(tmp_path):
     assert whole.content["seeds"] == [0, 1, 2]
     assert [len(cell["values"]) for cell in whole.content["cells"]] == [3, 3]
     assert folder_page(SMALL, tmp_path / "empty") is None
+
+
+def test_the_pages_of_the_repository_show_its_finished_runs():
+    folder = ROOT / "docs" / "results"
+    stale = [page.name for page in folder_pages(folder) if page.markdown != (folder / f"{page.name}.md").read_text()]
+    assert stale == [], "`afflux reproduce TABLE --hours 0` writes them"
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def _table_command(table: Table) -> Callable[..., None]:
             page, left = reproduction.reproduce(
                 table, out, parse_seeds(seeds), pattern=cells, changes=changes, limits=limits, show=show_progress
             )
-            if (whole := reproduction.folder_page(table, out)) is not None:
+            for whole in reproduction.folder_pages(out, table):
                 write_page(whole, out)
             typer.echo(page.markdown)
             typer.echo(f"{left} runs are left: the same command continues" if left else f"all runs are in {out}/")

@@ -30,15 +30,22 @@ class Line:
     """Means of the other readings over seeds."""
     seconds: float
     """CPU seconds of all runs."""
+    mean_of: int = 1
+    """Number of runs of which the paper's number is the mean."""
 
     @property
     def mean(self) -> float:
         """Mean over the seeds that have a value."""
-        return float(np.mean(self._numbers)) if self._numbers else nan
+        return _mean(self.values)
 
     @property
     def _numbers(self) -> list[float]:
         return [value for value in self.values if not isnan(value)]
+
+    @property
+    def missing(self) -> int:
+        """Number of the seeds that have no value."""
+        return len(self.values) - len(self._numbers)
 
     @property
     def difference(self) -> float:
@@ -47,21 +54,25 @@ class Line:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % prediction interval of one further run, m ± t s sqrt(1 + 1/n); nan with fewer than two seeds.
+        """The 95 % prediction interval of the mean of k further runs, m ± t s sqrt(1/k + 1/n); k is `mean_of`.
 
-        If the paper's number is one run of the same experiment, it lies in 95 of 100 such intervals.
+        If the paper's number is that of the same experiment, it lies in 95 of 100 such intervals. nan with fewer than
+        two seeds.
         """
         count = len(self._numbers)
         if count < 2:
             return nan, nan
-        half = t_quantile(count - 1, 0.975) * float(np.std(self._numbers, ddof=1)) * sqrt(1 + 1 / count)
+        half = t_quantile(count - 1, 0.975) * float(np.std(self._numbers, ddof=1)) * sqrt(1 / self.mean_of + 1 / count)
         return self.mean - half, self.mean + half
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the paper's number is in the interval, or less than `SMALL` from our mean; None: no comparison."""
+        """Whether the paper's number is in the interval, or less than `SMALL` from our mean.
+
+        None: no comparison. Two seeds give an interval that is in effect all numbers.
+        """
         low, high = self.interval
-        if self.cell.paper is None or isnan(self.mean) or isnan(low):
+        if self.cell.paper is None or len(self._numbers) < 3:
             return None
         return low <= self.cell.paper <= high or abs(self.difference) < SMALL
 
@@ -72,8 +83,14 @@ def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seco
     def values(reading: Reading) -> tuple[float, ...]:
         return tuple(reading.of(run) if run else nan for run in runs)
 
-    others = {reading.name: float(np.mean(values(reading))) for reading in table.others}
-    return Line(cell, values(table.reading), others, seconds)
+    others = {reading.name: _mean(values(reading)) for reading in table.others}
+    return Line(cell, values(table.reading), others, seconds, table.mean_of)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are numbers; nan if none is."""
+    numbers = [value for value in values if not isnan(value)]
+    return float(np.mean(numbers)) if numbers else nan
 
 
 def table_page(
@@ -91,9 +108,9 @@ def table_page(
             line.cell.name,
             "" if line.cell.paper is None else shown(line.cell.paper),
             shown(line.mean),
-            f"{shown(np.nanmin(line.values))} to {shown(np.nanmax(line.values))}" if not isnan(line.mean) else "",
+            _range(line, table.reading.digits),
             "" if isnan(line.difference) else shown(line.difference, sign="+"),
-            {None: "", True: "in", False: "**out**"}[line.agrees],
+            _verdict(line, table.reading.digits),
             *(_shown(line.others[reading.name], digits=reading.digits) for reading in table.others),
             f"{line.seconds:.0f}",
         )
@@ -109,8 +126,12 @@ def table_page(
         largest = max(compared, key=lambda line: abs(line.difference))
         text.append(
             f"Mean absolute difference {shown(mean)}, largest {shown(largest.difference, sign='+')} "
-            f"({largest.cell.name}). *95 %*: whether the paper's number is in the prediction interval of our seeds, or "
-            f"nearer than {SMALL}."
+            f"({largest.cell.name}). *95 %*: whether the paper's number is in the prediction interval of three or more "
+            f"seeds of ours, or nearer than {SMALL}; and half the length of the interval: a long one holds anything."
+        )
+    if any(line.missing for line in lines):
+        text.append(
+            "*n of m*: so many of the runs have a value; in the others a client has diverged, or it was not reached."
         )
     if table.note:
         text.append(table.note)
@@ -134,6 +155,19 @@ def table_page(
         ],
     }
     return Page(table.name, markdown, content, lambda path: draw(table, lines, curves, path))
+
+
+def _range(line: Line, digits: int) -> str:
+    if isnan(line.mean):
+        return f"0 of {len(line.values)}"
+    among = f" ({len(line.values) - line.missing} of {len(line.values)})" if line.missing else ""
+    return f"{_shown(np.nanmin(line.values), digits)} to {_shown(np.nanmax(line.values), digits)}{among}"
+
+
+def _verdict(line: Line, digits: int) -> str:
+    low, high = line.interval
+    word = {None: "", True: "in", False: "**out**"}[line.agrees]
+    return word and f"{word}, ± {_shown((high - low) / 2, digits)}"
 
 
 def _shown(value: float, digits: int, sign: str = "") -> str:

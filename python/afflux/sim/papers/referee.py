@@ -60,9 +60,11 @@ GUESS = 0.1
 TARGET = 0.9
 NOTE = (
     "A rule is *better* or *worse* than FedBuff if its mean difference exceeds the band of .5 points and Holm's p is "
-    "below .05, *level* if it is in the band, else not decided. *By arrivals*: over the last quarter of the arrivals. "
-    "A run in which a client diverges counts as a guess. The table does not show: other models, data and "
-    "numbers of clients; longer runs; what more trials would find; codecs of messages; faulty or hostile clients."
+    "below .05, *level* if it is in the band, which does not show that the two are equal: most intervals are wider; "
+    "else not decided. The pairs are not all independent: the five seeds of a condition have one tuned setting. *By "
+    "arrivals*: over the last quarter of the arrivals. A run in which a client diverges counts as a guess, and is in "
+    "none of the columns from *time to 90%* on. The table does not show: other models, data and numbers "
+    "of clients; longer runs; what more trials would find; codecs of messages; faulty or hostile clients."
 )
 
 
@@ -206,11 +208,13 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
     compared = {label: values for label, values in differences.items() if values}
     p = holm({label: sign_flip(values) for label, values in compared.items()})
     overall = {label: (Difference.of(values), p[label]) for label, values in compared.items()}
+    processors = sorted({line["machine"]["cpu"] for line in lines.values() if "machine" in line})
     markdown = "\n".join(
         [
             f"{table.shows[0].upper()}{table.shows[1:]}. {table.needs} of a rule under a condition on validation data, "
             f"half the length; {len(lines)} of {table.count} runs. The main number is the {table.reading.name}, in "
-            f"per cent, with its standard deviation over seeds. {table.note}\n",
+            f"per cent, with its standard deviation over seeds. {table.note} *ms a round* is a mean over runs on "
+            f"{' and '.join(processors)}.\n",
             *_answer(content),
             "### Over all conditions\n",
             _overall(overall),

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -245,16 +245,35 @@ def _lines_in(folder: Path, table: str = "*") -> list[dict[str, Any]]:
     return [line | {"device": line["config"].get("device", "cpu")} for line in lines]
 
 
-def folder_page(table: Table, folder: Path) -> Page | None:
-    """Return the page of all cells and seeds that have a finished run of the paper's length; None if there is none."""
+def folder_page(table: Table, folder: Path, lines: Sequence[dict[str, Any]] | None = None) -> Page | None:
+    """Return the page of all cells and seeds that have a finished run of the paper's length; None if there is none.
+
+    `lines` are those of the folder, if they have been read.
+    """
     if table.computed:
         return PAGES[table.name](table)
-    records = _on_any_device(_lines_in(folder))
+    records = _on_any_device(_lines_in(folder) if lines is None else lines)
     own = [line for line in records if line.get("table") == table.name]
     seeds = {line["seed"] for line in own if line["config"].get("part") != "validation"}
     runs, _ = runs_of(table, table.cells, sorted({*range(table.seeds), *seeds}), records)
-    lines = lines_of_jobs(records, [run.job for run in runs])
-    return page_of(table, runs, lines, rows_of(table, records)) if lines else None
+    lines_of_runs = lines_of_jobs(records, [run.job for run in runs])
+    return page_of(table, runs, lines_of_runs, rows_of(table, records)) if lines_of_runs else None
+
+
+def folder_pages(folder: Path, table: Table | None = None) -> Iterator[Page]:
+    """Yield all pages of runs that the folder holds, made anew from its lines.
+
+    With `table`: its page, and those that show runs of it.
+    """
+    lines = _lines_in(folder)
+    own = {(cell.rule, repr(cell.settings)) for cell in (table.cells if table else ())}
+    for other in TABLES.values():
+        shares = table is None or not own.isdisjoint((cell.rule, repr(cell.settings)) for cell in other.cells)
+        page = None
+        if other is table or (shares and other.cells and (folder / f"{other.name}.md").exists()):
+            page = folder_page(other, folder, lines)
+        if page is not None:
+            yield page
 
 
 def _on_any_device(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -296,8 +315,9 @@ def page_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str, 
     drawn = {cell.name: [run for run in outcomes if run.evaluations] for cell, outcomes, _ in _finished(runs, lines)}
     curves = {name: outcomes for name, outcomes in drawn.items() if outcomes}
     seeds = sorted({runs[index].job.seed for index in lines})
-    on_gpu = Counter(line["machine"]["cpu"] for line in lines.values() if line["device"] != "cpu" and "machine" in line)
-    where = "".join(f"; {count} of {len(lines)} runs on {name}" for name, count in sorted(on_gpu.items()))
+    different = {id(line): line for line in lines.values()}.values()  # two cells of a figure may show one run
+    on_gpu = Counter(line["machine"]["cpu"] for line in different if line["device"] != "cpu" and "machine" in line)
+    where = "".join(f"; {count} of {len(different)} runs on {name}" for name, count in sorted(on_gpu.items()))
     return table_page(table, _lines_of(table, runs, lines), seeds, curves, where)
 
 
