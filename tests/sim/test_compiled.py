@@ -301,12 +301,13 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(code, processes, request, tmp
 
 
 @needs_compiler
-def test_on_the_command_line(tmp_path):
+def test_on_the_command_line(interpreted, tmp_path):
     small = ["--model", "logreg", "--num-clients", "6", "--concurrency", "2", "--arrivals", "6", "--eval-every", "6"]
     done = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--compile", "--out", str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
     (log,) = (tmp_path / "a" / "audit").glob("*.jsonl")
     assert json.loads(log.read_text(encoding="utf-8").splitlines()[0])["config"]["compile"] is True
+    assert len(interpreted) == 1
     replayed = CliRunner().invoke(app, ["run", "--rule", "fedasync", *small, "--out", str(tmp_path / "b")])
     assert replayed.exit_code == 0
     (log,) = (tmp_path / "b" / "audit").glob("*.jsonl")

@@ -119,10 +119,12 @@ def test_cudnn_is_on_while_clients_train():
     [
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"device": "cuda:x"}, "unknown device 'cuda:x'"),
-        ({"device": "cuda:99"}, "device is cuda:99, but torch finds [01] GPUs"),
+        ({"device": "cuda:200"}, "unknown device 'cuda:200'"),
+        ({"device": "cuda:1"}, "device is cuda:1, but torch finds no such GPU, only 1"),
     ],
 )
-def test_devices_that_are_not_there(settings, message):
+def test_devices_that_are_not_there(settings, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=message):
         run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL | settings))
 

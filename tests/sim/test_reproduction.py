@@ -1,21 +1,25 @@
 """The papers' tables as data; their runs, kept as lines of JSON; pages, limits, and the check of a finished run."""
 
 import json
+import os
+import re
+import shutil
 import signal
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import isnan, nan, sqrt
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from afflux.cli import app
-from afflux.ops.errors import ConfigError
+from afflux.ops.errors import ConfigError, StoreError
 from afflux.rules.specs import parse_rule
 from afflux.sim import read_audit_log, replay
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
+from afflux.sim.errors import TrainingError
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.comparison import Line
@@ -47,7 +51,7 @@ from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
-from afflux.sim.runs import long_runs
+from afflux.sim.runs import long_runs, run_checkpoint
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
@@ -170,15 +174,15 @@ def test_the_interval_is_that_of_the_papers_runs():
     low, high = line.interval
     half = 12.706204736 * sqrt(0.02) * sqrt(1.5)  # t with one degree of freedom, the deviation of two values
     assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
-    assert line.agrees is None, "so long an interval says nothing"
+    assert line.verdict == "", "so long an interval says nothing"
     of_three = Line(Cell("x", "fedbuff", {}, 0.92), (0.4, 0.5, 0.6), {}, 0.0, 3)
     half = 4.302652730 * 0.1 * sqrt(1 / 3 + 1 / 3)
     assert of_three.interval == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
-    assert (of_three.agrees, replace(of_three, mean_of=1).agrees) == (False, True)
-    assert Line(Cell("x", "fedbuff", {}, 0.9), (0.5, 0.5001, 0.4999), {}, 0.0).agrees is False
-    assert Line(Cell("x", "fedbuff", {}, 0.5003), (0.5, 0.5, 0.5), {}, 0.0).agrees is True, "near enough"
-    assert Line(Cell("x", "fedbuff", {}, 0.5), (0.5,), {}, 0.0).agrees is None
-    assert Line(Cell("x", "fedbuff", {}, 0.5), (nan, nan), {}, 0.0).agrees is None
+    assert (of_three.verdict, replace(of_three, mean_of=1).verdict) == ("out", "in")
+    assert Line(Cell("x", "fedbuff", {}, 0.9), (0.5, 0.5001, 0.4999), {}, 0.0).verdict == "out"
+    assert Line(Cell("x", "fedbuff", {}, 0.5003), (0.5, 0.5, 0.5), {}, 0.0).verdict == "near"
+    assert Line(Cell("x", "fedbuff", {}, 0.5), (0.5,), {}, 0.0).verdict == ""
+    assert Line(Cell("x", "fedbuff", {}, 0.5), (nan, nan), {}, 0.0).verdict == ""
 
 
 def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
@@ -202,11 +206,14 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     assert first["others"]["first one"] == pytest.approx(sum(r["evaluations"][0][3] for r in records[::2]) / 2)
     other = Table("other", "Ours", "the same runs", "", 0.0, CELLS[:1], 2)
     assert reproduce(other, tmp_path, (0, 1))[1] == 0
+    twice = replace(other, cells=(CELLS[0], CELLS[0]._replace(name="again")))
+    assert reproduce(twice, tmp_path, (2,), limits=Limits(processes=1))[1] == 0
+    assert len(made) == 5, "two cells show one run"
     monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL, "other": other})
     assert [page.name for page in folder_pages(tmp_path, SMALL)] == ["small"]
     (tmp_path / "other.md").touch()
     assert [page.name for page in folder_pages(tmp_path, SMALL)] == ["small", "other"], "that shows the new runs"
-    assert len(made) == 4
+    assert len(made) == 5
     assert folder_page(SMALL, tmp_path).content == page.content
     page.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -360,17 +367,25 @@ def test_a_cell_that_diverges_is_a_result(tmp_path, made):
     assert [cell["ours"] is None for cell in page.content["cells"]] == [True, False]
     assert reproduce(table, tmp_path, (0,), limits=Limits(processes=1))[1] == 0
     assert len(made) == 2, "it is not tried again"
+    reproduce(replace(table, long=True), tmp_path / "long", (0,), limits=Limits(processes=1))
+    assert not (tmp_path / "long" / reproduction.UNFINISHED).exists()
     page.draw(tmp_path / "picture.png")
 
 
-def test_a_long_run_that_was_interrupted_goes_on_to_the_same_line(tmp_path, monkeypatch, caplog):
-    """From its last checkpoint, or, if there is none, from the beginning; what it has kept is removed at its end."""
-    monkeypatch.setattr(long_runs, "CHECKPOINT_SECONDS", 0.0)
-    out, seen = tmp_path / "out", []
-    unfinished = out / reproduction.UNFINISHED
+LONG = replace(SMALL, long=True)
+
+
+def lines(folder):
+    records = map(json.loads, (folder / "small.jsonl").read_text().splitlines())
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def interrupt(folder, arrivals=7, table=LONG):
+    """Make the first run of a table, and the second one up to an arrival; return the arrivals seen and what is kept."""
+    seen = []
 
     @contextmanager
-    def interrupted_after(arrivals, _titles, _most):
+    def show(_titles, _most):
         def watch(index, progress):
             seen.append((index, progress.arrivals))
             if (index, progress.arrivals) == (1, arrivals):
@@ -378,26 +393,87 @@ def test_a_long_run_that_was_interrupted_goes_on_to_the_same_line(tmp_path, monk
 
         yield watch
 
-    def lines(folder):
-        records = map(json.loads, (folder / "small.jsonl").read_text().splitlines())
-        return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
-
-    long, one = replace(SMALL, long=True), Limits(processes=1)
     with pytest.raises(KeyboardInterrupt):
-        reproduce(long, out, (0,), limits=one, show=partial(interrupted_after, 7))
-    assert len(lines(out)) == 1
-    (kept,) = unfinished.iterdir()
+        reproduce(table, folder, (0,), limits=Limits(processes=1), show=show)
+    (kept,) = (folder / reproduction.UNFINISHED).iterdir()
     assert kept.name.startswith("fedasync_alpha=0.5-seed0-")
-    seen.clear()
-    with pytest.raises(KeyboardInterrupt):
-        reproduce(long, out, (0,), limits=one, show=partial(interrupted_after, 9))
-    assert [arrivals for index, arrivals in seen if index == 1] == [8, 9]
-    (kept / "store" / "index.sqlite").write_bytes(b"damaged")
-    reproduce(long, out, (0,), limits=one)
-    assert "fedasync:alpha=0.5, seed 0 begins again: [store] " in caplog.text
-    assert not unfinished.exists()
-    reproduce(SMALL, tmp_path, (0,), limits=one)
-    assert lines(out) == lines(tmp_path)
+    return [count for index, count in seen if index == 1], kept
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    reproduce(SMALL, folder, (0,), limits=Limits(processes=1))
+    return lines(folder)
+
+
+def test_a_long_run_that_was_interrupted_goes_on_to_the_same_line(tmp_path, monkeypatch, whole, caplog):
+    monkeypatch.setattr(long_runs, "CHECKPOINT_SECONDS", 0.0)
+    assert interrupt(tmp_path)[0][-1] == 7
+    assert lines(tmp_path) == whole[:1]
+    seen, kept = interrupt(tmp_path, 9)
+    assert seen == [8, 9]
+    shutil.copytree(kept, tmp_path / "copy")
+    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    assert lines(tmp_path) == whole
+    assert not (tmp_path / reproduction.UNFINISHED).exists()
+    shutil.copytree(tmp_path / "copy", kept)  # as after a kill between the run's line and the end of the command
+    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    assert not kept.exists()
+    assert not caplog.records
+
+
+def damage(part, make):
+    def damaged(kept):
+        paths = [*kept.glob(part)]
+        assert paths
+        for path in paths:
+            make(path)
+
+    return damaged
+
+
+def without_stores(kept):
+    """No store can be written, and the run was killed before its first checkpoint."""
+    shutil.rmtree(kept)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "told"),
+    [
+        (damage("store/index.sqlite", lambda path: path.write_bytes(b"damaged")), "begins again, and .* is set aside"),
+        *soak(damage("store/params/c/*/*", lambda path: os.truncate(path, 2)), "is truncated"),
+        *soak(damage("audit/*.jsonl", lambda path: os.truncate(path, 900)), "is shorter than"),
+        (without_stores, "is made without checkpoints: .*no locks"),
+    ],
+)
+def test_a_long_run_that_cannot_go_on_begins_again(damaged, told, tmp_path, monkeypatch, whole, caplog):
+    _, kept = interrupt(tmp_path)
+    damaged(kept)
+    if damaged is without_stores:
+        monkeypatch.setattr(run_checkpoint.StoredRun, "server", Mock(side_effect=StoreError("no locks")))
+    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    assert re.search(f"fedasync:alpha=0.5, seed 0 .*{told}", caplog.text)
+    assert lines(tmp_path) == whole
+    assert not (tmp_path / reproduction.UNFINISHED).exists()
+
+
+def test_a_long_run_does_not_go_on_from_that_of_other_settings(tmp_path, whole, caplog):
+    cells = tuple(cell._replace(settings=cell.settings | {"client_lr": 0.3}) for cell in CELLS)
+    _, other = interrupt(tmp_path / "other", table=replace(LONG, cells=cells))
+    _, kept = interrupt(tmp_path)
+    assert kept.name != other.name
+    shutil.rmtree(kept)
+    shutil.copytree(other, kept)
+    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    assert "store holds a run with other settings" in caplog.text
+    assert lines(tmp_path) == whole
+
+
+def test_a_run_that_fails_is_left_and_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compare_module, "simulate", Mock(side_effect=TrainingError("no memory")))
+    assert reproduce(SMALL, tmp_path, (0,), limits=Limits(processes=1))[1] == 2
+    assert "no memory; the other runs go on" in caplog.text
 
 
 def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_path, monkeypatch):

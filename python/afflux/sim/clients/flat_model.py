@@ -98,7 +98,7 @@ class FlatModel:
         self.device = device
         if device != "cpu":
             if not has_device(device):
-                raise ConfigError(f"device is {device}, but torch finds {torch.cuda.device_count()} GPUs")
+                raise ConfigError(f"device is {device}, but torch finds no such GPU, only {torch.cuda.device_count()}")
             module.to(device)
         self._state = state = ModuleState(module)
         self._params = np.zeros(layout.size, dtype=np.float32)  # on the CPU the memory of `flat`

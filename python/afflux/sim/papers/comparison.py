@@ -19,6 +19,12 @@ from afflux.sim.results.statistics import t_quantile
 SMALL = 0.005
 
 
+def mean_of_numbers(values: Sequence[float]) -> float:
+    """Return the mean of the values that are numbers; nan if none is."""
+    numbers = [value for value in values if not isnan(value)]
+    return float(np.mean(numbers)) if numbers else nan
+
+
 @dataclass(frozen=True)
 class Line:
     """One cell of a table, with our runs."""
@@ -26,8 +32,8 @@ class Line:
     cell: Cell
     values: tuple[float, ...]
     """The table's reading of each seed's run; nan: it has no value, as for a target that was not reached."""
-    others: Mapping[str, float]
-    """Means of the other readings over seeds."""
+    others: Mapping[str, tuple[float, ...]]
+    """The other readings of each seed's run."""
     seconds: float
     """CPU seconds of all runs."""
     mean_of: int = 1
@@ -36,16 +42,11 @@ class Line:
     @property
     def mean(self) -> float:
         """Mean over the seeds that have a value."""
-        return _mean(self.values)
+        return mean_of_numbers(self.values)
 
     @property
     def _numbers(self) -> list[float]:
         return [value for value in self.values if not isnan(value)]
-
-    @property
-    def missing(self) -> int:
-        """Number of the seeds that have no value."""
-        return len(self.values) - len(self._numbers)
 
     @property
     def difference(self) -> float:
@@ -66,15 +67,15 @@ class Line:
         return self.mean - half, self.mean + half
 
     @property
-    def agrees(self) -> bool | None:
-        """Whether the paper's number is in the interval, or less than `SMALL` from our mean.
+    def verdict(self) -> str:
+        """Whether the paper's number is *in* the interval, *near* (less than `SMALL` from our mean), or *out*.
 
-        None: no comparison. Two seeds give an interval that is in effect all numbers.
+        Empty: no comparison. Two seeds give an interval that is in effect all numbers.
         """
         low, high = self.interval
         if self.cell.paper is None or len(self._numbers) < 3:
-            return None
-        return low <= self.cell.paper <= high or abs(self.difference) < SMALL
+            return ""
+        return "in" if low <= self.cell.paper <= high else "near" if abs(self.difference) < SMALL else "out"
 
 
 def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seconds: float) -> Line:
@@ -83,14 +84,8 @@ def line_of(table: Table, cell: Cell, runs: Sequence[Sequence[Evaluation]], seco
     def values(reading: Reading) -> tuple[float, ...]:
         return tuple(reading.of(run) if run else nan for run in runs)
 
-    others = {reading.name: _mean(values(reading)) for reading in table.others}
+    others = {reading.name: values(reading) for reading in table.others}
     return Line(cell, values(table.reading), others, seconds, table.mean_of)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are numbers; nan if none is."""
-    numbers = [value for value in values if not isnan(value)]
-    return float(np.mean(numbers)) if numbers else nan
 
 
 def table_page(
@@ -107,11 +102,15 @@ def table_page(
         (
             line.cell.name,
             "" if line.cell.paper is None else shown(line.cell.paper),
-            shown(line.mean),
+            shown(line.mean) + _among(line.values),
             _range(line, table.reading.digits),
             "" if isnan(line.difference) else shown(line.difference, sign="+"),
-            _verdict(line, table.reading.digits),
-            *(_shown(line.others[reading.name], digits=reading.digits) for reading in table.others),
+            _compared(line, table.reading.digits),
+            *(
+                _shown(mean_of_numbers(values), digits=reading.digits) + _among(values)
+                for reading in table.others
+                for values in [line.others[reading.name]]
+            ),
             f"{line.seconds:.0f}",
         )
         for line in lines
@@ -123,15 +122,17 @@ def table_page(
     ]
     if compared:
         mean = sum(abs(line.difference) for line in compared) / len(compared)
+        of = "one run" if table.mean_of == 1 else f"a mean of {table.mean_of} runs"
         largest = max(compared, key=lambda line: abs(line.difference))
         text.append(
             f"Mean absolute difference {shown(mean)}, largest {shown(largest.difference, sign='+')} "
-            f"({largest.cell.name}). *95 %*: whether the paper's number is in the prediction interval of three or more "
-            f"seeds of ours, or nearer than {SMALL}; and half the length of the interval: a long one holds anything."
+            f"({largest.cell.name}). *95 %*: whether the paper's number is in the prediction interval for {of} by "
+            f"three or more seeds of ours, or nearer than {SMALL}; and half the length of the interval: a long one "
+            "holds anything."
         )
-    if any(line.missing for line in lines):
+    if any(map(_among, (values for line in lines for values in (line.values, *line.others.values())))):
         text.append(
-            "*n of m*: so many of the runs have a value; in the others a client has diverged, or it was not reached."
+            "*n of m*: so many runs have such a number; in the others a client diverged, or the run missed the goal."
         )
     if table.note:
         text.append(table.note)
@@ -148,7 +149,7 @@ def table_page(
                 "values": [_number(value) for value in line.values],
                 "interval": [_number(value) for value in line.interval],
                 "difference": _number(line.difference),
-                "others": {name: _number(value) for name, value in line.others.items()},
+                "others": {name: _number(mean_of_numbers(values)) for name, values in line.others.items()},
                 "seconds": round(line.seconds, 1),
             }
             for line in lines
@@ -157,17 +158,21 @@ def table_page(
     return Page(table.name, markdown, content, lambda path: draw(table, lines, curves, path))
 
 
+def _among(values: Sequence[float]) -> str:
+    """Return how many of the runs have a value, if some have none."""
+    count = sum(not isnan(value) for value in values)
+    return f" ({count} of {len(values)})" if count < len(values) else ""
+
+
 def _range(line: Line, digits: int) -> str:
     if isnan(line.mean):
-        return f"0 of {len(line.values)}"
-    among = f" ({len(line.values) - line.missing} of {len(line.values)})" if line.missing else ""
-    return f"{_shown(np.nanmin(line.values), digits)} to {_shown(np.nanmax(line.values), digits)}{among}"
+        return ""
+    return f"{_shown(np.nanmin(line.values), digits)} to {_shown(np.nanmax(line.values), digits)}"
 
 
-def _verdict(line: Line, digits: int) -> str:
-    low, high = line.interval
-    word = {None: "", True: "in", False: "**out**"}[line.agrees]
-    return word and f"{word}, ± {_shown((high - low) / 2, digits)}"
+def _compared(line: Line, digits: int) -> str:
+    word, (low, high) = line.verdict, line.interval
+    return word and f"{'**out**' if word == 'out' else word}, ± {_shown((high - low) / 2, digits)}"
 
 
 def _shown(value: float, digits: int, sign: str = "") -> str:

@@ -29,7 +29,16 @@ from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page, Show
 from afflux.sim.papers.staleness_pages import PAGES
-from afflux.sim.results.finished_runs import FinishedRuns, Job, all_lines, lines_of_jobs, run_name
+from afflux.sim.results.finished_runs import (
+    AGAIN,
+    FailedRun,
+    FinishedRuns,
+    Job,
+    all_lines,
+    folder_name,
+    key_of,
+    lines_of_jobs,
+)
 from afflux.sim.results.run_folder import locked
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import compare
@@ -46,7 +55,7 @@ class Limits(NamedTuple):
     """The ends of a command; the next one continues."""
 
     runs: int | None = None
-    hours: float | None = None  #: of CPU time, of the runs of this command
+    hours: float | None = None  #: of CPU time, of the runs that this command brings to an end
     processes: int | None = None
 
 
@@ -201,9 +210,15 @@ def reproduce(
 
 def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show: Show | None) -> tuple[Limits, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
+    different: dict[str, Run] = {}
+    for run in runs:  # two cells of a figure may show one
+        different.setdefault(key_of(run.job), run)
+    runs = [*different.values()]
     jobs = [run.job for run in runs]
-    if table.long:
-        jobs = [job._replace(folder=folder / UNFINISHED / run_name(job)) for job in jobs]
+    if table.long and jobs:
+        device = (jobs[0].config or SimConfig()).device
+        here = machine(device) if has_device(device) else {}
+        jobs = [job._replace(folder=folder / UNFINISHED / folder_name(job, here)) for job in jobs]
     inputs = inputs_of_jobs(jobs, SimConfig())
     folder.mkdir(parents=True, exist_ok=True)
     spent = 0.0
@@ -233,10 +248,11 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show:
             compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
             with suppress(OSError):
                 (folder / UNFINISHED).rmdir()  # runs that have not ended are in it
+    again = sum(isinstance(one, FailedRun) and one.status in AGAIN for one in finished.values())
     count = len(finished) - len(ended)
     runs_left = None if limits.runs is None else limits.runs - count
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
-    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(finished)
+    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(finished) + again
 
 
 def _lines_in(folder: Path, table: str = "*") -> list[dict[str, Any]]:

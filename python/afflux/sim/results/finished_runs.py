@@ -34,6 +34,7 @@ FILE = "finished.jsonl"
 #: Of lines that have no result: which errors they are, beside `OPEN`, a run that no command has brought to an end.
 ERRORS = {"diverged": DivergedError, "failed": TrainingError, "killed": ProcessKilledError}
 OPEN, INTERRUPTED = "open", "interrupted"
+UNUSABLE = ".unusable"  #: suffix of a `Job.folder` from which the run could not go on
 AGAIN = {OPEN, INTERRUPTED, *ERRORS} - {"diverged"}  #: the same command makes these runs again
 
 
@@ -156,7 +157,8 @@ class FinishedRuns(dict[int, Runs]):
 
     def _remove_folder(self, index: int) -> None:
         if (folder := self._jobs[index].folder) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            for path in (folder, folder.with_name(folder.name + UNUSABLE)):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, index: int, runs: Runs) -> None:
         facts = _identity(self._jobs[index]) | dict(self._identity or {})
@@ -195,7 +197,7 @@ def lines_of_jobs(
 ) -> dict[int, dict[str, Any]]:
     """Return the lines of the finished jobs, or of all, by index."""
     records = {line_key(line): line for line in lines if not (finished and line.get("status") in AGAIN)}
-    return {index: records[key] for index, job in enumerate(jobs) if (key := line_key(_identity(job))) in records}
+    return {index: records[key] for index, job in enumerate(jobs) if (key := key_of(job)) in records}
 
 
 def check_inputs(where: str, lines: Mapping[int, Mapping[str, Any]], inputs: Mapping[int, Mapping[str, str]]) -> None:
@@ -235,9 +237,18 @@ def _identity(job: Job) -> dict[str, Any]:
     return facts | ({"code": code} if code else {})
 
 
-def run_name(job: Job) -> str:
-    """Return a file name of the job, different from those of jobs with other settings."""
-    return f"{file_stem(job.label, job.seed)}-{sha256(line_key(_identity(job)).encode()).hexdigest()[:8]}"
+def key_of(job: Job) -> str:
+    """Return the `line_key` of the job's line."""
+    return line_key(_identity(job))
+
+
+def folder_name(job: Job, machine: Mapping[str, str]) -> str:
+    """Return a name for `Job.folder`, another one for other settings, another machine or other packages.
+
+    The bits of a run are those of one machine.
+    """
+    facts = json.dumps([key_of(job), machine, package_versions(), __version__], sort_keys=True)
+    return f"{file_stem(job.label, job.seed)}-{sha256(facts.encode()).hexdigest()[:8]}"
 
 
 def identity_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

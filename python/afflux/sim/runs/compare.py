@@ -106,7 +106,7 @@ def compare(
         running.discard(index)
         if not isinstance(runs, FailedRun):
             return False
-        if not jobs[index].may_diverge:
+        if runs.status != "diverged" or not jobs[index].may_diverge:
             reason = runs.reason if runs.reason.startswith(jobs[index].title) else f"{runs}: {runs.reason}"
             _LOGGER.warning("%s", printable(reason + "; the other runs go on" * (len(jobs) > 1)))
         if watch is not None:
@@ -183,14 +183,24 @@ def _result_of(job: Job, make: Callable[[], list[RunResult]]) -> Runs:
         return FailedRun(job.label, job.seed, status, text_with_notes(error), error)
 
 
-def _run_job(job: Job, config: SimConfig, progress: Progress | None, *options: Any) -> list[RunResult]:
-    """Make the run with `options`, the further arguments of `simulate`."""
+def _run_job(
+    job: Job,
+    config: SimConfig,
+    progress: Progress | None,
+    output: AuditOutput | None,
+    task: Task | None,
+    pool: WorkerPool,
+    store: StoredRun | None,
+    on_evaluation: OnEvaluation | None,
+) -> list[RunResult]:
+    """Make the run; the arguments are those of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
     if job.folder is not None:
-        _, task, pool, _, on_evaluation = options
+        assert output is None
+        assert store is None
         return simulate_long(job, config, progress, task, pool, on_evaluation)
-    return simulate((job.spec, *job.followers), job.seed, config, progress, *options)
+    return simulate((job.spec, *job.followers), job.seed, config, progress, output, task, pool, store, on_evaluation)
 
 
 _shared: Any = None

@@ -6,8 +6,8 @@ import shutil
 from afflux.ops.errors import ConfigError, StoreError
 from afflux.ops.validation import printable
 from afflux.sim.results.audit_log import FOLDER, AuditOutput
-from afflux.sim.results.finished_runs import Job
-from afflux.sim.results.run_history import OnEvaluation, Progress
+from afflux.sim.results.finished_runs import UNUSABLE, Job
+from afflux.sim.results.run_history import OnEvaluation, Progress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.simulation import simulate
@@ -27,29 +27,55 @@ def simulate_long(
     pool: WorkerPool | None,
     on_evaluation: OnEvaluation | None,
 ) -> list[RunResult]:
-    """Make the run of a job, which has a folder, from the last checkpoint there if there is one.
+    """Make the run of a job, which has one rule and a folder, from the last checkpoint there, if there is one.
 
-    The bits are those of `simulate`. A folder that holds something else than a checkpoint of this run, as after a kill
-    before the first one, is emptied, and the run begins again; the log says so. `FinishedRuns` removes the folder.
+    On one machine the bits are those of `simulate`. If the run cannot go on from what the folder holds, that is set
+    aside, and the run begins again; if no store can be written, it is made without checkpoints. The log says both.
+    `FinishedRuns` removes the folder.
 
     Args:
-        job: of one rule.
+        job: the rule, the seed and the folder.
         config: the settings of the run.
         progress: see `simulate`.
         task: see `simulate`.
         pool: see `simulate`.
         on_evaluation: see `simulate`.
+
+    Raises:
+        ConfigError, TrainingError: see `simulate`.
+        StoreError: a checkpoint cannot be written, after some were.
     """
-    folder = job.folder
+    folder, moves = job.folder, False
     assert folder is not None
-    interrupted: InterruptedRun | None = None
+    assert not job.followers
     store, output = folder / "store", AuditOutput(folder / FOLDER)
-    try:
-        interrupted = InterruptedRun(store, folder, job.spec) if store.exists() else None
-    except (ConfigError, StoreError) as error:
-        _LOGGER.warning("%s", printable(f"{job.title} begins again: {error}"))
-    if interrupted is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    output.folder.mkdir(parents=True, exist_ok=True)
-    stored = StoredRun(store, CHECKPOINT_SECONDS, interrupted)
-    return simulate([job.spec], job.seed, config, progress, output, task, pool, stored, on_evaluation)
+
+    def watched(run: RunProgress) -> None:
+        nonlocal moves
+        moves = True
+        if progress is not None:
+            progress(run)
+
+    def make(output: AuditOutput | None, stored: StoredRun | None) -> list[RunResult]:
+        return simulate([job.spec], job.seed, config, watched, output, task, pool, stored, on_evaluation)
+
+    while True:
+        continues = store.exists()
+        try:
+            interrupted = InterruptedRun(store, folder, job.spec) if continues else None
+            if interrupted is not None and not interrupted.is_of(job, config):
+                raise ConfigError(f"{store} holds a run with other settings")
+            output.folder.mkdir(parents=True, exist_ok=True)
+            return make(output, StoredRun(store, CHECKPOINT_SECONDS, interrupted))
+        except (ConfigError, StoreError) as error:
+            if moves or not (continues or isinstance(error, StoreError)):
+                raise
+            problem = str(error)
+        if not continues:
+            _LOGGER.warning("%s", printable(f"{job.title} is made without checkpoints: {problem}"))
+            shutil.rmtree(folder, ignore_errors=True)
+            return make(None, None)
+        aside = folder.with_name(folder.name + UNUSABLE)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        _LOGGER.warning("%s", printable(f"{job.title} begins again, and {aside} is set aside: {problem}"))

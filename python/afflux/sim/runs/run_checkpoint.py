@@ -129,6 +129,11 @@ class InterruptedRun:
         version, last = self.notes.server["version"], self.notes.history.evaluations[-1]
         return self.config.is_reached(self.arrivals, version, last.score, self.header.task_metrics[0])
 
+    def is_of(self, job: Job, config: SimConfig) -> bool:
+        """Return whether it has the seed and the settings of a job; the constructor has compared the rule."""
+        places = {"data_dir": None, "num_clients": None}  # which the data may set
+        return (self.header.seed, self.config.recorded() | places) == (job.seed, config.recorded() | places)
+
     def _check_run_id(self, stored: Path, typed: Path | None) -> None:
         """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.
 
@@ -336,8 +341,7 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
     try:
         files = (text if ".py" in text else None for text in (config.task, config.selection))
         interrupted = InterruptedRun(path, folder, job.spec, *files)
-        places = {"data_dir": None, "num_clients": None}  # which the data may set
-        if (interrupted.header.seed, interrupted.config.recorded() | places) != (job.seed, config.recorded() | places):
+        if not interrupted.is_of(job, config):
             raise ConfigError("it has other settings")
     except ConfigError as error:
         raise ConfigError(f"{path} holds a run; --resume {path} continues it ({error})") from None

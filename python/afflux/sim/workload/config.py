@@ -281,7 +281,7 @@ class SimConfig:
         availability_law(self.availability)
         dropout_law(self.dropout)
         steps = concurrency_steps(self.concurrency)
-        known("device", re.sub(r":[0-9]{1,3}\Z", "", self.device), DEVICES)
+        known("device", re.sub(r":(0|[1-9][0-9]?)\Z", "", self.device), DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):
             check_range(self, least, inf, *names, words=f"at least {least}")
         if not self.task.isprintable() or not self.task:
