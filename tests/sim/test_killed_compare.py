@@ -156,7 +156,9 @@ def test_an_interrupt_keeps_the_finished_runs(error, tmp_path):
 
     with pytest.raises(error) as raised:
         simulation().run(out=out, watch=watch)
-    assert raised.value.__notes__ == [f"1 of 2 runs were finished; kept {out}/; the same command goes on"]
+    assert raised.value.__notes__ == [
+        f"1 of 2 runs were finished; kept {out}/; the same command with --out {out} goes on"
+    ]
     assert statuses(out) == ["ended", "interrupted" if error is KeyboardInterrupt else "open"]
     assert (out / "metrics.csv").read_text().count("fedbuff") == 4
     assert len(simulation().run(out=out)) == 2

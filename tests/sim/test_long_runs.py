@@ -38,8 +38,9 @@ def interrupt(folder, arrivals=7, table=LONG):
 
         yield watch
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         reproduce(table, folder, (0,), limits=Limits(processes=1), show=show)
+    assert raised.value.__notes__ == ["1 of 2 runs were finished; the same command goes on"]
     (kept,) = (folder / UNFINISHED).iterdir()
     assert kept.name.startswith("fedasync_alpha=0.5-seed0-")
     return [count for index, count in seen if index == 1], kept

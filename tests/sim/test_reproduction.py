@@ -410,6 +410,8 @@ def test_the_commands(tmp_path, monkeypatch):
     assert listed.exit_code == 0, listed.output
     assert all(f"| {name} |" in listed.stdout for name in TABLES)
     assert "| 0 of 240 runs |" in listed.stdout
+    assert f"{tmp_path}/out/ is not here" in listed.stdout
+    assert "fadas-table6 is not run: checkpoint and data are not at hand" in run("fadas-table6").stderr
     assert run("afl-table2", "--cells", "no such").exit_code == 2
     missing = run("afl-table2", "--data-dir", "nowhere")
     assert (missing.exit_code, "there is no folder nowhere" in missing.stderr) == (2, True)

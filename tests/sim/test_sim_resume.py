@@ -451,9 +451,8 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
     keep = ["--store", store, "--checkpoint-every", "0.05"]
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
-    kept = (
-        f"continue with: afflux run --resume {store}\n0 of 1 runs were finished; kept {on}/; the same command goes on"
-    )
+    kept = f"continue with: afflux run --resume {store}\n0 of 1 runs were finished; kept {on}/; the same command with "
+    kept += f"--out {on} goes on"
     status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
     assert (status, out, told) == (130, "", f"{kept}\nstopped\n")
     interrupted = InterruptedRun(store).arrivals
@@ -512,7 +511,7 @@ def test_the_commands_mistakes(tmp_path):
     )
     for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
         result = CliRunner().invoke(app, ["store", command[0], str(tmp_path / "run"), *command[1:]])
-        assert result.stderr == f"error: {tmp_path}/run is the folder of a run; its store is {run_in}\n"
+        assert result.stderr == f"error: {tmp_path}/run is the folder of a run, with audit/; its store is {run_in}\n"
     part = tmp_path / "part"
     (part / "audit").mkdir(parents=True)
     killed = "if a run with --store was killed before its first checkpoint, remove it"

@@ -106,7 +106,9 @@ def list_tables(out: Results = RESULTS) -> None:
             lines.append((row.name, row.paper, row.shows, row.needs, f"{row.hours:g}", progress, difference, place))
         header = ("table", "paper", "shows", "needs", "CPU h", "state", "difference", "page")
         typer.echo(markdown_table(header, lines))
-        typer.echo(f"the finished runs took {sum(state.hours for state in states):.2f} CPU hours")
+        typer.echo(f"the finished runs in {out}/ took {sum(state.hours for state in states):.2f} CPU hours")
+        if not out.is_dir():
+            typer.echo(f"{out}/ is not here: --out names the folder of the finished runs, as that in a clone")
 
 
 def _table_command(table: Table) -> Callable[..., None]:
@@ -137,16 +139,17 @@ def _table_command(table: Table) -> Callable[..., None]:
             for whole in reproduction.folder_pages(out, table):
                 write_page(whole, out)
             typer.echo(page.markdown)
-            typer.echo(f"{left} runs are left: the same command continues" if left else f"all runs are in {out}/")
+            state = f"{left} runs are left: the same command continues" if left else "all these runs are made"
+            typer.echo(f"{state}; {out / table.name}.md shows all runs that {out}/ holds")
 
     return run
 
 
 for _table in TABLES.values():
-    if not _table.open:
-        _facts = {name: getattr(_table, name) for name in ("name", "paper", "shows", "needs", "hours")}
-        _help = TABLE_HELP.format(**_facts, runs=_table.count, cell=_table.cells[0].name if _table.cells else "*")
-        app.command(_table.name, help=_help)(_table_command(_table))
+    _facts = {name: getattr(_table, name) for name in ("name", "paper", "shows", "needs", "hours")}
+    _help = TABLE_HELP.format(**_facts, runs=_table.count, cell=_table.cells[0].name if _table.cells else "*")
+    # A table that is not run here has a command, too, which says why.
+    app.command(_table.name, help=_table.open or _help, hidden=bool(_table.open))(_table_command(_table))
 
 
 @app.command("mf-ca2fl", help=MF_CA2FL_HELP)

@@ -242,7 +242,7 @@ def _refuse_run_folder(path: Path) -> None:
     if (path / "audit").is_dir() and not (path / INDEX).exists():
         place = _store_of(path)
         rest = ", and no store" if place is None else f"; its store is {place}"
-        raise AffluxError(f"{path} is the folder of a run{rest}")
+        raise AffluxError(f"{path} is the folder of a run, with audit/{rest}")
 
 
 def _store_of(run: Path) -> Path | None:

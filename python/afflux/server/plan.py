@@ -181,7 +181,9 @@ def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], 
     disk = {}
     for name, shape in shapes.items():
         segments = -(-slots.get(name, 2) // shape.per_segment)
-        disk[name] = Part(segments * shape.segment_bytes, contents.get(name, "what is committed, and what comes next"))
+        content = contents.get(name, "what is committed, and what comes next")
+        whole = f"; a segment has {shape.per_segment}" if segments * shape.per_segment > slots.get(name, 2) else ""
+        disk[name] = Part(segments * shape.segment_bytes, content + whole)
     blocks = 1 + -(-d // SUPERBLOCK) if "rows" in shapes else 0
     disk["index"] = Part(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
     return disk

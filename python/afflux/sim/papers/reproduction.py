@@ -245,14 +245,24 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show:
             titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
             watch = screen.enter_context(show(titles, max(map(_arrivals, jobs)))) if show else None
             options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
-            compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
+            try:
+                compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
+            except KeyboardInterrupt as error:
+                error.add_note(
+                    f"{len(jobs) - _left(jobs, finished)} of {len(jobs)} runs were finished; the same command goes on"
+                )
+                raise
             with suppress(OSError):
                 (folder / UNFINISHED).rmdir()  # runs that have not ended are in it
-    again = sum(isinstance(one, FailedRun) and one.status in AGAIN for one in finished.values())
     count = len(finished) - len(ended)
     runs_left = None if limits.runs is None else limits.runs - count
     hours_left = None if limits.hours is None else max(0.0, limits.hours - spent / 3600)
-    return limits._replace(runs=runs_left, hours=hours_left), len(jobs) - len(finished) + again
+    return limits._replace(runs=runs_left, hours=hours_left), _left(jobs, finished)
+
+
+def _left(jobs: Sequence[Job], finished: FinishedRuns) -> int:
+    """Return the number of runs that the same command makes again, or has not begun."""
+    return len(jobs) - sum(not (isinstance(run, FailedRun) and run.status in AGAIN) for run in finished.values())
 
 
 def _lines_in(folder: Path, table: str = "*") -> list[dict[str, Any]]:

@@ -220,7 +220,9 @@ class RunResult(Evaluated):
     parts: Mapping[str, Any] = field(default_factory=dict)
     first_params_sha256: str = ""  #: see `params_sha256`
     digest: str = ""  #: SHA-256 of the final params' bytes: equal digests are equal bits
-    seconds: float = math.nan  #: CPU seconds of the run in its own process; not reproducible either
+    #: CPU seconds of the run in its own process, with those before a checkpoint from which it went on; not reproducible
+    #: either.
+    seconds: float = math.nan
     metrics: tuple[Metric, ...] = CLASSIFICATION
     client_evaluations: tuple[ClientEvaluation, ...] = ()  #: of a sample of clients, if the task evaluates clients
     buffers: np.ndarray | None = None  #: those of the final model, float64; None: it has none, or the result was read
