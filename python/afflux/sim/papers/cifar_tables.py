@@ -137,8 +137,8 @@ def ca2fl_tables() -> Iterator[Table]:
     speed = Reading("accuracy after 200 rounds", lambda rows: rows[-1].accuracy)
     why = (
         "The paper's CA2FL reaches .50 in round 294, and so is below it after 200 rounds. The first setting of which "
-        "that is true is that of the presets; other initial values and the larger CNN were not tried. It brings ours "
-        "nearer and is not the whole explanation: .50 comes in rounds 220 to 225 (ca2fl-table1-rounds)."
+        "that is true is that of the presets; other initial values and the larger CNN were not tried. It is not the "
+        "whole reason: .50 comes in rounds 220 to 225 (ca2fl-table1-rounds); with RandAugment in 315 (ca2fl-images)."
     )
     trial = "Which setting learns at the paper's speed: CA2FL, 200 rounds"
     own: dict[str, Any] = {"reading": speed, "note": why, "memory": 2.5, "long": True}
