@@ -15,7 +15,6 @@ import builds
 from afflux import _engine, ops
 from builds import CMAKE, PATH, built, once, run
 from conftest import ROOT, found
-from pairwise import soak_all
 
 COMPILED = [b.name for b in ops.backends() if b.device == "cpu"]
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
@@ -95,7 +94,8 @@ def test_an_instruction_sets_objects_export_their_functions_and_nothing_weak(isa
     check_symbols(objects_of(release, isa), isa)
 
 
-@pytest.mark.parametrize("isa", [COMPILED[-1], *soak_all((isa,) for isa in COMPILED[:-1])])
+@pytest.mark.soak
+@pytest.mark.parametrize("isa", COMPILED)
 def test_so_they_do_without_optimisation(isa, tmp_path):
     """Inlining hides weak symbols."""
     debug = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]  # without its tables for debuggers

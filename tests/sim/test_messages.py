@@ -203,11 +203,11 @@ def test_kept_updates_and_buffers(monkeypatch):
 
 def test_a_store_whose_files_cannot_be_written(tmp_path, monkeypatch):
     stored, leader = StoredRun(tmp_path / "store"), SimpleNamespace(add_evaluations=lambda: None)
-    leader.record = SimpleNamespace(log=object())
+    leader.record, leader.history = SimpleNamespace(log=object()), SimpleNamespace()
     stream = SimpleNamespace(state=lambda: SimpleNamespace(events=1), state_arrays=lambda: {"sum": np.zeros(1)})
     with pytest.raises(ConfigError, match=r"cannot write .*run_id.txt: No such file or directory"):
-        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "none"))
+        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "none"), 0.0)
     (tmp_path / "audit").mkdir()
     with pytest.raises(StoreError, match=r"\[store\] cannot write .*clients-1.npz.new: No such file or directory"):
-        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "audit"))
+        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "audit"), 0.0)
     assert os.listdir(tmp_path / "audit") == ["run_id.txt"]
