@@ -102,15 +102,11 @@ def table_page(
         (
             line.cell.name,
             "" if line.cell.paper is None else shown(line.cell.paper),
-            shown(line.mean) + _among(line.values),
+            _mean_shown(line.values, table.reading.digits),
             _range(line, table.reading.digits),
             "" if isnan(line.difference) else shown(line.difference, sign="+"),
             _compared(line, table.reading.digits),
-            *(
-                _shown(mean_of_numbers(values), digits=reading.digits) + _among(values)
-                for reading in table.others
-                for values in [line.others[reading.name]]
-            ),
+            *(_mean_shown(line.others[reading.name], reading.digits) for reading in table.others),
             f"{line.seconds:.0f}",
         )
         for line in lines
@@ -162,6 +158,10 @@ def _among(values: Sequence[float]) -> str:
     """Return how many of the runs have a value, if some have none."""
     count = sum(not isnan(value) for value in values)
     return f" ({count} of {len(values)})" if count < len(values) else ""
+
+
+def _mean_shown(values: Sequence[float], digits: int) -> str:
+    return _shown(mean_of_numbers(values), digits) + _among(values)
 
 
 def _range(line: Line, digits: int) -> str:

@@ -292,9 +292,9 @@ def folder_pages(folder: Path, table: Table | None = None) -> Iterator[Page]:
     With `table`: its page, and those that show runs of it.
     """
     lines = _lines_in(folder)
-    own = {(cell.rule, repr(cell.settings)) for cell in (table.cells if table else ())}
+    settings = {(cell.rule, repr(cell.settings)) for cell in (table.cells if table else ())}
     for other in TABLES.values():
-        shares = table is None or not own.isdisjoint((cell.rule, repr(cell.settings)) for cell in other.cells)
+        shares = table is None or not settings.isdisjoint((cell.rule, repr(cell.settings)) for cell in other.cells)
         page = None
         if other is table or (shares and other.cells and (folder / f"{other.name}.md").exists()):
             page = folder_page(other, folder, lines)

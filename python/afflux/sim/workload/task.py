@@ -148,11 +148,11 @@ def tuned_on_validation(task: Task) -> Task:
         )
     training, validation = stratified_split(np.asarray(clients.y), VALIDATION_SHARE)
     evaluate = classification(*clients.examples(validation))
-    own = task.validation
-    if own is not None and own[1] is clients.y:  # the server's examples are those of all clients
-        own = clients.examples(training)
+    examples = task.validation
+    if examples is not None and examples[1] is clients.y:  # the server's examples are those of all clients
+        examples = clients.examples(training)
     divided = replace(clients, x=clients.x[training], y=clients.y[training])
-    return replace(task, clients=divided, evaluate=evaluate, validation=own)
+    return replace(task, clients=divided, evaluate=evaluate, validation=examples)
 
 
 class _LazyClients(Sequence[Any]):
