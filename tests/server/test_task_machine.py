@@ -2,6 +2,7 @@
 
 import tempfile
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import oracle
 from afflux import Server
 from afflux._engine import set_clock
 from afflux.rules import fedavg
@@ -30,7 +32,8 @@ class Tasks(RuleBasedStateMachine):
         bounds = {"max_versions": bound, "max_staleness": staleness}
         self.server = made(np.zeros(D), preset=fedavg(buffer_size=2), dtype="float64", **bounds, **options)
         self.open = {}  # id: (client, version, deadline, hold)
-        self.params, self.waiting = [np.zeros(D)], []  # of each version; updates in the buffer
+        self.params = [np.zeros(D)]  # of each version
+        self.waiting = []  # (client, version, number of the join, update) in the buffer
         self.commit()
 
     def commit(self):
@@ -76,13 +79,15 @@ class Tasks(RuleBasedStateMachine):
         assert bits(self.server.params) == bits(self.params[-1])
 
     def stepped(self):
-        self.params.append(self.params[-1] + sum(self.waiting) / len(self.waiting))
+        updates = [update for *_, update in sorted(self.waiting, key=lambda entry: entry[:3])]  # in canonical order
+        weights = [1 / len(updates)] * len(updates)
+        self.params.append(self.params[-1] + oracle.weighted(weights, updates, np.zeros(D)))
         self.waiting.clear()
         self.commit()
 
     def check(self, task, kind, value, newest, receipt):
         """A push has closed this task, unless it had ended."""
-        _, version, deadline, _ = self.open[task]
+        client, version, deadline, _ = self.open[task]
         if deadline <= self.clock:
             allowed = {"expired"}
         elif self.staleness is not None and newest - version > self.staleness:
@@ -95,7 +100,8 @@ class Tasks(RuleBasedStateMachine):
         del self.open[task]
         self.expire()
         if receipt.status == "joined":
-            self.waiting.append(value - (0 if kind == "update" else self.params[version]))
+            update = value - (0 if kind == "update" else self.params[version])
+            self.waiting.append((client, version, len(self.waiting), update))
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -145,6 +151,18 @@ class Tasks(RuleBasedStateMachine):
                 self.folder.cleanup()
             self.patch.undo()
             set_clock(None)
+
+
+def test_a_step_of_three_arrivals():
+    """Each is multiplied by 1/3, which is not their sum divided by 3."""
+    tasks = Tasks()
+    tasks.start(store=False, bound=None, staleness=None)
+    for value in range(4):
+        for client in (2, 0, 1):
+            tasks.checkout(client, None, hold=True)
+        tasks.step(SimpleNamespace(draw=lambda strategy: [*tasks.open]))
+        assert len(tasks.params) == value + 2
+    tasks.teardown()
 
 
 TestTasks = Tasks.TestCase
