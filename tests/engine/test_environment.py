@@ -70,7 +70,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
     if not hasattr(os, "fork") or not os.path.isdir("/proc/self/task"):
         pytest.skip("needs fork and /proc")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

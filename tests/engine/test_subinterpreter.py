@@ -31,7 +31,7 @@ print(afflux.exp(0.0))
 @pytest.mark.parametrize("first", ["", "import afflux"])
 def test_a_subinterpreter_is_refused(first):
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT.replace("FIRST", first)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == [
         "refused: afflux cannot be imported in a subinterpreter: its engine serves the main interpreter only, of one "
         "process; use threads, or processes (multiprocessing)",

@@ -1,7 +1,6 @@
 """Memory and places of APPFL's aggregator over many models, invented ids and threads."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
 
 
 from appfl_here import aggregator, counted, moved
+from core_runs import Clock
 
 
 def test_new_ids_without_end_take_no_memory():
@@ -55,10 +55,11 @@ def test_invented_ids_take_no_place_of_a_client():
 
 
 def test_clients_whose_time_is_over_give_way_to_others():
-    own = aggregator(num_clients=4, timeout=0.05, K=100)
+    own = aggregator(num_clients=4, timeout=10.0, K=100)
+    own.run.clock = clock = Clock()
     for client in range(8):
         own.aggregate(client, moved(own.get_parameters(client_id=client), 1.0))
-    time.sleep(0.06)
+    clock.now += 11
     held = {f"new {client}": own.get_parameters(client_id=f"new {client}") for client in range(8)}
     assert len(own.run.assignments) == 8
     assert own.counts["overdue"] == 8

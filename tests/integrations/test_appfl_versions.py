@@ -1,7 +1,5 @@
 """Which version a client of APPFL has trained from, and models that come late or twice."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from appfl.algorithm.scheduler import AsyncScheduler
 from omegaconf import OmegaConf
 
 from appfl_here import Net, aggregator, counted, flat, moved, params
+from core_runs import Clock
 
 
 def two_steps(own):
@@ -91,9 +90,10 @@ def test_a_client_that_starts_again_without_its_id_is_not_taken_against_its_last
 
 
 def test_a_late_model_has_no_effect_and_its_client_goes_on():
-    own = aggregator(timeout=0.05)
+    own = aggregator(timeout=10.0)
+    own.run.clock = clock = Clock()
     held, without = own.get_parameters(client_id="a"), own.get_parameters()
-    time.sleep(0.06)
+    clock.now += 11
     before = params(own)
     fresh = own.aggregate("a", moved(held, 1.0))
     own.aggregate("b", moved(without, 1.0))
@@ -104,9 +104,10 @@ def test_a_late_model_has_no_effect_and_its_client_goes_on():
 
 
 def test_a_client_whose_time_is_over_is_not_taken_for_a_new_one():
-    own = aggregator(num_clients=9, timeout=0.05)
+    own = aggregator(num_clients=9, timeout=10.0)
+    own.run.clock = clock = Clock()
     held = own.get_parameters(client_id="a", init_model=False)
-    time.sleep(0.06)
+    clock.now += 11
     two_steps(own)
     own.get_parameters()  # of another client
     own.aggregate("a", moved(held, 1.0), round=1)

@@ -1,7 +1,7 @@
 """Evaluation beside training: here, and by nodes that are slow, silent or gone."""
 
-import time
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_result_of_evaluate_fn_is_checked(wrong, tmp_path):
 
 
 @pytest.mark.parametrize("gone", ["error", "unreadable", "silent"])
-def test_an_evaluation_ends_when_its_replies_have_come_or_never_will(gone):
+def test_an_evaluation_ends_when_its_replies_have_come_or_never_will(gone, monkeypatch):
     """Errors of Flower's own are of the type "system"; of one that cannot be read nothing else is lost."""
     node = adds(1.0, 10)
 
@@ -67,10 +67,12 @@ def test_an_evaluation_ends_when_its_replies_have_come_or_never_will(gone):
                     message.metadata.__dict__["_message_type"] = "system"
             return found
 
-    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, min_evaluate_nodes=1, timeout=3.0)
-    begin = time.monotonic()
+    clock = partial(next, count(0.0, 0.01))  # of the run: 10 ms each time that it is read
+    monkeypatch.setattr(TrainingRun, "clock", staticmethod(clock))
+    options = {"timeout": 3.0, "poll_interval": 0.001}
+    own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, min_evaluate_nodes=1, **options)
     result = own.start(Grid({1: replies, 2: adds(1.0, 10)}), initial(), num_rounds=2)
-    assert (time.monotonic() - begin < 2.5) is (gone != "silent")
+    assert (clock() < 2.5) is (gone != "silent")
     assert own.lost["failed"] == own.lost["unknown"] == 0
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
     assert own.server.counts["joined"] >= 4

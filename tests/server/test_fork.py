@@ -35,9 +35,9 @@ STEP = """
 """.strip()
 
 
-def run(code, timeout=60):
+def run(code):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -97,7 +97,7 @@ def test_forked_data_loader_workers():
             version, value = rounds(server, 1)
             assert version == pulled.version + 1 and value == version, (version, value)
             return slot[:2]
-    loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork", timeout=30)
+    loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork", timeout=300)
     seen = []
     for batch in loader:
         rounds(server, 1)
@@ -200,7 +200,7 @@ def test_forks_while_threads_push(rule, accumulate, call):
                 os._exit(11)
             finally:
                 os._exit(2)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
             assert time.monotonic() < deadline, "a child hangs"
             time.sleep(0.001)
@@ -227,8 +227,7 @@ def test_forks_while_threads_push(rule, accumulate, call):
         os._exit(1 if failures or server.counts["refused"] else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     print("done")
-    """,
-        timeout=120,
+    """
     )
     assert out == "done\n"
 

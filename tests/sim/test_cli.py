@@ -322,9 +322,8 @@ def start_slow_runs(folder, seeds, rules, arrivals):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def wait_for_logs(out, count):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and len(list((out / "audit").glob("*.jsonl"))) < count:
+def wait_for_logs(process, out, count):
+    while process.poll() is None and len(list((out / "audit").glob("*.jsonl"))) < count:
         time.sleep(0.05)
 
 
@@ -334,10 +333,10 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     process = start_slow_runs(tmp_path, "0,1,2", "fedbuff,{slow}", arrivals=100)
     try:
         # There are two processes: the first of the slow runs begins when at least two of the others have ended.
-        wait_for_logs(out, 4)
+        wait_for_logs(process, out, 4)
         os.killpg(process.pid, signal.SIGINT)
         # Returns when the workers, which share these pipes, have ended too.
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -358,10 +357,10 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
 def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
     process = start_slow_runs(tmp_path, "0,1", "{slow}", arrivals=3000)
     try:
-        wait_for_logs(tmp_path / "out", 2)
+        wait_for_logs(process, tmp_path / "out", 2)
         process.kill()
         # Returns when the workers, which share these pipes, have ended too; the runs would take five minutes.
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -413,7 +412,7 @@ def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):
     )
     out = tmp_path / "out"
     command = [sys.executable, "-m", "afflux", "run", "--rule", f"{rule}:mine", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
     assert not out.exists()
 
@@ -426,12 +425,11 @@ def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 120
-        while not (out / "audit").exists() and time.monotonic() < deadline:
+        while process.poll() is None and not (out / "audit").exists():
             time.sleep(0.01)
         # The workers are being started.
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
