@@ -1,11 +1,8 @@
 """Facts of arrivals: numbers that clients push, from the push to the rule, the log, a replay, a state and a store."""
 
-import json
-from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from math import inf, nan
-from sqlite3 import connect
 from types import MappingProxyType
 
 import numpy as np
@@ -13,12 +10,10 @@ import pytest
 
 import oracle
 from afflux import AffluxError, Needs, Rule, Server, replay
-from afflux.aggregation.options import STORED
 from afflux.rules import ca2fl, fedadam, fedavg, fedbuff, gsgm, twafl, weights
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.staleness import Polynomial
-from afflux.store import schema
 from conftest import bits
 from inside import aggregator_of, slots_taken
 
@@ -349,60 +344,3 @@ def test_a_state_with_other_facts_is_refused(accumulate):
         waiting = [damage(record) if i == 1 else record for i, record in enumerate(state["meta"]["waiting"])]
         with pytest.raises(AffluxError, match=message):
             second.load_state_dict({**state, "meta": {**state["meta"], "waiting": waiting}})
-
-
-def test_a_state_of_format_4_is_loaded():
-    first, second = (Server(fedbuff(buffer_size=3), ONES, log=True) for _ in range(2))
-    push(first, 1)
-    state = first.state_dict()
-    assert state["meta"]["format"] == 5
-    assert [len(state["meta"][name][0]) for name in ("waiting", "log")] == [9, 8], "as in format 4"
-    second.load_state_dict({**state, "meta": {**state["meta"], "format": 4}})
-    assert second.log == first.log
-
-
-def test_infinite_losses_and_norms_of_format_4_are_loaded():
-    """A client could push such a loss, and the norm of a vector whose squares overflow was saved as it is."""
-    first, second = (Server(fedbuff(buffer_size=3), ONES, log=True) for _ in range(2))
-    push(first, 1)
-    state = first.state_dict()
-    state["meta"]["format"] = 4
-    (waiting,), (entry,) = state["meta"]["waiting"], state["meta"]["log"]
-    waiting[3:5], entry[6] = (-inf, inf), inf
-    second.load_state_dict(state)
-    state = second.state_dict()
-    assert [state["meta"]["waiting"][0][3], state["meta"]["log"][0][6]] == [None, None], "an unknown loss"
-    json.dumps(state["meta"], allow_nan=False)
-    second.load_state_dict(state)
-    for client in (2, 3):
-        push(second, client)
-    assert second.version == 1
-    waiting[4] = -inf
-    with pytest.raises(AffluxError, match="-inf is not a finite number"):
-        second.load_state_dict({**first.state_dict(), "meta": {**state["meta"], "waiting": [waiting]}})
-
-
-def test_a_store_of_format_5_is_opened(tmp_path, monkeypatch):
-    """The first commit raises its format, so that an older afflux does not misread what has facts."""
-    folder = tmp_path / "store"
-    with monkeypatch.context() as old:
-        for module in ("schema", "index", "commits"):
-            old.setattr(f"afflux.store.{module}.FORMAT", 5)
-        old.setattr("afflux.aggregation.checkpoint.FORMAT", 4)
-        old.setattr("afflux.aggregation.options.STORED", tuple(name for name in STORED if name != "facts"))
-        with Server(given(2), ONES, store=folder) as server:
-            assert format_of(folder) == 5
-    server = Server.open(folder)
-    assert format_of(folder) == 5
-    push(server, 1, {"quality": 1.0}, local_steps=3)
-    server.checkpoint()
-    assert format_of(folder) == schema.FORMAT == 6
-    server.close()
-    with Server.open(folder) as server:
-        (arrival,) = aggregator_of(server).admission.arrivals()
-        assert (arrival.facts, arrival.local_steps) == ((("quality", 1.0),), 3)
-
-
-def format_of(folder):
-    with closing(connect(folder / "index.sqlite")) as connection:
-        return connection.execute("PRAGMA user_version").fetchone()[0]

@@ -51,7 +51,6 @@ def test_ids_have_at_most_1024_bytes(fast):
 
 @pytest.mark.parametrize("place", ["waiting", "row_ids", "passed", "log"])
 def test_a_state_has_ids_that_a_push_takes(place):
-    """An older store may have longer ones."""
     rule = gsgm(buffer_size=2) if place == "passed" else mf_ca2fl(buffer_size=2)
     server = Server(rule, np.zeros(D), num_clients=9, log=True)
     for client in ("a", "b", "c"):

@@ -198,28 +198,6 @@ def test_constants_survive_a_state_and_a_store(tmp_path):
     assert "constants.bin is damaged" in check(tmp_path / "store").problems[0]
 
 
-def earlier(layout):
-    """The layout's JSON as versions before roles wrote it."""
-    data = layout.to_json()
-    del data["others"]
-    return data | {"tied": [name for name, _, _ in data["tied"]]}
-
-
-def test_layouts_of_before_open_and_their_buffers_are_statistics():
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    net.append(net[0])
-    layout = Layout.of(net)
-    old = Layout.from_json(earlier(layout))
-    assert old == layout
-    assert {field.role for field in old.buffers} == {"statistic"}
-    assert bits(old.flatten(net.state_dict())) == bits(layout.flatten(net))
-    server = Server(fedbuff(buffer_size=1), net)
-    state = server.state_dict()
-    state["meta"]["layout"] = earlier(layout)
-    server.load_state_dict(state)
-    assert pushed(server, net).status == "joined"
-
-
 @pytest.mark.parametrize("kind", ["model", "update"])
 def test_copies_of_tied_arrays_that_differ_are_refused(kind):
     server = Server(fedbuff(buffer_size=1), Model())

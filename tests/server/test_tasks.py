@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Closed, Opened, Server, replay
-from afflux.aggregation.checkpoint import log_record
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, ones, step
@@ -300,21 +299,6 @@ def test_the_system_clock_changes_while_a_store_is_closed(change, left, set_time
         set_time(left - 0.5)
         assert [task.client for task in server.tasks] == ["ann", "bob"]
         set_time(left)
-        assert [task.client for task in server.tasks] == ["bob"]
-
-
-def test_a_task_of_an_older_store_has_the_time_that_is_left(set_time, tmp_path, monkeypatch):
-    """The length of its lease is not stored there."""
-    monkeypatch.setattr("afflux.server.tasks.time", lambda: 1e9)
-    with monkeypatch.context() as old:
-        old.setattr("afflux.store.stored_state.log_record", lambda entry: log_record(entry)[:6])
-        with made(store=tmp_path / "s") as server:
-            server.checkout("ann", lease=20.0)
-            server.checkout("bob")
-    with Server.open(tmp_path / "s") as server:
-        set_time(19.5)
-        assert [task.client for task in server.tasks] == ["ann", "bob"]
-        set_time(20.0)
         assert [task.client for task in server.tasks] == ["bob"]
 
 

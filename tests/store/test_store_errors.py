@@ -153,7 +153,7 @@ def test_a_damaged_index(path):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA user_version = 99", "has format 99, this afflux reads 5 to 7: install a newer afflux"),
+        ("PRAGMA user_version = 99", "has format 99, this afflux reads 6 and 7: install a newer afflux"),
         ("PRAGMA user_version = 3", "has format 3, .*: open it once with an afflux that reads both formats"),
         ("PRAGMA application_id = 7", "is not an index of afflux"),
         ("UPDATE facts SET value = '2' WHERE name = 'order_version'", "has order_version 2, this afflux 1"),

@@ -34,14 +34,12 @@ from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_COUNT, MOST_ID_BYTES, NUMBERS, brief, is_int, plain_id
+from afflux.ops.validation import MOST_COUNT, NUMBERS, brief, is_int, plain_id
 from afflux.rules.rule import EXAMPLES, ClientId, Facts, Float64, Rule, Scalars, names_of_facts
 from afflux.rules.serialization import from_config
 from afflux.rules.weights import LEAST_GIVEN, MOST_GIVEN
 
 FORMAT = 5
-#: Formats that can be loaded: arrivals and joins of format 4 have no facts.
-LOADABLE = (4, FORMAT)
 #: The types in which elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
@@ -192,18 +190,14 @@ def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
     return out
 
 
-def load(
-    state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission, most_id: int | None = MOST_ID_BYTES
-) -> Saved:
+def load(state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> Saved:
     """Check a state against the server that will load it; the server does not change.
-
-    `most_id` are the most bytes of a client id; None: those of an older store may have any number.
 
     Raises:
         AffluxError: the state is damaged, or of another kind of server.
     """
     try:
-        return _Loader(state, facts, admission, most_id).saved()
+        return _Loader(state, facts, admission).saved()
     except (AffluxError, MemoryError):
         raise
     except Exception as error:  # a state may be any object
@@ -213,16 +207,13 @@ def load(
 class _Loader:
     """A reader of the parts of one state. Each part is checked against the others and against the server."""
 
-    def __init__(
-        self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission, most_id: int | None
-    ) -> None:
+    def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
-        version = meta["format"] if is_int(meta["format"]) and meta["format"] in LOADABLE else FORMAT
-        for name, expected in {"format": version, "order_version": ORDER_VERSION, **facts}.items():
+        for name, expected in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
             saved = meta[name]
             if (comparable(saved) != comparable(expected)) if name == "layout" else saved != expected:
                 _fail(f"{name} is {brief(meta[name])} in the state, {expected!r} here")
-        self._meta, self._facts, self._admission, self._most_id = meta, facts, admission, most_id
+        self._meta, self._facts, self._admission = meta, facts, admission
         self._rule, self._d = admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
         self._filled, self._added = _count(meta["filled"]), _count(meta["added"])
@@ -250,7 +241,7 @@ class _Loader:
             next_rule=self._next_rule(),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            log=None if meta["log"] is None else [_log_entry(record, self._most_id) for record in self._list("log")],
+            log=None if meta["log"] is None else [_log_entry(record) for record in self._list("log")],
             rule_vectors={
                 name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,)) for name in rule.rule_vectors
             },
@@ -312,7 +303,7 @@ class _Loader:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which is impossible")
         if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
-        norm = inf if norm == inf else _number(norm)  # infinite in states of format 4
+        norm = _number(norm)
         if norm < 0:
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None
@@ -322,9 +313,9 @@ class _Loader:
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
-        numbers = version, examples, _loss(loss), inf if norm == float_info.max else norm
+        numbers = version, examples, _number(loss), inf if norm == float_info.max else norm
         fields: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
-        return PendingArrival(_id(client_id, self._most_id), *fields)
+        return PendingArrival(_id(client_id), *fields)
 
     def _raw(self) -> list[float]:
         raw = [_number(weight) for weight in self._list("raw")]
@@ -336,7 +327,7 @@ class _Loader:
         rows = self._admission.rows
         if rows is None or not rows.memory.in_state:
             return rows
-        clients = [_id(client_id, self._most_id) for client_id in self._list("row_ids")]
+        clients = [_id(client_id) for client_id in self._list("row_ids")]
         if len(set(clients)) < len(clients):
             _fail("a client has two rows")
         if len(clients) > rows.num_clients:
@@ -358,7 +349,7 @@ class _Loader:
         return MappingProxyType(scalars)
 
     def _norms(self) -> tuple[float, ...]:
-        norms = tuple(map(_number, self._list("norms") if "norms" in self._meta else []))  # new since format 4
+        norms = tuple(map(_number, self._list("norms")))
         if len(norms) > WINDOW or not all(0 <= norm < inf for norm in norms):
             _fail(f"norms are {brief(self._meta['norms'])}, must be at most {WINDOW} norms")
         return norms
@@ -375,9 +366,9 @@ class _Loader:
 
     def _passed(self) -> tuple[int, list[ClientId]] | None:
         """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
-        order: list[ClientId] = [_id(client_id, self._most_id) for client_id in self._list("passed")]
+        order: list[ClientId] = [_id(client_id) for client_id in self._list("passed")]
         num_clients = self._admission.pass_clients
-        waiting = [_id(client_id, None) for client_id, *_ in self._meta["waiting"][: self._filled]]
+        waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
         most, last = (0, []) if num_clients is None else (num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (num_clients is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
@@ -387,7 +378,7 @@ class _Loader:
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
     """Return the tasks that these records open and do not close."""
     tasks: dict[str, Opened] = {}
-    for entry in (_log_entry(record, None) for record in records):
+    for entry in (_log_entry(record) for record in records):
         if isinstance(entry, Opened):
             tasks[entry.task] = entry
         elif isinstance(entry, Closed):
@@ -395,7 +386,7 @@ def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
     return [*tasks.values()]
 
 
-def _log_entry(record: Sequence[Any], most_id: int | None) -> Entry:
+def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
         case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
             return Cut(kind, sum(map(_count, overdue)))
@@ -407,9 +398,9 @@ def _log_entry(record: Sequence[Any], most_id: int | None) -> Entry:
             return NewParams(sum(map(_count, overdue)))
         case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
             return Replaced(config, sum(map(_count, overdue)))
-        case ["open", str(task), client_id, version, bool(hold), *times] if len(times) in (1, 2):
-            until, lease = (None if time is None else _number(time) for time in [*times, None][:2])
-            return Opened(task, _id(client_id, most_id), _count(version), hold, until, lease)
+        case ["open", str(task), client_id, version, bool(hold), *times] if len(times) == 2:
+            until, lease = (None if time is None else _number(time) for time in times)
+            return Opened(task, _id(client_id), _count(version), hold, until, lease)
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
         case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (
@@ -417,7 +408,7 @@ def _log_entry(record: Sequence[Any], most_id: int | None) -> Entry:
         ):
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             steps, facts = _steps_and_facts(reported)
-            return Join(_count(number), status, _id(client_id, most_id), *counts, _loss(loss), lent, steps, facts)
+            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent, steps, facts)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
 
 
@@ -437,8 +428,8 @@ def _steps_and_facts(reported: Sequence[Any]) -> tuple[int, Facts]:
     return _count(steps), tuple(sorted(zip(names, values, strict=True)))
 
 
-def _id(value: Any, most: int | None) -> ClientId:
-    return plain_id(value, "load_state_dict", most)
+def _id(value: Any) -> ClientId:
+    return plain_id(value, "load_state_dict")
 
 
 def _count(value: Any, most: int = MOST_COUNT) -> int:
@@ -452,11 +443,6 @@ def _number(value: Any) -> float:
     if value is not None and not (isinstance(value, NUMBERS) and -inf < value < inf):
         _fail(f"{brief(value)} is not a finite number")
     return nan if value is None else float(value)
-
-
-def _loss(value: Any) -> float:
-    """Return the loss; NaN, which stands for an unknown one, if it is infinite, as it may be in format 4."""
-    return nan if value in (inf, -inf) else _number(value)
 
 
 def _fail(problem: str) -> NoReturn:

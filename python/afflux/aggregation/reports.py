@@ -226,7 +226,7 @@ class Opened:
     version: int
     hold: bool  #: whether the version's params are held for the task
     until: float | None  #: Unix time at which the task is closed; None: no limit
-    lease: float | None  #: seconds from its opening until then; None also in stores of older versions of afflux
+    lease: float | None  #: seconds from its opening until then
 
 
 class Closed(NamedTuple):

@@ -113,7 +113,7 @@ class Alias:
     """A further name of an array."""
 
     name: str
-    of: str | None  #: the array's name in the layout; None: unknown, in a layout of an earlier version
+    of: str  #: the array's name in the layout
     carried: bool = True  #: whether trees that go out have it; else it is only a name that pushed trees may use
 
 
@@ -302,18 +302,17 @@ Parts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Fie
 
 
 def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
-    """Return the parts that `to_json` has converted. A layout of an earlier version has no `others`. `leaves` are the
-    names of its nesting.
+    """Return the parts that `to_json` has converted. `leaves` are the names of its nesting.
 
     Raises:
         Exception: `data` does not come from `to_json`.
     """
     fields = placed((name, shape, None, "trained", 0) for name, shape in data["fields"])
     buffers = placed((*field, "statistic", 0) for field in data["buffers"])
-    other_fields = list(data.get("others", []))
+    other_fields = list(data["others"])
     copied = placed((entry for entry in other_fields if entry[3] == "copied"), buffers[-1].stop if buffers else 0)
     apart = placed(entry for entry in other_fields if entry[3] != "copied")
-    aliases = tuple(Alias(entry, None) if type(entry) is str else Alias(*entry) for entry in list(data.get("tied", [])))
+    aliases = tuple(Alias(*entry) for entry in list(data["tied"]))
     all_fields = (*fields, *buffers, *copied, *apart)
     names = {field.name for field in all_fields}
     sound = (
@@ -322,13 +321,11 @@ def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
         and all(type(field.dtype) is str and field.role in ("constant", "local") for field in apart)
         and len(names) == len(all_fields)
         and all(type(a.name) is str and a.name not in names and type(a.carried) is bool for a in aliases)
-        and all(a.of is None or a.of in names for a in aliases)
+        and all(a.of in names for a in aliases)
         and len({a.name for a in aliases}) == len(aliases)
-        and type(data.get("tied", [])) is list
+        and type(data["tied"]) is list
     )
     carried = {alias.name for alias in aliases if alias.carried}
-    if "tied" not in data:  # of a version that did not know them
-        leaves = [name for name in leaves if name in names]
     if not sound or len(set(leaves)) != len(leaves) or not names <= set(leaves) <= names | carried:
         raise ValueError("a shape, dtype, role or name is wrong")
     return fields, buffers, copied, apart, aliases

@@ -200,7 +200,7 @@ class Layout:
     @property
     def _first_names(self) -> dict[str, str]:
         """The further names of arrays, and the name of each in the layout."""
-        return {alias.name: alias.of or alias.name for alias in self.aliases if alias.carried}
+        return {alias.name: alias.of for alias in self.aliases if alias.carried}
 
     def parts(self, tree: Tree) -> list[Array]:
         """Return the parameters in the layout's order, each C-contiguous and of a type that the engine reads.
@@ -394,7 +394,7 @@ class Layout:
             leaves = self._leaves(target) if leaves is None else leaves
             places = {name: i for i, name in enumerate(matcher.names)}
             for alias in self.aliases:
-                i, copy = places.get(str(alias.of)), leaves.get(alias.name)
+                i, copy = places.get(alias.of), leaves.get(alias.name)
                 if i is None or copy is None or interop.is_same(copy, arrays[i]):
                     continue
                 field = dataclasses.replace(matcher.places.fields[i], name=alias.name)
@@ -442,10 +442,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: Any) -> "Layout":
-        """Return the layout that `to_json` has converted. Raises AffluxError if `data` is not a layout.
-
-        All buffers of a layout of an earlier version are statistics.
-        """
+        """Return the layout that `to_json` has converted. Raises AffluxError if `data` is not a layout."""
         try:
             nesting, partial = trees.from_json(data["nesting"]), data["partial"]
             fields, buffers, copied, apart, aliases = places.from_json(data, trees.names(nesting))

@@ -196,7 +196,7 @@ class Matcher:
 
     def _with_first_names(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Return arrays by name; those that the tree has only under further names also by the layout's names."""
-        return {**{str(alias.of): leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
+        return {**{alias.of: leaves[alias.name] for alias, _ in self._copies if alias.name in leaves}, **leaves}
 
     def _walked(self, tree: Any) -> tuple[list[Array], Mapping[str, Any]]:
         leaves = self._with_first_names(self._all(tree))

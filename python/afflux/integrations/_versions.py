@@ -65,7 +65,7 @@ class VersionArrays:
                 values = values.reshape(-1).clip(*self._limits[field.name][1]).reshape(field.shape)
             arrays[field.name] = self._likes[field.name].made_of(field.name, values)
         arrays.update(self._server.constants)
-        arrays.update((alias.name, arrays[str(alias.of)]) for alias in self.layout.aliases if alias.of in arrays)
+        arrays.update((alias.name, arrays[alias.of]) for alias in self.layout.aliases if alias.of in arrays)
         return arrays if [*arrays] == self._names else {name: arrays[name] for name in self._names if name in arrays}
 
     def check(self, arrays: Mapping[str, Any], buffers: npt.NDArray[np.float64] | None) -> None:

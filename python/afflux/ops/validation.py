@@ -405,13 +405,12 @@ def path_of(op: str, name: str, value: object) -> Path:
 MOST_ID_BYTES = 1024
 
 
-def plain_id(client_id: object, op: str = "push", most: int | None = MOST_ID_BYTES) -> int | str:
+def plain_id(client_id: object, op: str = "push") -> int | str:
     """Return the client id as Python's int or str.
 
     Args:
         client_id: an int from -2**63 to 2**64 - 1, another object with `__index__` in this range, or a str.
         op: the operation that messages name.
-        most: the most bytes of a str in UTF-8; None, for ids that a store already has: any number.
 
     Raises:
         AffluxError: another type (bool and float included), an int outside of the range, or a str that is too long or
@@ -421,13 +420,13 @@ def plain_id(client_id: object, op: str = "push", most: int | None = MOST_ID_BYT
     if number is None and isinstance(client_id, str):
         text = str.__str__(client_id)  # not str(): for a member of an Enum that is the name
         size = len(text)
-        if not text.isascii() and (most is None or size <= most):
+        if not text.isascii() and size <= MOST_ID_BYTES:
             try:
                 size = len(text.encode())
             except UnicodeEncodeError as error:
                 raise AffluxError(f"[{op}] client_id {brief(text)} is no Unicode text: {error.reason}") from None
-        if most is not None and size > most:
-            raise AffluxError(f"[{op}] client_id is {brief(text)}, must have at most {most} bytes of UTF-8")
+        if size > MOST_ID_BYTES:
+            raise AffluxError(f"[{op}] client_id is {brief(text)}, must have at most {MOST_ID_BYTES} bytes of UTF-8")
         return text
     if number is None:
         number = _index(client_id)

@@ -17,7 +17,6 @@ from afflux.store.index_entries import (
     key_of,
     list_entry,
 )
-from afflux.store.schema import FORMAT
 from afflux.store.segments import Place
 
 #: Tables of the lists that grow.
@@ -80,9 +79,6 @@ class Commits:
         meta = json.dumps(transaction.meta)
         vectors = sorted((name, place.slot, place.crc) for name, place in transaction.vectors.items())
         arrivals = [*arrival_entries(transaction.arrivals)]
-        if before is None:  # the first commit of this process
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            self._connection.execute(f"PRAGMA user_version = {max(version, FORMAT)}")
         if facts is not None:
             run("INSERT OR REPLACE INTO facts VALUES (?, ?)", fact_entries(facts))
         if transaction.delete_rows:

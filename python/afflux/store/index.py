@@ -252,11 +252,11 @@ class Index:
     def row(self, client_id: ClientId) -> Place | None:
         """Return the place of a client's row; None if the client has none."""
         if type(client_id) is not int and type(client_id) is not str:
-            client_id = plain_id(client_id, "row", most=None)  # SQLite treats NumPy's integers as bytes
+            client_id = plain_id(client_id, "row")  # SQLite treats NumPy's integers as bytes
         generation, place = self._recent.generation, self._recent.get(client_id)
         if place != "unknown":
             return place
-        client_id = plain_id(client_id, "row", most=None)  # an int may be too large
+        client_id = plain_id(client_id, "row")  # an int may be too large
         with self._errors("read"):
             entries = self._read("SELECT client, slot, crc, place FROM rows WHERE client = ?", (key_of(client_id),))
             place = row_of(*entries[0])[1] if entries else None

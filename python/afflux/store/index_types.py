@@ -62,9 +62,9 @@ class StoredOptions(_Facts, frozen=True):
     max_abs: float | None
     max_norm: float | None
     seed: Annotated[int, Meta(ge=0)]
-    max_deferred: Count | None = None  #: missing in stores of older versions
-    clip_norms: float | None = None  #: older stores have none
-    facts: Annotated[list[str], Meta(max_length=MOST_FACTS)] = []  #: likewise
+    clip_norms: float | None
+    facts: Annotated[list[str], Meta(max_length=MOST_FACTS)]
+    max_deferred: Count | None = None
     rounds: str = "full"  #: in stores of servers with rounds="flush"
 
 
@@ -81,7 +81,7 @@ class RepairEntry(_Facts, frozen=True):
     version: Count
     joins: Count
     dropped: list[int | str]
-    arrivals: list[int | str] = []
+    arrivals: list[int | str]
 
 
 class StoreFacts(_Facts, frozen=True):
@@ -122,8 +122,8 @@ class StateMeta(_Facts, frozen=True):
     next_rule: dict[str, Any] | None
     retained_buffers: dict[str, list[float]]
     asked: list[Count]
+    norms: Annotated[list[float], Meta(max_length=WINDOW)]
     rows: Rows | None = None
-    norms: Annotated[list[float], Meta(max_length=WINDOW)] = []
 
 
 class ArrivalRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -280,7 +280,7 @@ def _named(store: StoreReader, text: str) -> ClientId:
 
 
 def _stored_id(client_id: ClientId) -> ClientId:
-    return plain_id(client_id, "export", most=None)
+    return plain_id(client_id, "export")
 
 
 def _place(store: StoreReader, client_id: ClientId) -> Place:

@@ -304,7 +304,7 @@ def _refuse_more(health: Health, agreed: Health) -> None:
 
 
 def _client(waiting: StoredArrival) -> ClientId:
-    return plain_id(waiting.record[0], "check", most=None)
+    return plain_id(waiting.record[0], "check")
 
 
 def _commit_rest(store: StoreReader, examination: _Examination, health: Health) -> None:

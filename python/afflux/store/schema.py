@@ -12,11 +12,11 @@ from afflux.store.files import PLAIN, opened, reason, try_open_files
 from afflux.store.lock import lacks
 from afflux.store.metadata import METADATA
 
-#: The format that commits write. Format 5 lacks facts of arrivals; the first commit to such a store raises its format.
+#: The format of 0.1.0.
 FORMAT = 6
 #: The format of stores whose vectors are in shards.
 FORMAT_OF_SHARDS = 7
-READABLE = (5, FORMAT, FORMAT_OF_SHARDS)
+READABLE = (FORMAT, FORMAT_OF_SHARDS)
 #: "aflx": SQLite's application_id, which the program `file` shows.
 APPLICATION = 0x61666C78
 
@@ -108,7 +108,7 @@ def refuse_other_schema(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreError(f"[store] {path} is not an index of afflux")
     if version not in READABLE:
         remedy = "install a newer afflux" if version > FORMAT else "open it once with an afflux that reads both formats"
-        formats = f"{READABLE[0]} to {READABLE[-1]}"
+        formats = f"{READABLE[0]} and {READABLE[-1]}"
         raise StoreError(f"[store] {path} has format {version}, this afflux reads {formats}: {remedy}")
     statement = f"SELECT type, name, tbl_name, sql FROM sqlite_schema LIMIT {len(_STATEMENTS) + 1}"
     names = [text.split()[2] for text in _STATEMENTS]

@@ -300,7 +300,7 @@ class Store:
         state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
         if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
             state["meta"]["next_rule"] = None
-        return checkpoint.load(state, facts, admission, most_id=None)
+        return checkpoint.load(state, facts, admission)
 
     def open_tasks(self) -> list[Opened]:
         """Return the tasks that were open at the last commit.
