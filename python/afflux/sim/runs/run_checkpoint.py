@@ -51,7 +51,7 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: StreamState
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
-    run_id: RunId | None = None  #: None: made before runs had one
+    run_id: RunId
 
     def check(self) -> None:
         """Compare the parts with each other; raise ValueError if they do not agree."""
@@ -79,7 +79,7 @@ class InterruptedRun:
 
         Args:
             path: the store.
-            folder: the run folder, if it has moved, or if the store has no id of a run folder.
+            folder: the run folder, if it has moved.
             typed: the rule, if the user has typed it; a rule file is executed only then.
             named: the settings `task` and `selection`, in the same way.
 
@@ -146,8 +146,6 @@ class InterruptedRun:
             why = f"a run is resumed in its run folder, which was {stored}"
             raise ConfigError(f"there is no {self.log}: {why}; {moved}")
         run_id = read_run_id(self.output.folder)
-        if typed is None and self.notes.run_id is None:
-            raise ConfigError(f"{self.path} has no id of its run folder, which was {stored}: name it by --out")
         if typed is None and run_id != self.notes.run_id:
             raise ConfigError(f"{stored} does not hold the id of {self.path}: {moved}")
         if run_id not in (None, self.notes.run_id):
