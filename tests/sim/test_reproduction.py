@@ -43,6 +43,7 @@ from afflux.sim.papers.reproduction import (
 )
 from afflux.sim.papers.staleness import simulate_staleness
 from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
+from afflux.sim.results.finished_runs import key_of, line_key
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
 from afflux.sim.workload.config import SimConfig
@@ -227,6 +228,17 @@ def test_the_pages_of_the_repository_show_its_finished_runs():
     folder = ROOT / "docs" / "results"
     stale = [page.name for page in folder_pages(folder) if page.markdown != (folder / f"{page.name}.md").read_text()]
     assert stale == [], "`afflux reproduce TABLE --hours 0` writes them"
+
+
+def test_every_line_of_the_repository_is_found_by_its_settings():
+    """A setting that lines record differently from now on, such as a new one that has its default, loses them all."""
+    lines = reproduction._on_any_device(reproduction._lines_in(ROOT / "docs" / "results"))
+    keys = set[str]()
+    for name, table in TABLES.items():
+        seeds = sorted({line["seed"] for line in lines if line["table"] == name})
+        keys |= {key_of(run.job) for run in runs_of(table, table.cells, seeds, lines)[0]}
+    assert len(lines) >= 1343
+    assert {line_key(line) for line in lines} <= keys
 
 
 @pytest.fixture
