@@ -58,7 +58,7 @@ CONTROL_CODECS = tuple(name for name in get_args(codecs.Name) if name != "float6
 #: Settings of the evaluation of single clients.
 OF_CLIENTS = ("fairness_every", "fairness_clients")
 DEVICES = ("cpu", "cuda")
-#: Settings that are recorded only if they are changed: by the recorded settings a table finds its lines in docs/results.
+#: Settings that are recorded only if they are changed. A table finds its lines in docs/results by what is recorded.
 RECORDED_IF_CHANGED = (
     *("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS, *OF_PRESENCE),
 )
@@ -329,7 +329,7 @@ class SimConfig:
         return self.task.partition(":")[0] in (IMAGES, PAPERS, LORA)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings for logs and tables: without those of `RECORDED_IF_CHANGED` and the like, if they are not used."""
+        """Return the settings for logs and tables; some, as `RECORDED_IF_CHANGED`, only if they are changed."""
         optional = (*RECORDED_IF_CHANGED, *ENDS, *(OF_IMAGES if self.task != IMAGES else ()))
         unused = {*optional}.difference(self.changed())
         return {name: value for name, value in asdict(self).items() if name not in unused}
