@@ -21,7 +21,7 @@ from afflux.aggregation.reports import (
 )
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
-from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
+from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server.aggregate import aggregate
@@ -45,6 +45,7 @@ __all__ = [
     "NewParams",
     "Opened",
     "Plan",
+    "PlaneError",
     "Pulled",
     "Receipt",
     "Replaced",

@@ -198,7 +198,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
     """It ends after one of two slices, or its slices are refused. The only slot comes back, and the server goes on."""
     plane = planes(2)
     server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], max_slots=1, max_versions=2, plane=plane)
-    handle, before = server.handle(timeout=1.0), server.state_dict()
+    handle, before = server.handle(), server.state_dict()
 
     def objects():
         plane.wait_for_shards()
@@ -217,7 +217,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
 
     count = objects()
     with pytest.raises(cluster.exceptions.WorkerCrashedError):
-        cluster.get(end_after_one_slice.remote(handle, data[1][:SIZE]))
+        cluster.get(end_after_one_slice.remote(server.handle(timeout=1.0), data[1][:SIZE]))
     vector = data[1][:SIZE].copy()
     vector[-5] = np.nan
     for wrong, message in (

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Cut, Fault, Server, replay
+from afflux import AffluxError, Cut, Fault, PlaneError, Server, StoreError, replay
 from afflux.aggregation.admission import ClientError
+from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.reports import DECISIONS
 from afflux.rules import afa_cs, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from afflux.rules.weights import Given
+from afflux.server import versions
+from afflux.server.aggregator import Aggregator
 from afflux.server.pushing import CallError
 from conftest import bits
 from inside import aggregator_of, without_fast_path
@@ -171,6 +174,34 @@ def test_errors_of_clients_have_a_class(sent):
         server.push(client=client, version=0, update=vector(), facts={"tokens": 1.0})
     with pytest.raises(ClientError):
         server.push(**{"client": 0, "version": 0, "update": vector(), "facts": {"tokens": 1.0}, **sent})
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "error", "raised"),
+    [
+        (Aggregator, "take_slot", AffluxError("[push] step 3 has written a value that is not finite"), AffluxError),
+        (versions, "newest", AffluxError("[pull] all 2 versions are held"), AffluxError),
+        (LocalPlane, "ingest", StoreError("file.bin is truncated"), StoreError),
+        (LocalPlane, "ingest", PlaneError("a shard has ended"), PlaneError),
+        (LocalPlane, "ingest", RuntimeError("[cuda] cudaMemcpy failed"), PlaneError),
+        (LocalPlane, "first_beyond", PlaneError("a shard has ended"), PlaneError),
+    ],
+)
+def test_an_error_of_the_server_is_no_fault_of_a_client(place, name, error, raised, monkeypatch):
+    server = Server(fedasync(), vector(0.0), faults="record", inplace=True, max_abs=2.0)
+    without_fast_path(server)
+    task = server.checkout(1, hold=False)
+
+    def fails(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(place, name, fails)
+    task_id = task.id  # without a copy of its version
+    for vectors in ({"update": vector(3.0)}, {"model": vector(3.0)}) if name != "newest" else ({"update": vector()},):
+        with pytest.raises(raised) as caught:
+            server.push(task=task_id, **vectors)
+        assert "client" not in str(caught.value)
+    assert (server.faults, server.tasks, server.counts["faulty"], server.arrivals_waiting) == ((), (task,), 0, 0)
 
 
 def test_the_newest_faults_are_kept():

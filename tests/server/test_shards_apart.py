@@ -13,7 +13,7 @@ import pytest
 import afflux.store
 import fake_ray
 import pairwise
-from afflux import AffluxError, Server, StoreError, UnavailableError, rules
+from afflux import AffluxError, PlaneError, Server, StoreError, UnavailableError, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
@@ -51,6 +51,30 @@ def test_a_cluster_is_not_started_without_authentication(ray, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UnavailableError, match="Ray was imported without token authentication"):
         RayPlane.connect()
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(60, [20.0, 40.0]), (5, [5]), (20, [20]), (40, [20.0, 20.0])])
+def test_a_start_that_waits_for_resources_ends(timeout, waits, ray, data, tmp_path, caplog):
+    """The message says what no node has."""
+    ray.unplaced, actors = 1, []
+    ray.kill = actors.append
+    options = {} if timeout == 60 else {"start_timeout": timeout}  # the default
+    plane = RayPlane(2, actor_options={"resources": {"gqu": 1}}, **options)
+    message = r"shard 1 of 2 .* requests {'num_cpus': 0, 'resources': {'gqu': 1}}\. The cluster has CPU 2; free: noth"
+    with pytest.raises(UnavailableError, match=message):
+        Server(rules.fedbuff(), data[0], plane=plane, store=tmp_path / "store")
+    assert ray.waits == waits
+    assert len(caplog.messages) == len(waits) - 1
+    assert all("The cluster has CPU 2; free: nothing" in line for line in caplog.messages)
+    assert len(actors) == 2
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_start_without_a_limit(ray, data):
+    Server(rules.fedbuff(), data[0], plane=RayPlane(2, start_timeout=None))
+    assert ray.waits == [20.0]
+    with pytest.raises(AffluxError, match="start_timeout"):
+        RayPlane(2, start_timeout=0)
 
 
 def run(server, data, call=lambda call: call()):
@@ -239,6 +263,63 @@ def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data,
     with Server.open(path, plane=RayPlane(2)) as again:
         assert (again.version, again.joins) == (1, 2)
         assert receipt.durable > again.version
+
+
+class Unplaced(Exception):
+    """An error of Ray that is not one of the two."""
+
+
+def end_shard(ray, plane):
+    ray.kill(plane.remotes[1].actor)
+
+
+def shut_down(ray, plane):
+    ray.connected = False
+
+
+def restart(ray, plane):
+    """Actors of another cluster."""
+    for remote in plane.remotes:
+        remote.send = lambda *arguments: (_ for _ in ()).throw(Exception("Can't find actor"))
+
+
+def lose_replies(ray, plane):
+    ray.get = lambda reply: (_ for _ in ()).throw(Unplaced("the object is lost"))
+
+
+def fail_inside(ray, plane):
+    """The files of a shard's memory cannot be opened."""
+    for remote in plane.remotes:
+        remote.actor._instance._object = lambda ref: (_ for _ in ()).throw(OSError(24, "too many open files"))
+
+
+def replace_control(ray, plane):
+    for remote in plane.remotes:
+        remote.actor._instance.call(plane.connection.epoch + 1, [], [])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("event", [end_shard, shut_down, restart, lose_replies, fail_inside, replace_control])
+def test_a_plane_that_ends_is_no_fault_of_a_client(event, stored, data, ray, tmp_path):
+    plane, store = RayPlane(2), tmp_path / "store" if stored else None
+    rule = rules.fedbuff(buffer_size=3)
+    server = Server(rule, data[0], plane=plane, store=store, faults="record", max_slots=4, max_versions=2)
+    tasks = [server.checkout(client) for client in (1, 2)]
+    server.push(client=0, version=0, update=data[1])
+    event(ray, plane)
+    lost = StoreError if stored and event in (end_shard, shut_down, restart) else PlaneError
+    for whose in ({"task": tasks[0]}, {"client": 9, "version": 0}):
+        for vector in ({"update": data[1]}, {"model": data[1]}):
+            with pytest.raises(lost) as caught:
+                server.push(**whose, **vector)
+            assert type(caught.value) is lost
+            assert "client" not in str(caught.value)
+            with pytest.raises(lost):
+                server.step([{**whose, **vector}])
+    assert not ray.connected or event is not shut_down
+    assert server.tasks == tuple(tasks)
+    assert (server.faults, server.arrivals_waiting, server.version) == ((), 1, 0)
+    assert {name: count for name, count in server.counts.items() if count} == {"joined": 1, "refused": 8}
 
 
 def test_all_replies_are_awaited_if_a_shard_has_ended(data, ray):

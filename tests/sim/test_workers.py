@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import own_tasks
 import stateful_models
+from afflux import UnavailableError
 from afflux.cli import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, interrupts, partitioned
@@ -29,6 +30,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from conftest import reproducible
+from fake_ray import FakeRay
 from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
 
@@ -285,3 +287,17 @@ def test_impossible_workers(monkeypatch):
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)
     with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
         simulation.run(workers=2)
+
+
+def test_tasks_of_ray_for_which_no_cpu_is_free_are_an_error(monkeypatch):
+    """Before the run begins."""
+    ray = FakeRay()
+    ray.unplaced, ray.put, ray.cancel = 1, Mock(), Mock()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    message = (
+        r"\[run\] worker 0 .* requests {'num_cpus': 1}\. The cluster has CPU 2; free: nothing \(after 60 seconds\)"
+    )
+    with pytest.raises(UnavailableError, match=message):
+        run_paired([RULE], 0, SMALL, workers="ray")
+    assert ray.waits == [20.0, 40.0]
+    ray.cancel.assert_called_once()

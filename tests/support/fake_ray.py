@@ -29,6 +29,7 @@ class Actor:
         return SimpleNamespace(remote=lambda *arguments: Reply(self._made(name, pickle.dumps(arguments))))
 
     def _made(self, name, message):
+        self._ray.connected = True  # a message starts a cluster
         if self.ended:
             return ActorEnded()
         self._ray.messages.append((self, name, message))
@@ -44,6 +45,8 @@ class FakeRay:
 
     def __init__(self):
         self.messages = []  # (actor, method, arguments)
+        self.connected = True
+        self.unplaced, self.waits = 0, []  # the number of actors that no node can place; the timeouts of `wait`
 
     def remote(self, kind):
         made = SimpleNamespace(remote=lambda *arguments: Actor(self, kind(*arguments)))
@@ -53,12 +56,23 @@ class FakeRay:
         return SimpleNamespace(get_node_id=lambda: "one")
 
     def is_initialized(self):
-        return True
+        return self.connected
 
     def get(self, reply):
         if isinstance(reply.result, Exception):
             raise reply.result
         return pickle.loads(reply.result)
+
+    def wait(self, replies, num_returns, timeout):
+        self.waits.append(timeout)
+        placed = len(replies) - self.unplaced
+        return replies[:placed], replies[placed:]
+
+    def cluster_resources(self):
+        return {"CPU": 2.0, "node:one": 1.0}
+
+    def available_resources(self):
+        return {"node:one": 1.0}
 
     def kill(self, actor):
         actor.ended = True

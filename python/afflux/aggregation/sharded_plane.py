@@ -468,7 +468,9 @@ def flat_pieces(arrays: Sequence[Any], spans: Sequence[slice]) -> list[Any]:
 
 def _flat(array: Any) -> Any:
     """Return a caller's array with one dimension."""
-    array = array.detach() if is_torch(array) else array if isinstance(array, np.ndarray) else np.asarray(array)
+    array = array.detach() if is_torch(array) else np.asarray(array)
+    if getattr(array.dtype, "hasobject", False):
+        raise TypeError("objects")  # a shard in another process would unpickle them
     return array if array.ndim == 1 else array.reshape(-1)
 
 

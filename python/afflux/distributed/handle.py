@@ -20,7 +20,7 @@ from afflux.aggregation.sharded_plane import flat_pieces
 from afflux.arrays.interop import on_gpu, on_host
 from afflux.arrays.layout import Layout
 from afflux.arrays.modules import is_module, is_state_dict
-from afflux.distributed.connection import Connection, import_ray
+from afflux.distributed.connection import Connection, connected_ray, import_ray
 from afflux.distributed.shard import Call, Failure, Ref
 from afflux.ops.errors import AffluxError, BusyError, UnavailableError
 from afflux.ops.validation import brief
@@ -238,6 +238,7 @@ class ServerHandle:
     def _send(self, request: Request | Continuation) -> Any:
         """Send a request; return the reference of its reply."""
         token = request.token if isinstance(request, Continuation) else None
+        connected_ray()
         return self._mailbox.ask.remote(token, packed(request))
 
 

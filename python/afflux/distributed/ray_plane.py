@@ -27,14 +27,14 @@ from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, S
 from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.pools import Draft
 from afflux.distributed import connection
-from afflux.distributed.connection import Connection, RemoteShard
+from afflux.distributed.connection import START_TIMEOUT, Connection, RemoteShard
 from afflux.distributed.handle import MOST_REQUESTS, Mailbox, ServerHandle
 from afflux.distributed.service import RemoteSlices, Service
 from afflux.distributed.shard import Call, Ref, Shard
 from afflux.ops import Conversion, Ingested
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import integer
+from afflux.ops.validation import integer, optional, positive
 from afflux.rules.rule import Float64
 
 #: A shard of fewer elements costs more by its messages than it saves: see docs/distributed.md.
@@ -116,15 +116,18 @@ class RayPlane(ShardedPlane):
     to. Without one, it starts one on this machine, which listens on the loopback address only and uses Ray's token
     authentication.
 
-    If a shard's process ends, its vectors are lost: each later call that needs them raises an error.
+    If a shard's process or the cluster ends, vectors are lost: each later call that needs them raises a PlaneError, or
+    a StoreError if the server has a store.
 
     Args:
         shards: the number of shards, which are about equally long.
         cuts: the superblocks with which the second shard and the later ones begin, in place of `shards`.
         actor_options: options of Ray for the actors, for example `resources`; a sequence has those of each shard.
+        start_timeout: seconds to wait for the start of the actors, for which a cluster may lack resources; None: no
+            limit. After 20 seconds a warning says what they request, and what the cluster has.
 
     Raises:
-        UnavailableError: Ray is not installed.
+        UnavailableError: Ray is not installed. The server's constructor raises it, too, after `start_timeout`.
     """
 
     alone = "a connection to Ray"
@@ -135,6 +138,7 @@ class RayPlane(ShardedPlane):
         *,
         cuts: Sequence[int] | None = None,
         actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+        start_timeout: float | None = START_TIMEOUT,
     ) -> None:
         integer(1)("RayPlane", "shards", shards)
         super().__init__(shards, cuts=cuts)
@@ -143,6 +147,7 @@ class RayPlane(ShardedPlane):
         self._actor_options = each or [{}] * self._number
         if len(self._actor_options) != self._number:
             raise AffluxError(f"[RayPlane] actor_options has {len(each)} elements, of {self._number} shards")
+        self._start_timeout = optional(positive)("RayPlane", "start_timeout", start_timeout)
         connection.import_ray()
         self.connection = Connection(self._number, time_ns())
         self.drafts = lambda op: self.objects_later("take", op)
@@ -185,7 +190,9 @@ class RayPlane(ShardedPlane):
             settings = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **chosen}
             actor = connection.import_ray().remote(Shard).options(**settings).remote()
             self.remotes.append(RemoteShard(actor))
-        self.connection.send("begin", {number: [self.shard_of.count(number)] for number in range(self._number)})
+        counts = [self.shard_of.count(number) for number in range(self._number)]
+        requests = [{"num_cpus": 0, **chosen} for chosen in self._actor_options]
+        self.connection.begin(counts, requests, self._start_timeout)
 
     @property
     def remotes(self) -> list[RemoteShard]:
@@ -242,7 +249,7 @@ class RayPlane(ShardedPlane):
             raise UnavailableError("[handle] inplace=True: a round would overwrite params that a client reads")
         if self._service is None:
             options = {"num_cpus": 0, "max_concurrency": 2 * MOST_REQUESTS + 8}  # requests, and what ends at once
-            mailbox = connection.import_ray().remote(Mailbox).options(**options).remote(MOST_REQUESTS)
+            mailbox = connection.connected_ray().remote(Mailbox).options(**options).remote(MOST_REQUESTS)
             plane = proxy(self)
             self._service = Service(server, mailbox, lambda: plane.wait_for_shards())
         adapter = replace_fields(server._adapter, plane=None, likes={}, rebuild=None)

@@ -14,10 +14,10 @@ from weakref import finalize, ref
 
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.sharded_plane import Shards
-from afflux.distributed.connection import import_ray
+from afflux.distributed.connection import connected_ray, kill
 from afflux.distributed.handle import RemoteTask, SliceCalls, VersionParts, error_text, packed, unpacked
 from afflux.distributed.shard import Call, Failure
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, PlaneError
 from afflux.ops.validation import brief
 from afflux.server.checkout import reading
 from afflux.server.server import Server
@@ -117,19 +117,21 @@ class Service:
         self.tokens = count()
         self.waiting: dict[int, SimpleQueue[tuple[int, bytes]]] = {}  #: for the next request, by token
         self._server = ref(server)
-        finalize(server, _kill, mailbox).atexit = False
+        finalize(server, kill, mailbox).atexit = False
         Thread(target=self._run, name="afflux-handles", daemon=True).start()
 
     def reply(self, number: int, reply: bytes) -> None:
         """Reply to a request."""
-        self.mailbox.reply.remote(number, reply)
+        with suppress(PlaneError):  # the client has an error of Ray
+            connected_ray()
+            self.mailbox.reply.remote(number, reply)
 
     def _run(self) -> None:
         while True:
             try:
-                number, token, request = import_ray().get(self.mailbox.next.remote())
+                number, token, request = connected_ray().get(self.mailbox.next.remote())
             except Exception:  # the server was deleted, or the cluster has ended; a request, as bytes, is no cause
-                _kill(self.mailbox)  # no client waits for a thread that has ended
+                kill(self.mailbox)  # no client waits for a thread that has ended
                 return
             if token is None:
                 self._begin(number, request)
@@ -150,11 +152,6 @@ class Service:
         except Exception as error:  # the process has too many threads
             problem = f"[handle] the server's process cannot answer the request: {error_text(error)}"
             self.reply(number, packed(Failure(AffluxError(problem))))
-
-
-def _kill(mailbox: Any) -> None:
-    with suppress(Exception):  # the cluster has ended
-        import_ray().kill(mailbox)
 
 
 def _sendable(error: BaseException) -> Exception:

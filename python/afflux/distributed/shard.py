@@ -16,7 +16,7 @@ from afflux.aggregation.plane import RoundPlan
 from afflux.aggregation.sharded_plane import call_of
 from afflux.arrays.interop import on_host
 from afflux.arrays.pools import Draft
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import PlaneError
 from afflux.store.lock import InUseError, Lock
 
 #: Seconds for which a shard waits for the end of a process that another control has left in its folder.
@@ -125,7 +125,7 @@ class Shard:
         raised by the calls that need their results; by all later calls, if they have none.
 
         Raises:
-            AffluxError: the calls are of an older epoch than others before: of a control that has been replaced.
+            PlaneError: the calls are of an older epoch than others before: of a control that has been replaced.
         """
         self._admit(epoch)
         for call in without_reply:
@@ -136,7 +136,7 @@ class Shard:
 
     def _admit(self, epoch: int) -> None:
         if epoch < self._epoch:
-            raise AffluxError(f"[shard] a call of epoch {epoch} came in epoch {self._epoch}: its server was replaced")
+            raise PlaneError(f"[shard] a call of epoch {epoch} came in epoch {self._epoch}: its server was replaced")
         self._epoch = epoch
 
     def _make(self, call: Call) -> Any:

@@ -4,7 +4,7 @@ has `joined`.
 
 from afflux._engine import AffluxError, UnavailableError
 
-__all__ = ["AffluxError", "BusyError", "StoreError", "UnavailableError"]
+__all__ = ["AffluxError", "BusyError", "PlaneError", "StoreError", "UnavailableError"]
 
 
 class ConfigError(AffluxError):
@@ -13,6 +13,10 @@ class ConfigError(AffluxError):
 
 class BusyError(AffluxError):
     """All slots are taken, or too many requests of handles wait: try again later."""
+
+
+class PlaneError(AffluxError):
+    """A process or device that holds vectors of the server has failed, or cannot be reached."""
 
 
 class StoreError(AffluxError):

@@ -36,7 +36,7 @@ from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.modules import has_attribute, is_module
 from afflux.arrays.roles import log_unknown_statistics
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind, Rule
 
@@ -143,12 +143,16 @@ class InputAdapter:
                 parts = self.parts(subject, parts.tree)
         try:
             return self.plane.ingest(parts, slot, self.num_threads, conversion, None, beside)
+        except (PlaneError, StoreError):
+            raise
         except (AffluxError, UnavailableError) as error:
             copy = None if isinstance(parts, list) else readable_copy(parts)
             if copy is not None:
                 return self.ingest(subject, copy, slot, conversion, beside)
             raise type(error)(f"{subject}: {with_names(error, self.names)}") from None
         except Exception as error:
+            if str(error).startswith("[cuda] "):
+                raise PlaneError(f"{error}: the server's GPU has failed") from error
             unreadable(subject, error)
 
     def take_in(

@@ -18,7 +18,7 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
-from afflux.ops.errors import AffluxError, BusyError, StoreError, UnavailableError
+from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import (
     MOST_COUNT,
     as_float,
@@ -120,6 +120,7 @@ class PushReceiver:
             StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say
                 whether the arrival has joined. If it has, it must not be pushed again.
             BusyError: all slots were in use for `timeout` seconds; nothing has changed.
+            PlaneError: a process or GPU that holds vectors of the server has failed.
             UnavailableError: a vector on a device that this build does not serve, or lent from another device.
 
         A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has
@@ -274,6 +275,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
     row = conversion = None
+    ticket.checking = False  # until the vector is read, errors are those of the server
     if lend is None:
         if ticket.slot is None:
             ticket.slot = aggregator.take_slot(call.timeout)
@@ -286,6 +288,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         if conversion is None:
             return NoArrival("expired", _GONE, client_id, request.pulled, request.entry)
     norm, extremes = nan, (nan, nan)
+    ticket.checking = True
     if lend is not None:
         ticket.slot = lend(subject, parts, conversion)
     else:
@@ -295,12 +298,12 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         extremes = (low, high)
         if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
             raise overflow(subject, sweep, "sums" if receiver.options.accumulate else "inner products")
+    ticket.checking = False
     if conversion is not None:
         conversion = None  # the round that this push completes may need the memory
         aggregator.reading.discard(ticket)
     if row is not None:  # the row was read while the vector was copied
         ticket.staged_row = row.finish()
-    ticket.checking = False
     facts = request.steps, request.facts
     return client_id, request.pulled, request.examples, request.loss, norm, ticket.slot, statistics, extremes, *facts
 
@@ -366,7 +369,7 @@ class CallError(AffluxError):
 
 def fault_of(error: Exception, ticket: Ticket) -> NoArrival | None:
     """Return the fault of a client of which an error tells; None if the error is not about a client's arguments."""
-    servers_errors = CallError | BusyError | StoreError | MemoryError | OSError
+    servers_errors = CallError | BusyError | PlaneError | StoreError | MemoryError | OSError
     of_client = isinstance(error, ClientError) or (ticket.checking and not isinstance(error, servers_errors))
     if is_from_signal(error) or not of_client:
         return None
@@ -418,7 +421,9 @@ def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:
         pulled = ~_counted_staleness(client_id, call.staleness)  # `Admission.counted` replaces it at the join
     newest = aggregator.admission.version
     if pulled > newest and aggregator.admission.in_passes:
+        ticket.checking = False
         newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
+        ticket.checking = True
     if pulled > newest or (pulled < 0 and call.staleness is None):
         raise _no_such_version(client_id, pulled, newest)
     return pulled

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from afflux.distributed import RayPlane
+from afflux.distributed.connection import START_TIMEOUT, await_start
+from afflux.ops.errors import UnavailableError
 from afflux.rules.files import loaded_digests, parents_digests
 
 _key = b""  #: of the pool whose tasks this process has run last
@@ -23,13 +25,23 @@ def cpus() -> int:
 
 
 class RayPool:
-    """The interface of `ProcessPool`, for the functions of workers.py: their third argument is a place in `memory`."""
+    """The interface of `ProcessPool`, for the functions of workers.py: their third argument is a place in `memory`.
+
+    Raises:
+        UnavailableError: no CPU of the cluster has become free for a task within a minute.
+    """
 
     def __init__(self, memory: Mapping[str, np.ndarray], use: Callable[..., None], content: bytes) -> None:
         import ray
 
         self._ray, self._memory, self._use = ray, memory, use
         self._task = ray.remote(_run).options(num_cpus=1)
+        first = ray.remote(lambda: None).options(num_cpus=1).remote()
+        try:
+            await_start("[run] worker", [first], [{"num_cpus": 1}], START_TIMEOUT)
+        except UnavailableError:
+            ray.cancel(first)
+            raise
         self._setup = os.urandom(16), [ray.put((content, loaded_digests()))]
         self._running: dict[Future[Any], Any] = {}
 
