@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Layout, Server, rules
-from afflux.arrays import modules
 from afflux.rules import fedbuff
 from conftest import bits
 
@@ -68,37 +67,6 @@ def test_exact_names_come_first():
 def test_flat_parameters_of_fsdp_are_refused():
     with pytest.raises(AffluxError, match=r"_fsdp_wrapped_module\._flat_param is a flat parameter of FSDP: give"):
         Layout.of(net()).flatten({"_fsdp_wrapped_module._flat_param": torch.zeros(13)})
-
-
-class Adapted(torch.nn.Module):
-    """Stands in for peft's class: importing peft takes 6 s."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = torch.nn.Linear(2, 2).requires_grad_(False)
-        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 1, bias=False)})
-
-
-class Peft:
-    PeftModel = Adapted
-
-    @staticmethod
-    def get_peft_model_state_dict(model):
-        return {"lora_A.weight": model.state_dict()["lora_A.default.weight"]}
-
-
-def test_names_of_adapters_are_those_of_peft(monkeypatch):
-    monkeypatch.setitem(modules.sys.modules, "peft", Peft)
-    model, adapters = Adapted(), Peft.get_peft_model_state_dict(Adapted())
-    whole = Server(fedbuff(buffer_size=1), model, layout=Layout.of(model, select="trainable"))
-    assert whole.push(client=0, version=0, model=adapters).status == "joined"
-    assert np.allclose(whole.params, adapters["lora_A.weight"].numpy())
-    own = Server(fedbuff(buffer_size=1), adapters)
-    assert own.push(client=0, version=0, model=model).status == "joined"
-    assert np.allclose(own.params, model.lora_A["default"].weight.detach().numpy())
-    whole.pull(out=adapters)
-    own.pull(out=model)
-    assert list(own.checkout("ann").tree()) == ["lora_A.weight"]
 
 
 class Sharded(torch.Tensor):

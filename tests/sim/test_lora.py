@@ -8,8 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from afflux import Layout, Server
 from afflux.cli import app
 from afflux.ops.errors import ConfigError
+from afflux.rules import fedasync
 from afflux.rules.specs import parse_rule
 from afflux.sim import read_audit_log
 from afflux.sim.papers import lora_task
@@ -96,6 +98,35 @@ def settings(data_dir, **others):
 
 
 SPEC = parse_rule("fadas:buffer_size=3:server_lr=0.05")
+
+
+OPTIONS = [{}, {"modules_to_save": ["2"]}, {"bias": "lora_only"}, {"use_dora": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_names_of_adapters_are_those_of_peft(options):
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    def adapted():
+        torch.manual_seed(0)
+        base = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        return get_peft_model(base, LoraConfig(r=1, target_modules=["0"], **options))
+
+    start, model = adapted(), adapted()
+    adapters = get_peft_model_state_dict(start)
+    trained = {name: array + 1 for name, array in adapters.items()}
+    set_peft_model_state_dict(model, trained)
+    trainable = Server(fedasync(alpha=1.0), start, layout=Layout.of(start, select="trainable"))
+    for server in (trainable, Server(fedasync(alpha=1.0), adapters)):
+        assert server.layout.size == sum(array.numel() for array in adapters.values())
+        for version, pushed in enumerate((trained, model)):
+            server.set_params(start)
+            assert server.push(client=0, version=2 * version + 1, model=pushed).version == 2 * version + 2
+            for out in (pulled := {name: torch.zeros_like(array) for name, array in adapters.items()}, adapted()):
+                server.pull(out=out)
+                arrays = out if out is pulled else get_peft_model_state_dict(out)
+                assert arrays.keys() == trained.keys()
+                assert all(torch.equal(array, trained[name]) for name, array in arrays.items())
 
 
 def test_an_attempt_to_reach_a_model_hub_is_noticed(attempts):

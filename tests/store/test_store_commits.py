@@ -1,7 +1,11 @@
 """What a commit holds, when a push is safe, and which slots and checksums go with it."""
 
 import itertools
+import json
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -44,6 +48,48 @@ def test_receipts_say_when_a_push_is_safe(tmp_path):
     assert durable(commit_every=2) == [2] * 6 + [4] * 2
     assert durable(commit_every=None) == [None] * 8
     assert made("fedbuff", 10).push(client=1, update=np.ones(10), version=0).durable is None
+
+
+#: Makes stores with 1 to 8 pushes, one of them with a checkpoint, and is killed.
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import numpy as np
+from afflux import Server
+from afflux.rules import fedbuff
+servers, receipts = [], {}
+for commit_every in (1, 2, None):
+    for count in range(1, 9):
+        path = Path(sys.argv[1]) / f"{commit_every}-{count}"
+        servers.append(Server(fedbuff(buffer_size=3), np.zeros(10), store=path, commit_every=commit_every))
+        each = [servers[-1].push(client=i, update=np.full(10, i + 1.0), version=0) for i in range(count)]
+        if count == 5:
+            servers[-1].checkpoint()
+            each.append(servers[-1].push(client=5, update=np.full(10, 6.0), version=0))
+        receipts[path.name] = [receipt.durable for receipt in each]
+print(json.dumps(receipts), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="sends SIGKILL")
+def test_after_a_kill_the_store_has_the_pushes_whose_receipts_say_so(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    safe = 0
+    for name, durable in json.loads(ended.stdout).items():
+        with Server.open(tmp_path / name) as server:
+            for number, version in enumerate(durable):
+                held = number < server.joins
+                assert held or version is None or version > server.version, (name, number)
+                safe += version is not None and version <= server.version
+            twin = Server(fedbuff(buffer_size=3), np.zeros(10))
+            for client in range(server.joins):
+                twin.push(client=client, update=np.full(10, client + 1.0), version=0)
+            assert (server.version, server.arrivals_waiting) == (twin.version, twin.arrivals_waiting)
+            assert bits(server.params) == bits(twin.params)
+    assert safe > 20
 
 
 def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):

@@ -225,9 +225,9 @@ class Matcher:
         leaves = self._with_first_names(self._named(walk.leaves))
         if all(name in leaves for name in self.names) and not self._unknown(leaves):
             return leaves
-        if is_module(tree):
-            adapters = {name: leaves[first] for name, first in adapter_names(tree).items() if first in leaves}
-            if all(name in adapters for name in self.names):
+        if is_module(tree) and (firsts := adapter_names(tree)):
+            adapters = {name: leaves[first] for name in self.names if (first := firsts.get(name, name)) in leaves}
+            if len(adapters) == len(self.names):
                 return adapters  # of a PEFT model, for a layout of its adapters' state_dict
         if walk.declared:  # of torch modules, whose further names only a whole walk has
             walk = trees.Walk(tree, self._wanted, whole=True)
