@@ -157,16 +157,58 @@ def test_a_loaded_state_gives_the_same_bits(step, nesterov):
     assert bits(optimizer) == bits(loaded) == bits(copied)
 
 
+def test_a_state_dict_shares_nothing():
+    """Neither with the optimizer that gave it nor with those that load it."""
+    model, others = params(), [params(), params()]
+    optimizer = OuterOptimizer(model, Adam(**CORRECTED))
+    steps(model, optimizer, [1])
+    checkpoint, first = optimizer.state_dict(), bits(optimizer)[1]
+    loaded = [OuterOptimizer(other, Adam(lr=9.0)) for other in others]
+    for other, each in zip(others, loaded, strict=True):
+        each.load_state_dict(checkpoint)
+        assert bits(each)[1] == first
+        steps(model, optimizer, [2])
+        steps(other, each, [3, 4])
+    assert bits(loaded[0])[1] == bits(loaded[1])[1]
+    checkpoint["state"][0]["m"].fill_(7)
+    checkpoint["param_groups"][0]["lr"] = 7.0
+    assert bits(loaded[0])[1] == bits(loaded[1])[1]
+    optimizer.load_state_dict(loaded[0].state_dict())
+    assert bits(optimizer)[1] == bits(loaded[0])[1]
+
+
+NOT_DONE = [("weight_decay", 0.1), ("momentum", 0.9), ("maximize", True), ("betas", (0.9, 0.99)), ("beta1", 0.5)]
+
+
+@pytest.mark.parametrize(("option", "value"), NOT_DONE, ids=lambda each: each if isinstance(each, str) else "")
+def test_options_that_the_step_does_not_have(option, value):
+    """In a new group, in a loaded one, and in one that was changed by hand."""
+    model, message = params(), f"a group of params has {option}=.*, which Momentum does not do"
+    optimizer = OuterOptimizer([{"params": model[:2], "name": "body", "initial_lr": 1.0}], Momentum(0.7))
+    with pytest.raises(AffluxError, match=message):
+        optimizer.add_param_group({"params": model[2:], option: value})
+    loaded = optimizer.state_dict()
+    loaded["param_groups"][0][option] = value
+    with pytest.raises(AffluxError, match=message):
+        optimizer.load_state_dict(loaded)
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
+    optimizer.param_groups[0][option] = value
+    with pytest.raises(AffluxError, match=message):
+        optimizer.step()
+
+
 def without(entries, name):
     return {key: value for key, value in entries.items() if key != name}
 
 
 SGD = torch.optim.SGD([torch.zeros(1)]).state_dict()["param_groups"][0]
+MOMENTUM = {"part": "momentum", "lr": 0.1, "beta": 0.5, "nesterov": False}
 NO_STATES = [  # of a step of Adam: what replaces the group, what replaces the state of the last parameter, the error
     (lambda group: SGD | {"params": group["params"]}, None, "part is None"),
     (lambda group: without(group, "part"), None, "part is None"),
     (lambda group: group | {"part": []}, None, r"part is \[\]"),
-    (lambda group: group | {"part": "momentum", "beta": 0.5}, None, r"the state of params\[0\] is not one of Momentum"),
+    (lambda group: MOMENTUM | {"params": group["params"]}, None, r"the state of params\[0\] is not one of Momentum"),
     (lambda group: without(group, "lr"), None, "lr is None"),
     (lambda group: group | {"lr": "x"}, None, "lr is 'x'"),
     (lambda group: without(group, "nesterov"), None, "nesterov is None"),

@@ -1,7 +1,11 @@
 """The step of a rule as an optimizer of torch, for a training loop that computes its pseudo-gradients itself."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import fields
+from functools import cache
+from inspect import isclass, signature
 from itertools import accumulate
 from typing import Any, Protocol, overload
 
@@ -48,8 +52,10 @@ class OuterOptimizer(torch.optim.Optimizer):
         Adam, AmsGrad      with bias_correction=True: Adam, and Adam(amsgrad=True)
 
     and Yogi and Adagrad as in afflux.rules.optimizers. A group of params may have its own `lr` and other fields of the
-    step. `state_dict` has them and the moments; after `load_state_dict`, the steps have the same bits. For a state
-    that is not valid, such as one with a NaN, `load_state_dict` raises AffluxError and changes nothing.
+    step; an option that the step does not have, such as `weight_decay` or `maximize`, is an error. `state_dict` returns
+    a copy of the groups and the moments, and `load_state_dict` copies them again: one dict can be loaded any number of
+    times. After it, the steps have the same bits. For a state that is not valid, such as one with a NaN,
+    `load_state_dict` raises AffluxError and changes nothing.
 
     A parameter is a contiguous float32 or float64 tensor on the CPU. A parameter without a gradient does not change,
     as in torch. Tensors are read and written where they are; only gradients that are not contiguous are copied.
@@ -94,23 +100,29 @@ class OuterOptimizer(torch.optim.Optimizer):
             _require_updatable(_label(group, i), param)
         self.param_groups.append(group)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the groups and the moments: later steps do not change it, as they change that of torch."""
+        return deepcopy(super().state_dict())
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Check the groups and states of a state_dict or a copy, then assign them.
+        """Check the groups and states of a state_dict or a copy, then keep copies of the moments.
 
         Raises:
             AffluxError: a group or a state is not one of this class, or a moment is not finite, or a second moment is
                 negative; nothing has changed.
         """
+        states = defaultdict(dict, state["state"])
         for group in state["param_groups"]:
             part = _part_of(group)
             for i, param in enumerate(group["params"]):
-                moments, label = state["state"].get(param, {}), _label(group, i)
+                moments, label = states.get(param, {}), _label(group, i)
                 _steps_of(label, param, part, moments)
                 for name in part.states if moments else ():
                     _require_updatable(f"{name} of {label}", moments[name])
                     if not moments[name].isfinite().all() or (name in ("v", "v_hat") and (moments[name] < 0).any()):
                         raise AffluxError(f"[OuterOptimizer] {name} of {label} has a non-finite or negative value")
-        super().__setstate__(state)
+                    states[param] = moments = {**moments, name: moments[name].detach().clone()}
+        super().__setstate__({**state, "state": states})
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -234,6 +246,13 @@ def _optimizers() -> dict[str, type[Any]]:
     return {name: cls for name, cls in classes.items() if cls.__module__ == optimizers.__name__}
 
 
+@cache
+def _step_options() -> frozenset[str]:
+    """Return the names of the options of all steps, torch's and ours."""
+    steps = [*filter(isclass, vars(torch.optim).values()), *_optimizers().values()]
+    return frozenset(name for step in steps for name in signature(step).parameters)
+
+
 def _counts(part: StepPart) -> bool:
     """Return whether the state of a parameter has its number of steps, as in torch: the part may read it."""
     return not isinstance(part, Sgd | Momentum)
@@ -246,6 +265,11 @@ def _part_of(group: dict[str, Any]) -> StepPart:
     if cls is None:
         raise AffluxError(f"[OuterOptimizer] part is {brief(name)}, must be one of {', '.join(_optimizers())}")
     numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(cls)}
+    for option in sorted(_step_options() & group.keys() - numbers.keys() - {"params", "nesterov"}):
+        raise AffluxError(
+            f"[OuterOptimizer] a group of params has {option}={brief(group[option])}, which {cls.__name__} does not "
+            f"do: remove it; a group may have {', '.join(numbers)} and nesterov"
+        )
     # torch's schedulers may give a tensor
     numbers["lr"] = finite("OuterOptimizer", "lr", lr.squeeze() if isinstance(lr, torch.Tensor) else lr)
     part: StepPart = cls(**numbers)
