@@ -56,6 +56,13 @@ def test_the_reference_holds_every_public_name(site, module):
     assert not [name for name in sorted(names) if f'.{name}"' not in anchors]
 
 
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_class_has_a_docstring_of_its_own(module):
+    """Not that of Python's ValueError, for example."""
+    classes = [value for name in module.__all__ if isinstance(value := getattr(module, name), type)]
+    assert [cls.__name__ for cls in classes if not vars(cls).get("__doc__")] == []
+
+
 def test_texts_of_attributes_are_whole(site):
     """A colon ends none of them: what stands before it is no type."""
     pages = [page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")]

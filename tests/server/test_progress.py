@@ -147,7 +147,10 @@ def test_an_expired_push_is_logged_once(caplog):
         task = server.checkout(4)
         task.cancel()
         assert server.push(task=task, update=ONES).status == "expired"
-    assert len(warnings(caplog, "[push] a push of client ? is expired: the task is closed")) == 1
+    assert len(warnings(caplog, "[push] a push of client 4 is expired: the task is closed")) == 1
+    other = Server(fedbuff(buffer_size=3), ONES)  # which does not know whose task it is
+    assert other.push(task=task.id, update=ONES).status == "expired"
+    assert len(warnings(caplog, "[push] a push is expired: the task is closed, or was never opened here")) == 1
 
 
 def test_a_deferred_arrival_that_is_too_old_is_logged(caplog):
@@ -156,4 +159,4 @@ def test_a_deferred_arrival_that_is_too_old_is_logged(caplog):
     for client in (1, 1, 2):
         push(server, client, server.version)
     assert (server.counts["deferred"], server.counts["dropped"]) == (0, 1)
-    assert len(warnings(caplog, "[push] a push of client ? is dropped: it is older than max_staleness")) == 1
+    assert len(warnings(caplog, "[push] a push is dropped: it is older than max_staleness")) == 1

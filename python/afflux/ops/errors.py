@@ -6,6 +6,16 @@ from afflux._engine import AffluxError, UnavailableError
 
 __all__ = ["AffluxError", "BusyError", "PlaneError", "StoreError", "UnavailableError"]
 
+AffluxError.__doc__ = """An argument of a call is invalid, or the call cannot be made now; a ValueError.
+
+The message names the call and the argument. The other errors of afflux, but `UnavailableError`, are subclasses.
+"""
+UnavailableError.__doc__ = """This build, machine or process cannot do what a call requests; a RuntimeError.
+
+Examples are an array on a device that is not supported, an extra that is not installed, and a child process that was
+forked during a push.
+"""
+
 
 class ConfigError(AffluxError):
     """A setting is unknown or impossible: of the simulation, or of a rule that is given as text."""

@@ -30,8 +30,8 @@ class DropWatch:
         """Look at the status of a push. The caller does not hold the mutex."""
         if (cause := self._left.pop(status, None)) is not None:
             getLogger("afflux").warning(
-                "[push] a push of client %s is %s: %s. Server.counts counts such pushes; further ones are not logged",
-                "?" if client_id is None else brief(client_id),
+                "[push] a push%s is %s: %s. Server.counts counts such pushes; further ones are not logged",
+                "" if client_id is None else f" of client {brief(client_id)}",
                 status,
                 (reason or cause).removeprefix("[push] "),
             )

@@ -321,7 +321,7 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     if task is not None:
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
         if entry is None:
-            return NO_TASK
+            return NO_TASK._replace(client_id=task.client) if isinstance(task, Task) else NO_TASK
         client_id, pulled = entry.client_id, entry.version
         ticket.client_id, ticket.pulled = client_id, pulled
     elif call.client is None or (version is None) is (call.staleness is None):
