@@ -1,6 +1,7 @@
 """docs/rules.md has one line per preset, and the bytes and sweeps in it are true."""
 
 import re
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -19,6 +20,22 @@ SIZE, CLIENTS = 64, 7
 
 def test_every_preset_has_its_line():
     assert list(ROWS) == list(RULES)
+
+
+@pytest.mark.parametrize(("name", "option"), [("fadas", "delay_adaptive"), ("wkafl", "stage_two_version")])
+def test_what_is_off_by_default_is_named_with_its_option(name, option):
+    """A rate that adapts to delays, and a second stage: in the table of README.md, and in the rule's docstring."""
+    assert signature(RULES[name]).parameters[option].default is None
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| `{name}` "))
+    assert f"`{option}" in line
+    assert option in RULES[name].__doc__
+    assert "default" in RULES[name].__doc__
+
+
+def test_the_default_rate_of_fadas_is_said_to_be_constant():
+    assert RULES["fadas"]().step.lr == 0.001
+    assert "by default with a constant eta" in ROWS["fadas"][2]
+    assert "lr is constant without `delay_adaptive`" in RULES["fadas"].__doc__.partition("\n")[0]  # `afflux rules`
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -1,4 +1,4 @@
-"""WKAFL: weights by the cosine with an estimate of the unbiased gradient; two stages.
+"""WKAFL: weights by the cosine with an estimate of the unbiased gradient; `stage_two_version` begins a second stage.
 
 The buffer is read once for norms and cosines, twice if norms are clipped, and once by the step, which writes both
 params and the new estimate.
@@ -227,8 +227,9 @@ def wkafl(
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
     `selection=False` steps with the estimate and reports no cosines; `staleness=False` gives all arrivals equal weights
     in the estimate, with gamma = 0 (section 4.3.4); `momentum=False` has alpha = 0. The latter two have no bound
-    `clip`. The paper gives no value for `stage_two_loss`. State on the server: the last estimate, 4 d bytes. Sweeps:
-    two, the inner products and the step; one more where a norm exceeds `clip`.
+    `clip`. Stage two begins where `stage_two_loss` or `stage_two_version` says, by default never: the paper gives no
+    value for the loss. State on the server: the last estimate, 4 d bytes. Sweeps: two, the inner products and the step;
+    one more where a norm exceeds `clip`.
     """
     # Checked here, because an ablation does not use them.
     alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
