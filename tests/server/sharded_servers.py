@@ -29,6 +29,7 @@ OF_ONE_PIECE = (
     "test_a_single_thread_needs_one_slot",
     "test_a_step_waits_until_a_task_is_read",
     "test_a_view_into_a_version_keeps_it",
+    "test_an_error_of_the_server_is_no_fault_of_a_client",
     "test_checksums_of_a_round_that_could_not_be_kept_at_first",
     "test_checksums_of_a_round_that_is_made_again",
     "test_damaged_vectors_are_found_at_opening",
@@ -39,6 +40,7 @@ OF_ONE_PIECE = (
     "test_one_element_of_any_stride_can_be_lent",
     "test_pulled_versions_and_their_numbers",
     "test_repair_lists_and_drops_ids_of_every_kind",
+    "test_the_sweep_that_copies_a_vector_converts_it",
     "test_truncated_segments",
     "test_versions_nobody_holds_are_used_again",
 )

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay
 from afflux.aggregation.round import Round
+from afflux.arrays import devices
 from afflux.rules import RULES, afa_cs, ca2fl, fedasync, fedavg, fedbuff, mf_ca2fl, wkafl
 from conftest import bits
+from inside import without_fast_path
 
 D, CLIENTS = 70, 4
 KINDS = ("update", "gradient", "model")
@@ -213,6 +215,20 @@ def test_a_non_finite_conversion_names_what_it_would_be():
     server = fresh(fedasync(), start=np.full(D, 1e38, np.float32))
     with pytest.raises(AffluxError, match="client 1's update has a non-finite value as a model at index 0"):
         server.push(client=1, version=server.pull(), update=np.full(D, 3e38, np.float32))
+
+
+@pytest.mark.parametrize("sent", KINDS)
+@pytest.mark.parametrize(
+    "rule", [fedbuff(buffer_size=2), afa_cs(buffer_size=2), fedasync()], ids=lambda rule: rule.kind
+)
+def test_the_sweep_that_copies_a_vector_converts_it(rule, sent, monkeypatch):
+    """There is one sweep, over the caller's own array."""
+    server, array, calls = fresh(rule), np.ones(D), []
+    without_fast_path(server)  # which takes no conversions
+    ingest = devices.ingest
+    monkeypatch.setattr(devices, "ingest", lambda *arguments: calls.append(arguments[0]) or ingest(*arguments))
+    assert server.push(client=1, version=0, **{sent: array}, client_lr=LR, local_steps=STEPS).status == "joined"
+    assert [call is array for call in calls] == [True]
 
 
 def test_switching_rules_changes_one_line():

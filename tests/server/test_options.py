@@ -91,6 +91,10 @@ def test_an_opened_server_has_the_options_of_its_store(tmp_path):
         first = server.options
     with Server.open(tmp_path / "store") as server:
         assert replace(server.options, slot_dtype=None) == first
+    others = {**{name: getattr(first, name) for name in STORED}, "max_slots": 9, "memory_budget": 1 << 20}
+    for name in others.keys() - {"durability", "commit_every"}:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            Server.open(tmp_path / "store", **{name: others[name]})
 
 
 def test_a_subclass_may_be_opened(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Needs, Replaced, Rule, Server, StoreError, Weights, codecs, replay, store
+from afflux import AffluxError, Needs, Replaced, Rule, Server, StoreError, Weights, codecs, ops, replay, store
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
@@ -155,6 +155,7 @@ def test_moments_carry_over_by_hand():
 def test_more_slots_for_a_larger_buffer():
     server = Server(fedbuff(buffer_size=1), vector(0.0))
     before = slots_limit(server)
+    assert before == 2 + ops.default_threads()
     size = 2 * before
     server.replace_rule(fedbuff(buffer_size=size))
     for client in range(size):
