@@ -33,7 +33,7 @@ def children():
     return found
 
 
-def remaining(seconds=10.0):
+def remaining(seconds=60.0):
     """The children that still run after that time: one that was killed takes a moment to end."""
     deadline = time.monotonic() + seconds
     while (found := children()) and time.monotonic() < deadline:
