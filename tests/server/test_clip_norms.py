@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Rule, Server, ServerOptions, replay
-from afflux.aggregation import checkpoint
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedavg, fedbuff, gsgm, optimizers, wkafl
 from afflux.rules.calibration import NONE
 from afflux.rules.presets.zenopp import ScoreTest
@@ -227,7 +226,7 @@ def test_a_log_of_24_threads_replays_to_the_same_bits(rng):
     assert sum(len(report.clipped) for report in reports) > 10
 
 
-def test_a_state_without_a_window_and_forged_windows():
+def test_forged_windows_of_norms():
     server = serve(fedbuff(buffer_size=3), clip_norms=2)
     push(server, [1.0, 1.0, 5.0])
     state = server.state_dict()
@@ -237,28 +236,6 @@ def test_a_state_without_a_window_and_forged_windows():
         with pytest.raises(AffluxError, match=r"\[load_state_dict\] "):
             server.load_state_dict(state)
         assert server.state_dict()["meta"] == before["meta"]
-    del state["meta"]["norms"]
-    server.load_state_dict(state)
-    assert server.state_dict()["meta"]["norms"] == []
-
-
-def test_a_store_without_the_option_and_the_window_opens(monkeypatch, tmp_path):
-    """As stores have none that were made before the option."""
-    scalar_facts, stored = checkpoint.scalar_facts, ServerOptions.stored
-    for owner, name, original, key in (
-        (checkpoint, "scalar_facts", scalar_facts, "norms"),
-        (ServerOptions, "stored", stored, "clip_norms"),
-    ):
-        monkeypatch.setattr(
-            owner, name, lambda *args, f=original, key=key: {k: v for k, v in f(*args).items() if k != key}
-        )
-    with serve(fedbuff(buffer_size=3), store=tmp_path / "store") as server:
-        push(server, [1.0, 2.0, 3.0])
-    monkeypatch.undo()
-    with Server.open(tmp_path / "store") as server:
-        assert (server.version, server.options.clip_norms) == (1, None)
-        (report,) = push(server, [1.0, 2.0, 300.0])
-        assert report.clips is None
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,7 @@ def test_a_close_just_before_the_round_is_published(call, tmp_path):
 
     def closed_after(job):
         run(job)
+        job.driver = None  # its frames have ended
         closing, _ = start(lambda: server.close(checkpoint=False))
         closing.join(20)
         assert aggregator_of(server).admission.closed
@@ -309,7 +310,7 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
 
     def failed(job):
         run(job)
-        job.done[0], job.saved = False, True  # as after a value that is not finite
+        job.done[0], job.saved, job.driver = False, True, None  # as after a value that is not finite
         act = (lambda: server.load_state_dict(saved)) if meanwhile == "load" else (lambda: server.close())
         make_rounds_by(server, run)
         other, _ = start(act)
@@ -331,6 +332,7 @@ def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
 
     def closed_after(job):
         run(job)
+        job.driver = None  # its frames have ended
         if job.report.version == 4:
             closing, _ = start(lambda: server.close(checkpoint=False))
             closing.join(20)

@@ -128,6 +128,7 @@ class Played:
 
         def made(job):
             run(job)
+            job.driver = None  # its frames have ended
             if threading.get_ident() == me:
                 other = threading.Thread(target=acted, daemon=True)
                 other.start()

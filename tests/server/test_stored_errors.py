@@ -1,13 +1,14 @@
 """Errors that callers keep: their tracebacks hold no slot, no version and no draft, so that the server goes on."""
 
 import gc
+import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from afflux import AffluxError, BusyError, Server, StoreError
+from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, zenopp
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
@@ -257,7 +258,6 @@ PLAIN = {
         "joins",
         "counts",
         "faults",
-        "log",
     ),
     *("versions_held", "scalars", "state_bytes", "counts_since_round", "id", "client"),
 }
@@ -331,3 +331,48 @@ def test_errors_of_late_steps_that_a_rule_keeps():
             assert pushed(server, 1).version == version
     finally:
         gc.enable()
+
+
+#: A call of each public method that raises; no frame of these functions holds the server.
+RAISING = {
+    "push": lambda box: box[0].push(client=1, version=0, update=NAN),
+    "push of no vector": lambda box: box[0].push(client=1, version=0),
+    "push of a round": lambda box: (pushed(box[0], 1), box[0].push(client=2, version=0, update=UPDATE)),
+    "push of a task": lambda box: box[0].push(task=box[0].checkout(1), client=1, update=UPDATE),
+    "step": lambda box: box[0].step([(1, 0, NAN)]),
+    "step of a round": lambda box: box[0].step([(1, 0, UPDATE), (2, 0, UPDATE)]),
+    "pull": lambda box: box[0].pull(out=np.zeros(D + 1)),
+    "flush": lambda box: (pushed(box[0], 1), box[0].flush()),
+    "set_params": lambda box: (pushed(box[0], 1), box[0].set_params(UPDATE)),
+    "set_rule_vector": lambda box: box[0].set_rule_vector("mean", UPDATE),
+    "replace_rule": lambda box: box[0].replace_rule(fedavg()),
+    "checkout": lambda box: box[0].checkout(1.5),
+    "handle": lambda box: box[0].handle(),
+    "log": lambda box: box[0].log,
+    "checkpoint": lambda box: box[0].checkpoint(object()),
+    "load_state_dict": lambda box: box[0].load_state_dict({}),
+    "pickle": lambda box: pickle.dumps(box[0]),
+    "Task.load": lambda box: box[0].checkout(1).load(np.zeros(D + 1)),
+    "Task.pickle": lambda box: pickle.dumps(box[0].checkout(1)),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_errors_that_are_kept_hold_no_server(name, tmp_path):
+    """The store of a deleted server can be opened, and its memory is freed, while the errors of its calls are kept."""
+    rule, errors = own(Failing(ValueError("of the rule")), 2), []
+    box = [Server(rule, np.zeros(D, np.float32), store=tmp_path / "store")]
+    server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))
+    gc.disable()  # only references count
+    try:
+        for _ in range(100):
+            try:
+                RAISING[name](box)
+            except (AffluxError, UnavailableError, ValueError) as error:
+                errors.append(error)
+            box[0].discard()
+        box.clear()
+        assert (len(errors), server(), aggregator()) == (100, None, None)
+    finally:
+        gc.enable()
+    Server.open(tmp_path / "store", rule=rule).close()

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server
-from afflux.rules import fedasync, fedbuff
+from afflux.aggregation.local_plane import LocalPlane
+from afflux.rules import fedbuff
+from afflux.server import checkout
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
 from inside import aggregator_of, monitor_of
@@ -76,28 +78,45 @@ def test_a_push_that_waits_for_the_mutex_holds_no_version():
     assert server.version == 5
 
 
-@pytest.mark.parametrize("most", [2, 3])
-@pytest.mark.parametrize("rule", [fedbuff(buffer_size=1), fedasync()])
-def test_threads_and_few_versions(most, rule):
-    """Nobody but the server holds a version: none of the pushes fails."""
-    server = Server(rule, np.zeros(300, np.float32), max_versions=most)
-    found = []
+class Switch:
+    """Makes each call of a function end with a switch to another thread, which pushes meanwhile as often as `pushes`.
 
-    def client(name):
-        for _ in range(60):
-            task = server.checkout(name)
+    The frames of the call's thread are as they are when the operating system switches threads there.
+    """
+
+    def __init__(self, monkeypatch, target, name, push, waits=False):
+        self.call, self.push, self.waits, self.thread = getattr(target, name), push, waits, None
+        monkeypatch.setattr(target, name, lambda *arguments, **options: self.switched(*arguments, **options))
+
+    def switched(self, *arguments, **options):
+        output = self.call(*arguments, **options)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.push)
+            self.thread.start()
+            self.thread.join(0.2 if self.waits else 60)
+        return output
+
+
+@pytest.mark.parametrize("place", ["checkout", "make"])
+@pytest.mark.parametrize("hold", [True, False])
+def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
+    """Nobody but the server holds a version: no push fails, wherever another thread was switched away from."""
+    server, outcomes = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=2), []
+
+    def push(name="bob", times=3):
+        for _ in range(times):
             try:
-                found.append(server.push(task=task, **{rule.kind: np.ones(300, np.float32)}).status)
+                outcomes.append(server.push(task=server.checkout(name, hold=hold), update=ones()).status)
             except AffluxError as error:
-                found.append(str(error))
+                outcomes.append(str(error))
 
-    threads = [threading.Thread(target=client, args=(name,)) for name in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(found) == {"joined"}
-    assert len(found) == 300
+    if place == "checkout":
+        switch = Switch(monkeypatch, checkout, "Task", push)
+    else:  # the round of the other thread waits for this one
+        switch = Switch(monkeypatch, LocalPlane, "make", push, waits=True)
+    push("ann", 1)
+    switch.thread.join(60)
+    assert (outcomes, server.version) == (["joined"] * 4, 4)
 
 
 @pytest.mark.parametrize("read", ["load", "tree"])

@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from logging import getLogger
 from threading import get_ident
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from afflux._engine import forks
 from afflux.aggregation.admission import Admission
@@ -166,6 +166,9 @@ class Aggregator:
         try:
             waits.add(me)  # pushes leave no terms meanwhile
             outcome = self._monitor.wait_for(attempt)
+        except BaseException:
+            del self, action  # tracebacks keep closures
+            raise
         finally:
             waits.discard(me)
         assert outcome is not None  # it was given no timeout
@@ -346,31 +349,31 @@ class Aggregator:
         Returns:
             Its number.
         """
-        admission, plane, self.failed_late = self.admission, self.plane, None
+        self.failed_late = None
+        return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit), overdue=True)
 
-        def set_version() -> int:
-            if admission.filled:
-                raise AffluxError(
-                    f"[set_params] {admission.filled} arrivals wait, which were trained from earlier params: flush() "
-                    "or discard() them first"
-                )
-            number = admission.version + 1
-            self._has_room()
-            draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
-            if not plane.inplace:
+    def _set_version(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
+        admission, plane = self.admission, self.plane
+        if admission.filled:
+            raise AffluxError(
+                f"[set_params] {admission.filled} arrivals wait, which were trained from earlier params: flush() "
+                "or discard() them first"
+            )
+        number = admission.version + 1
+        self._has_room()
+        draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
+        if not plane.inplace:
+            plane.fill(draft, values)
+        new_buffers = admission.current.buffers if buffers is None else buffers
+        admission.set_params(Pulled(plane.finish(draft, number), number, new_buffers))
+        if plane.inplace:
+            try:
                 plane.fill(draft, values)
-            new_buffers = admission.current.buffers if buffers is None else buffers
-            admission.set_params(Pulled(plane.finish(draft, number), number, new_buffers))
-            if plane.inplace:
-                try:
-                    plane.fill(draft, values)
-                except BaseException:  # an interrupt: the version is made, and needs its params
-                    plane.fill(draft, values)
-                    raise
-            commit()
-            return number
-
-        return self.when_idle("set_params", set_version, overdue=True)
+            except BaseException:  # an interrupt: the version is made, and needs its params
+                plane.fill(draft, values)
+                raise
+        commit()
+        return number
 
     def flush(
         self, *, late: bool = False, wait: bool = True, batch: Batch | None = None, joins: int = 0
@@ -424,6 +427,9 @@ class Aggregator:
             outcome = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
+        except BaseException:
+            del self
+            raise
         finally:
             # The round holds versions of params; on_step may take long, and tracebacks keep closures.
             prepared = batch = None
@@ -461,14 +467,13 @@ class Aggregator:
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
         """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
         config, self.failed_late = rule.to_config(), None
-
-        def replaced() -> bool:
-            self.grow(max_slots)
-            return self.admission.replace_rule(rule, config)
-
-        at_once = self.when_idle("replace_rule", replaced, overdue=True)
+        at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots), overdue=True)
         self.notify_waiters()
         return at_once
+
+    def _replace_rule(self, rule: Rule, config: dict[str, Any], max_slots: int) -> bool:
+        self.grow(max_slots)
+        return self.admission.replace_rule(rule, config)
 
     def grow(self, max_slots: int) -> None:
         """Raise the limit of slots to `max_slots`, if it is lower."""
@@ -560,7 +565,8 @@ class Aggregator:
         """Make the version of a finished round the newest one; return whether jobs are left. May be repeated."""
         admission = self.admission
         job = admission.round
-        if job is None or not job.finished:
+        # The frames of the thread that makes it hold the version that the round has read.
+        if job is None or not job.finished or job.driver is not None:
             return admission.unfinished
         if job.unsound:
             self._fail(job)

@@ -113,6 +113,7 @@ class Task:
     def __hash__(self) -> int:
         return hash(self.id)
 
+    @clears_tracebacks
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Task] a task is not pickled: send its id, and what load() or tree() gives")
 
@@ -140,18 +141,18 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
-    def opened() -> tuple[Opened, Pulled]:
+    def opened() -> tuple[Opened, Pulled | None]:
         admission = aggregator.admission
         now = admission.current
         if inplace:
             now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))
         task, deadline = aggregator.task_ids.new(client_id, now.version, seconds, hold=hold)
         admission.open_task(task, task.task, task.version, hold, deadline, now)
-        return task, now
+        return task, now if inplace else None  # a step of another thread may need the memory of the version
 
     # With inplace, a round in progress writes to the newest version.
-    task, pulled = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
-    return Task(task, pulled if inplace else None, aggregator, adapter)
+    task, copied = aggregator.when_idle("checkout", opened) if inplace else aggregator.locked(opened)
+    return Task(task, copied, aggregator, adapter)
 
 
 def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:

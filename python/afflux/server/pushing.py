@@ -165,10 +165,14 @@ class PushReceiver:
             clear_tracebacks(error)
             if isinstance(error, Exception):
                 aggregator.count_refused()
+            del self, aggregator, adapter
             raise
-        # This frame, which a stored traceback keeps, may not hold the slot, versions or the vector.
+        # This frame, which a stored traceback keeps, may hold neither the server, the slot, versions nor the vector.
         task = version = update = gradient = model = buffers = details = call = result = None
-        return _receive(self, ticket)
+        try:
+            return _receive(self, ticket)
+        finally:
+            del self, aggregator, adapter, ticket
 
 
 class PushCall(Struct):
@@ -227,6 +231,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         aggregator.notify_waiters()
         if ticket.made_step or ticket.overdue:
             aggregator.report_steps()
+        del receiver, aggregator
 
 
 class Request(Struct):

@@ -224,6 +224,7 @@ class Server(StepReceiver):
             return versions.copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
         except BaseException as error:
             clear_tracebacks(error)
+            del self, aggregator, adapter, out  # this frame, and the closure, are in the traceback
             raise
 
     @clears_tracebacks
@@ -474,6 +475,7 @@ class Server(StepReceiver):
         return self._aggregator.admission.faults
 
     @property
+    @clears_tracebacks
     def log(self) -> tuple[Entry, ...]:
         """All decisions so far, if the server was made with log=True.
 
@@ -495,7 +497,8 @@ class Server(StepReceiver):
         Later steps change the rows: a row that is read during the step that replaces it may be partly the new one.
         """
         self._enter_on_time("rows")
-        return self._aggregator.when_idle("rows", lambda: self._aggregator.admission.rows)
+        admission = self._aggregator.admission
+        return self._aggregator.when_idle("rows", lambda: admission.rows)
 
     @property
     @clears_tracebacks
@@ -514,9 +517,9 @@ class Server(StepReceiver):
     def rule_vectors(self) -> dict[str, ops.Array]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
-        copy = self._aggregator.plane.copy
+        admission, copy = self._aggregator.admission, self._aggregator.plane.copy
         return self._aggregator.when_idle(
-            "rule_vectors", lambda: {name: copy(own) for name, own in self._aggregator.admission.rule_vectors.items()}
+            "rule_vectors", lambda: {name: copy(vector) for name, vector in admission.rule_vectors.items()}
         )
 
     @property
@@ -552,16 +555,8 @@ class Server(StepReceiver):
             AffluxError: the server has no store, `notes` is not JSON-able, or `keep` has a foreign version.
         """
         self._enter("checkpoint")
-        store = self._stored("checkpoint")
-
-        def commit() -> None:
-            versions = persistence.checkpoint(store, self._aggregator, notes, keep)
-            self.retained_versions = MappingProxyType(versions)
-
-        try:
-            self._aggregator.when_idle("checkpoint", commit)
-        finally:
-            keep = ()  # a traceback keeps the closure
+        commit = partial(persistence.checkpoint, self._stored("checkpoint"), self._aggregator, notes, keep)
+        self.retained_versions = MappingProxyType(self._aggregator.when_idle("checkpoint", commit))
 
     @clears_tracebacks
     def close(self, *, checkpoint: bool = True) -> None:
@@ -580,7 +575,8 @@ class Server(StepReceiver):
     def notes(self) -> object:
         """The notes of the last checkpoint."""
         self._enter("notes")
-        notes = self._aggregator.when_idle("notes", lambda: self._stored("notes").notes)
+        store = self._stored("notes")
+        notes = self._aggregator.when_idle("notes", lambda: store.notes)
         return None if notes is None else json.loads(notes)
 
     def _stored(self, op: str) -> Store:
@@ -645,6 +641,7 @@ class Server(StepReceiver):
             f"{self.arrivals_waiting} of {self.rule.buffer_size} arrivals)"
         )
 
+    @clears_tracebacks
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from afflux.aggregation.reports import Pulled
 from afflux.server.aggregator import Aggregator
@@ -29,17 +30,17 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
 
 def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copy the newest version with `copy`. Return its number."""
-
-    def copied_version() -> int:
-        now = aggregator.admission.current
-        copy(shared(aggregator, now))
-        return now.version
-
     if aggregator.plane.inplace:
-        return aggregator.when_idle("pull", copied_version)
+        return aggregator.when_idle("pull", partial(_copied_newest, aggregator, copy))
     _check_pull(aggregator)
     aggregator.check_storage()
-    return copied_version()
+    return _copied_newest(aggregator, copy)
+
+
+def _copied_newest(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
+    now = aggregator.admission.current
+    copy(shared(aggregator, now))
+    return now.version
 
 
 def _check_pull(aggregator: Aggregator) -> None:
