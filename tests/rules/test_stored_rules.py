@@ -69,10 +69,17 @@ def test_a_law_by_version_is_kept(tmp_path):
         assert server.rule == rule
 
 
-def test_a_rule_of_ones_own_must_be_given(tmp_path):
+def test_a_rule_of_ones_own_must_be_given(tmp_path, caplog):
+    """As the server says when it makes the store."""
     path = tmp_path / "store"
+    Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "known").close()
+    assert caplog.messages == []
     with Server(own(Mine()), np.zeros(3), store=path) as server:
         server.push(client=1, update=np.ones(3), version=0)
+    assert caplog.messages == [
+        f"[Server] store: {path}: Server.open(path, rule) will need the rule: weigh is 'test_stored_rules.Mine', a "
+        "part that is not registered"
+    ]
     with pytest.raises(
         StoreError, match=r"\[open\] .* whose rule must be given: .*'test_stored_rules.Mine', a part th"
     ):

@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit codes, and that a mistake never shows a traceback."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from afflux import __version__, ops
 from afflux.cli import app
 from afflux.rules import RULES
 from afflux.sim.results import run_folder
+from conftest import ROOT
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
 
@@ -67,6 +69,12 @@ def test_the_help_of_every_command_has_examples_of_it():
         shown = invoke(*words, "--help").stdout
         assert "Examples" in shown, words
         assert f"afflux {' '.join(words)}" in shown.partition("Examples")[2], words
+
+
+def test_the_page_lists_every_command():
+    page = (ROOT / "docs/commands.md").read_text()
+    words = {command[0] for command in leaves(typer.main.get_command(app))} | {"store reshard"}
+    assert [word for word in sorted(words) if not re.search(rf"^afflux {word}\b", page, re.MULTILINE)] == []
 
 
 def test_backends_lists_what_the_engine_has():

@@ -17,11 +17,11 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux._engine import close_descriptor
-from afflux.rules import fedams
+from afflux.rules import ca2fl, fedams
 from afflux.store.files import open_regular
 from afflux.store.index import Index
 from afflux.store.lock import Lock, _holder
-from conftest import FORKS
+from conftest import FORKS, ROOT
 from crashes import in_child, result, told
 from damage import damage, place
 from inside import index_of, store_of
@@ -399,6 +399,21 @@ def test_the_info_command(path):
     assert lines["health"].startswith("all files exist; their content was not read")
     found = json.loads(run("info", path, "--json").stdout)
     assert (found["clients"], found["path"], found["notes"]) == (9, str(path), {"epoch": 3})
+
+
+def test_the_page_shows_what_info_prints(tmp_path, monkeypatch):
+    """But for sizes: those of an index differ by the version of SQLite."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    with Server(ca2fl(buffer_size=10), np.zeros(650, np.float32), num_clients=19, store="my.store") as server:
+        for _ in range(400):
+            client, update = int(rng.integers(19)), rng.standard_normal(650)
+            server.push(client=client, update=update, version=server.version)
+    lines = (ROOT / "docs/store.md").read_text().partition("$ afflux store info my.store\n")[2].partition("$")[0]
+    printed = run("info", "my.store").stdout.splitlines()
+    assert [line for line in lines.splitlines() if "on disk" not in line] == [
+        line for line in printed if "on disk" not in line
+    ]
 
 
 def test_the_info_command_fails_with_a_missing_file(path):

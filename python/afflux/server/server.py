@@ -234,7 +234,8 @@ class Server(StepReceiver):
         Arrivals in the buffer keep the rule under which they joined. The new rule is in force from the next empty
         buffer on. The state that the server keeps for its rule (moments, cached rows, numbers) does not change. The log
         gets an entry `Replaced`. The next commit to a store contains the new rule, even if the rule is not yet in
-        force. Other threads may push at the same time.
+        force; if the rule has a part that is not registered, `open` will need it. Other threads may push at the same
+        time.
 
         Args:
             rule: a rule with the name, the kind and the codec of the previous rule, and the same names of rule vectors,

@@ -23,6 +23,7 @@ from afflux.store.index import Index
 from afflux.store.lock import LOCK, Lock
 from afflux.store.metadata import INDEX, NAME, Shape, make_arrays, shapes_of, sync
 from afflux.store.shards import stored_parts
+from afflux.store.stored_rule import warn_of_own_parts
 
 #: More files than a new store has open, and than its removal opens if it cannot be made.
 _OPEN_FILES = 16
@@ -83,6 +84,7 @@ def create_store(
             lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
+    warn_of_own_parts(path, facts["rule"])
 
 
 def shapes_in(

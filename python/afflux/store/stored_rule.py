@@ -23,6 +23,15 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
         yield f"{path} from {brief(before)} to {brief(now)}"
 
 
+def warn_of_own_parts(path: Path, config: Mapping[str, Any]) -> None:
+    """Warn if `Server.open` cannot make the rule of a new store from its configuration."""
+    try:
+        from_config(config)
+    except AffluxError as error:
+        why = str(error).removeprefix("[from_config] ")
+        _LOGGER.warning("[Server] store: %s: Server.open(path, rule) will need the rule: %s", path, why)
+
+
 class StoredRule:
     """The rule of a store.
 
