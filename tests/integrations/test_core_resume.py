@@ -6,7 +6,7 @@ from afflux import AffluxError, Server
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
-from afflux.rules import ca2fl, fedbuff
+from afflux.rules import ca2fl, fedavg, fedbuff
 from core_runs import MODEL, Echo, looped, one_round, run_of, trained
 
 
@@ -136,3 +136,34 @@ def test_the_arrays_of_a_store_may_come_in_another_order(tmp_path):
         run(other, 0)
     with pytest.raises(AffluxError, match=r"'c' is no array of this name there, and an array of shape \(4,\) in"):
         run({**MODEL, "c": MODEL["b"]}, 0)
+
+
+def test_a_resumed_run_applies_its_options_and_refuses_what_cannot_change(tmp_path, caplog):
+    """A restart with max_norm because a client has turned hostile; roles and log= of a store cannot change."""
+    first = {"roles": {"b": "local"}, "server_options": {"max_staleness": 4, "facts": ("tokens",)}}
+    run = run_of(fedavg(buffer_size=2), store=tmp_path / "store", **first)
+    for client in (1, 2):
+        run.sent("key", run.assign(client), client)
+        run.receive("key", lambda: trained(num_examples=1))
+    run.close({})
+    for value, status in ((20.0, "faulty"), (1.0, "joined")):
+        run = run_of(fedavg(buffer_size=2), store=tmp_path / "store", server_options={"max_norm": 9.0})
+        run.sent("key", run.assign(1), 1)
+        assert run.receive("key", lambda value=value: trained(value, num_examples=1)).status == status
+        assert (run.server.options.max_norm, run.server.options.max_staleness) == (9.0, 4)
+        run.close({})
+    assert [line for line in caplog.messages if line.startswith("[open]")] == [
+        f"[open] {tmp_path / 'store'}: from version 1 on, max_norm is 9.0, not None"
+    ]
+    caplog.clear()
+    run_of(fedavg(buffer_size=2), store=tmp_path / "store", **first).close()
+    for settings, both in (
+        ({"roles": {"*": "trained"}}, r"'b' has the role 'trained' by roles=, and 'local' in "),
+        ({"roles": {"[wb]": "local"}}, r"'w' has the role 'local' by roles=, and 'trained' in "),
+        ({"server_options": {"log": True}}, r"\[open\] log is True, and False in the store"),
+        ({"server_options": {"facts": ("rows",)}}, r"facts is \('rows', .*, and \('tokens', .* in the store"),
+    ):
+        with pytest.raises(AffluxError, match=both):
+            run_of(fedavg(buffer_size=2), store=tmp_path / "store", **settings)
+    assert not caplog.messages
+    Server.open(tmp_path / "store").close()

@@ -85,16 +85,78 @@ def test_a_plan_keeps_the_budget_of_its_server():
     assert plan(fedbuff(buffer_size=4), 1000, memory_budget=budget).memory_bytes <= budget < free.memory_bytes
 
 
-def test_an_opened_server_has_the_options_of_its_store(tmp_path):
+def test_an_opened_server_has_the_options_of_its_store(tmp_path, caplog):
     given = {"max_staleness": 7, "durability": "power", "commit_every": 3, "log": True}
-    with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", **given) as server:
-        first = server.options
+    with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", num_clients=9, **given) as server:
+        first = replace(server.options, num_clients=None)  # the rule does not need it
+    stored = {name: getattr(first, name) for name in STORED}
+    defaults = {"slot_dtype": None, "duplicates": None, "rows_on": "device", "inplace": False, "memory_budget": None}
+    for options in ({}, given, stored, stored | defaults):
+        with Server.open(tmp_path / "store", **options) as server:
+            assert replace(server.options, slot_dtype=None) == first
+    assert not caplog.messages
+
+
+#: Other values of the options that `open` replaces.
+REPLACED = {
+    "durability": "power",
+    "commit_every": 2,
+    "max_staleness": 3,
+    "faults": "record",
+    "max_slots": 5,
+    "max_versions": 4,
+    "check_versions": True,
+    "flush_after": 9.0,
+    "max_abs": 10.0,
+    "max_norm": 1.0,
+    "clip_norms": 3.0,
+}
+
+
+def test_open_replaces_limits_and_says_from_which_version_on(tmp_path, caplog):
+    with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", max_norm=50.0) as server:
+        pushed(server, arrivals=5)
+    for change in (REPLACED, {}):  # the second time they are stored
+        with Server.open(tmp_path / "store", **change) as server:
+            assert {name: getattr(server.options, name) for name in REPLACED} == REPLACED
+            assert "max_norm is 1" in server.push(client=3, version=2, update=np.ones(3)).reason
+    lines = [line for line in caplog.messages if line.startswith("[open]")]
+    (line,) = lines
+    assert f"{tmp_path / 'store'}: from version 2 on, " in line
+    for name, value in REPLACED.items():
+        assert f"{name} is {value!r}, not " in line
+    assert "max_norm is 1.0, not 50.0" in line
+    with Server.open(tmp_path / "store", max_norm=None, memory_budget=1 << 20) as server:
+        assert server.options.max_norm is None
+        assert server.options.max_slots > 5
+        assert server.push(client=3, version=2, update=np.full(3, 0.5)).status == "joined"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_clients", 5),
+        ("dtype", "float64"),
+        ("slot_dtype", "bfloat16"),
+        ("duplicates", "both"),
+        ("accumulate", True),
+        ("seed", 3),
+        ("log", False),
+        ("clip_norms", 3.0),
+        ("facts", ("tokens",)),
+        ("rounds", "flush"),
+        ("inplace", True),
+        ("rows_on", "host"),
+    ],
+)
+def test_an_option_that_cannot_change_is_an_error_with_both_values(option, value, tmp_path, caplog):
+    rule = ca2fl(buffer_size=2) if option in ("num_clients", "duplicates") else fedbuff(buffer_size=2)
+    Server(rule, np.zeros(3), store=tmp_path / "store", num_clients=4, log=True).close()
+    with pytest.raises(AffluxError, match=rf"^\[open\] {option} is {re.escape(repr(value))}, and .* in the store: "):
+        Server.open(tmp_path / "store", max_norm=1.0, **{option: value})
     with Server.open(tmp_path / "store") as server:
-        assert replace(server.options, slot_dtype=None) == first
-    others = {**{name: getattr(first, name) for name in STORED}, "max_slots": 9, "memory_budget": 1 << 20}
-    for name in others.keys() - {"durability", "commit_every"}:
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            Server.open(tmp_path / "store", **{name: others[name]})
+        assert server.options.max_norm is None
+    assert not caplog.messages
 
 
 def test_a_subclass_may_be_opened(tmp_path):

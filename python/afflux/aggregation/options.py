@@ -39,25 +39,21 @@ RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
 SlotType = Literal["float32", "float64", "bfloat16"]
 
-#: The options that a store keeps. The others are in its facts, or are arguments of `Server.open`.
-STORED = (
-    "duplicates",
+#: The options that `Server.open` may replace. The others are part of the stored state.
+REPLACEABLE = (
     "max_staleness",
     "faults",
     "max_slots",
     "max_deferred",
     "max_versions",
     "check_versions",
-    "log",
-    "accumulate",
     "flush_after",
     "max_abs",
     "max_norm",
     "clip_norms",
-    "seed",
-    "facts",
-    "rounds",
 )
+#: The options that a store keeps. The others are in its facts, or settings of its commits.
+STORED = (*REPLACEABLE, "duplicates", "log", "accumulate", "seed", "facts", "rounds")
 
 
 class Options(TypedDict, total=False):
@@ -270,7 +266,7 @@ class ServerOptions:
                 f"[Server] memory_budget chooses max_slots, which {rule.name} does not take: give max_deferred"
             )
         names_of_facts("Server", "the facts of the rule and the option", self.fact_names(rule))
-        duplicates = self.duplicates or ("latest" if rule.calibrate.cached else "both")
+        duplicates = self.duplicates_for(rule)
         if self.accumulate:
             known_on_arrival(rule)
             if duplicates == "latest":
@@ -299,6 +295,28 @@ class ServerOptions:
             if new[name] != value:
                 raise AffluxError(f"[Server] {name} is {value!r} of the rule in force, {new[name]!r} of the new one")
         return self.for_rule(rule)
+
+    def replaced(self, rule: Rule, fields: Options) -> Self:
+        """Return these options, which are those of a store, with other values of some fields.
+
+        Raises:
+            AffluxError: a field has a wrong type or value, or differs from the store's and cannot be replaced.
+        """
+        values: Options = {"slot_dtype": None, **fields}
+        new = replace(self, **values)
+        new = replace(new, slot_dtype=new.slots_as, duplicates=new.duplicates_for(rule))
+        for name in fields:
+            before, now = getattr(self, name), getattr(new, name)
+            is_in_replay = name == "clip_norms" and self.log
+            is_in_store = name != "num_clients" or before is not None
+            if before != now and is_in_store and (is_in_replay or name not in REPLACEABLE):
+                why = (
+                    "a replay of its log clips all rounds alike"
+                    if is_in_replay
+                    else "only a new store can have another value"
+                )
+                raise AffluxError(f"[Server] {name} is {now!r}, and {before!r} in the store: {why}")
+        return replace(self, **{name: getattr(new, name) for name in fields})
 
     def for_place(self, rule: Rule, gpu: str | None, *, store: bool) -> None:
         """Check the options against the device of the server's vectors: the GPU of that name, or the CPU.
@@ -333,6 +351,10 @@ class ServerOptions:
     def fact_names(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of the facts that pushes may have: those that the rule needs, then the others."""
         return tuple(dict.fromkeys((*rule.needs.facts, *self.facts)))
+
+    def duplicates_for(self, rule: Rule) -> Duplicates:
+        """Return the option, or its default for the rule."""
+        return self.duplicates or ("latest" if rule.calibrate.cached else "both")
 
     def stored(self) -> dict[str, Any]:
         """Return the options that a store keeps, as JSON-able data."""

@@ -1,9 +1,10 @@
 """The configuration of APPFL's aggregator, `aggregator_kwargs`: the rule, and the settings of the run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from afflux.aggregation.options import Options
 from afflux.integrations._server import keeps_clients
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.ops.errors import AffluxError
@@ -55,7 +56,10 @@ def aggregation_of(config: Any) -> Aggregation:
     if given.get("dialect") != "appfl":  # the dialect "appfl" has an option of this name
         given.pop("client_weights_mode", None)
     rule = rule_of("appfl", given.pop("rule", "fedbuff"), given, num_clients)
-    if keeps_clients(rule) and num_clients is None and settings.server_options.get("num_clients") is None:
+    if keeps_clients(rule) and num_clients is not None:
+        clients: Options = {"num_clients": num_clients}
+        settings = replace(settings, server_options={**clients, **settings.server_options})
+    if keeps_clients(rule) and settings.server_options.get("num_clients") is None:
         raise AffluxError(f"[appfl] num_clients is missing: {rule.name} keeps something for each client")
     if rule.kind == "gradient" and settings.client_lr is None:
         raise AffluxError(f"[appfl] client_lr is missing: {rule.name} takes gradients, and APPFL's clients send models")

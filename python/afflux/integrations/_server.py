@@ -26,19 +26,28 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
         rule: the rule of the server; it replaces the rule of a store with the same name.
         arrays: the initial model: arrays by name, or a torch module; only its layout counts if the store holds a
             server.
-        settings: the settings of the run. The roles of a store are those of its first run.
+        settings: the settings of the run. A store's server has the options and the roles of its first run where these
+            settings have none. Options that `Server.open` may replace are replaced.
         num_clients: that of a new server, if its rule needs it and server_options do not have it.
         concurrency: that of the run.
 
     Raises:
-        AffluxError, StoreError: the store holds a server of another rule or model, or is damaged.
+        AffluxError, StoreError: the store holds a server of another rule, model or roles, or with another value of an
+            option that cannot change; or it is damaged.
     """
+    options: Options = {**settings.server_options}
+    is_resumed = holds_server(settings)
+    if weighs_by_examples(rule) and ("facts" in options or not is_resumed):
+        options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
     count = ops.threads(settings.num_threads)  # replies are pushed one after the other, each by all threads
     store = settings.store
-    if store is not None and holds_server(settings):
-        server = Server.open(store, rule, num_threads=count, push_threads=count)
+    if store is not None and is_resumed:
+        model = Layout.of(arrays, roles=settings.roles)
+        server = Server.open(store, rule, num_threads=count, push_threads=count, **options)
         try:
-            _require_model(server, Layout.of(arrays, roles=settings.roles), store)
+            _require_model(server, model, store)
+            if settings.roles is not None:
+                _require_roles(server, model, store)
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
             server.close(checkpoint=False)
@@ -47,9 +56,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
             text = "The store was made for fewer than %d clients at the same time: some replies will be expired"
             _log.warning(text, concurrency)
         return server
-    options: Options = {"faults": "record", **settings.server_options}
-    if weighs_by_examples(rule):
-        options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
+    options.setdefault("faults", "record")
     if keeps_clients(rule):
         options.setdefault("num_clients", num_clients)
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
@@ -68,6 +75,18 @@ def _require_model(server: Server, layout: Layout, store: object) -> None:
         there, here = (each.get(first, "no array of this name") for each in (before, now))
         message = f"[{server.rule.name}] {store} holds a server of another model"
         raise AffluxError(f"{message}: {brief(first)} is {there} there, and {here} in initial arrays")
+
+
+def _require_roles(server: Server, layout: Layout, store: object) -> None:
+    """Check that arrays have the same roles in the server of a store as in this layout."""
+    before = {} if server.layout is None else server.layout.roles
+    for name, role in layout.roles.items():
+        stored_role = before.get(name, role)
+        if stored_role != role and "alias" not in (stored_role, role):  # which name is an alias depends on the order
+            message = (
+                f"[{server.rule.name}] {brief(name)} has the role {role!r} by roles=, and {stored_role!r} in {store}"
+            )
+            raise AffluxError(f"{message}: only a new store can have other roles")
 
 
 def _arrays_of(layout: Layout) -> dict[str, str]:

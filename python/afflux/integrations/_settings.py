@@ -39,7 +39,9 @@ class RunSettings:
             the concurrency, each step takes replies of one version.
         timeout: seconds after which another client trains instead of one that has not replied, and a later reply has
             no effect; None: the framework's value, or an hour if it has none.
-        store: a folder for the server's state; if it holds a server, the run continues from it. None: in memory.
+        store: a folder for the server's state; if it holds a server, the run continues from it. Then roles and
+            server_options that are not given are those of the store, and given ones that differ replace them, with a
+            warning, or are an error that names both values (see `Server.open`). None: in memory.
         checkpoint_every: steps after which the open assignments, waiting arrivals and the history are stored, too.
         evaluate_every: steps between evaluations.
         max_failures: consecutive failures of a client (errors, refused replies, no reply) after which it counts as

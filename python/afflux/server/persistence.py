@@ -20,7 +20,7 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import Durability, ServerOptions
+from afflux.aggregation.options import Options, ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
@@ -28,7 +28,7 @@ from afflux.arrays.constants import Constants
 from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError, BusyError, StoreError
-from afflux.ops.validation import brief, integer, one_of, optional, path_of
+from afflux.ops.validation import brief, integer, keyword_arguments, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.decisions import RoundStorage, why_copied_here
@@ -83,14 +83,16 @@ def open_store(
     path: "str | PathLike[str]",
     rule: Rule | None,
     num_threads: int | None,
-    durability: Durability | None,
-    commit_every: CommitEvery,
     like: object,
-    plane: object = None,
+    plane: object,
+    fields: Options,
 ) -> Store:
     """Check the arguments of `Server.open`, and open the store. `like` is an array on the server's GPU, or None."""
     folder = path_of("open", "path", path)
     optional(a_rule)("open", "rule", rule)
+    keyword_arguments("open", fields, Options.__annotations__)
+    durability = fields.get("durability")
+    commit_every: CommitEvery = fields.get("commit_every", "as before")
     optional(one_of("process", "power"))("open", "durability", durability)
     if commit_every != "as before":
         commit_every = optional(integer(1))("open", "commit_every", commit_every)
@@ -130,6 +132,18 @@ def start_of(store: Store) -> tuple[ops.Array, ServerOptions]:
         raise StoreError(f"[open] {store.path} is damaged: its options are not those of a server: {error}") from None
     with damage_as_store_error(store.path):
         return store.device.full(store.facts["d"], 0.0, options.dtype), options
+
+
+def replaced(store: Store, rule: Rule, options: ServerOptions, fields: Options, *, gpu: bool) -> ServerOptions:
+    """Return the options of a store, with other values of some fields. The settings of commits are the store's own."""
+    budget, apart = fields.get("memory_budget"), ("durability", "commit_every", "memory_budget")
+    changes: Any = {name: value for name, value in fields.items() if name not in apart}
+    options = options.replaced(rule, changes)
+    if budget is not None:
+        max_slots, max_versions = fields.get("max_slots"), fields.get("max_versions")
+        options = replace(options, memory_budget=budget, max_slots=max_slots, max_versions=max_versions)
+        options = fitted(rule, store.facts["d"], options, store=promises_space(store.path), gpu=gpu)
+    return replace(options, memory_budget=None)
 
 
 def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
@@ -195,6 +209,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     constants = constants_of(store.path, layout)
     admission.averaged = None if layout is None else layout.averaged_size
     retained = {version: shared(aggregator, kept) for version, kept in aggregator.retained.items()}
+    store.replace_options(options.stored(), admission.version)
     return Attached(options, layout, constants, MappingProxyType(retained))
 
 

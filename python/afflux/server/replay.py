@@ -30,8 +30,9 @@ def replay(
 
     Args:
         log: `server.log` of a server that was made with log=True.
-        server: a new server with the original rule, params and options; it is also the result. Its flush_after has no
-            effect during the replay, because the log has every step.
+        server: a new server with the original rule, params and options, and the widest limits if `Server.open` has
+            changed them; it is also the result. Its flush_after has no effect during the replay, because the log has
+            every step.
         vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
             does not keep vectors. The function may fill and return the same array each time: vectors that were lent
             (copy=False) are copied here.

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NoReturn, Self, Unpack, overload
+from typing import Any, NoReturn, Self, Unpack, overload
 
 from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import Durability, Options, ServerOptions, options_of
+from afflux.aggregation.options import Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
@@ -120,11 +120,10 @@ class Server(StepReceiver):
         *,
         num_threads: int | None = None,
         push_threads: int = 1,
-        durability: Durability | None = None,
-        commit_every: int | Literal["as before"] | None = "as before",
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
         plane: DataPlane | None = None,
+        **fields: Unpack[Options],
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
@@ -137,16 +136,19 @@ class Server(StepReceiver):
                 a part that is not registered. None: the stored rule.
             num_threads: see the class.
             push_threads: see the class.
-            durability: see `ServerOptions`; None: the stored value.
-            commit_every: see `ServerOptions`; "as before": the stored value. All other options have their stored
-                values.
             like: an array of torch or CuPy on the server's GPU; None: the server is on the CPU.
             on_step: see the class.
             plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
+            fields: fields of `ServerOptions`; one that is not given has its stored value, and so has durability=None.
+                These may differ from the stored values: durability, commit_every, max_staleness, faults, max_slots,
+                max_deferred, max_versions, check_versions, flush_after, max_abs, max_norm, clip_norms (not with
+                log=True), memory_budget. A warning says what changes, and from which version on; arrivals that wait
+                are not checked again. The next commit stores the new values.
 
         Raises:
             UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
-            AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options.
+            AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options. Or one of
+                the other options differs from the stored value; the message has both.
             StoreError: there is no store, the rule is wrong or missing, another process uses the store, its vectors are
                 in other shards, or the store is damaged. The store does not change.
 
@@ -162,11 +164,12 @@ class Server(StepReceiver):
         (1, 1)
         >>> folder.cleanup()
         """
-        store = persistence.open_store(path, rule, num_threads, durability, commit_every, like, plane)
+        store = persistence.open_store(path, rule, num_threads, like, plane, fields)
         try:
             with persistence.errors_of_open(store.path):
                 zeros, options = persistence.start_of(store)
                 rule = store.resolve_rule(rule)
+                options = persistence.replaced(store, rule, options, fields, gpu=like is not None)
                 server = cls(
                     rule,
                     zeros,

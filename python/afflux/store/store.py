@@ -8,6 +8,7 @@
 A crash at any moment does not change the last transaction, nor any data to which it refers.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.table import RowMoves, SlotCounts
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.options import Durability
+from afflux.aggregation.options import REPLACEABLE, Durability
 from afflux.aggregation.plane import DataPlane, Vector
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import Round
@@ -48,6 +49,8 @@ from afflux.store.stored_state import GrowingLists, layout_of, state_of, stored_
 from afflux.store.stored_vectors import SweptVectors, retained_places
 
 CommitEvery = int | Literal["as before"] | None
+
+_LOGGER = logging.getLogger("afflux")
 
 
 class _Checkpoint(NamedTuple):
@@ -108,8 +111,8 @@ class Store:
         self.facts: dict[str, Any] = facts["server"]  #: the facts with which a server must agree
         self.options: dict[str, Any] = facts["options"]  #: the options of the server
         self.committed = self._index.committed(facts)
-        #: The rule, durability and commit_every of the last commit; then those that the next commit stores.
-        self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits")}
+        #: The rule, the options, durability and commit_every of the last commit.
+        self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits", "options")}
         before = facts["commits"]
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
         self._power = (durability or before["durability"]) == "power"
@@ -136,6 +139,15 @@ class Store:
         self._index.refuse_other_count(count)
         counts, memory = SlotCounts(count, high, tuple(free)), self.vectors.rows(codec)
         return DiskCache(memory, self.facts["num_clients"], self.options["seed"], counts, self._index)
+
+    def replace_options(self, options: Mapping[str, Any], version: int) -> None:
+        """Replace the options that `REPLACEABLE` names, and log what changes from this version on."""
+        self.options = {**self.options, **{name: options[name] for name in REPLACEABLE if name in options}}
+        stored = self._stored_settings
+        before, now = stored["options"] | stored["commits"], self.options | self._commits
+        changes = [f"{name} is {now[name]!r}, not {before[name]!r}" for name in now if now[name] != before[name]]
+        if changes:
+            _LOGGER.warning("[open] %s: from version %d on, %s", self.path, version, "; ".join(changes))
 
     @property
     def durability(self) -> Durability:
@@ -269,7 +281,7 @@ class Store:
             meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
         retained = {f"params:{version}": place for version, place in self._retained_places.items()}
         lists, written = self._lists.updates(state)
-        settings = {"rule": self._rule.config(state.rule), "commits": self._commits}
+        settings = {"rule": self._rule.config(state.rule), "commits": self._commits, "options": self.options}
 
         def after_commit() -> None:
             self._stored_settings = settings
