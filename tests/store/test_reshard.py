@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -114,6 +115,21 @@ def test_a_damaged_store_is_refused_and_stays(name, store):
     assert files(store) == before
     with pytest.raises(AffluxError, match="shards is 0, must be an int of at least 1"):
         afflux.store.reshard(store, 0)
+
+
+def test_free_space_is_asked_for_first(store, monkeypatch):
+    before, usage = files(store), shutil.disk_usage(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=4097))
+        patch.setattr(module, "make_arrays", None)  # nothing is written
+        with pytest.raises(StoreError, match=r"needs [\d,]+ bytes, and 4,097 are free") as error:
+            afflux.store.reshard(store, 3)
+    assert files(store) == before
+    assert [file.name for file in store.parent.iterdir()] == ["store"]
+    needed = int(re.search(r"needs ([\d,]+) bytes", str(error.value))[1].replace(",", ""))
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    assert afflux.store.reshard(store, 3)
+    assert 0.5 * needed < sum(file.stat().st_size for file in store.rglob("*")) <= needed
 
 
 @pytest.mark.parametrize("atomic", [True, False])

@@ -52,7 +52,7 @@ Examples:
 """
 RESHARD_HELP = """Write a store again with another number of shards; later bits do not change.
 
-The new folder takes the store's place when it is complete. Until then both need their space.
+The new folder takes the store's place when it is complete. Until then both need their space, which is checked first.
 
 \b
 Examples:

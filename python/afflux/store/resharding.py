@@ -29,6 +29,7 @@ from afflux.store.segments import Place, Row, Segments
 from afflux.store.shards import StoredPart, stored_parts
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_BLOCK = 4096  #: bytes of a folder, or of a small file
 
 
 def reshard(path: "str | PathLike[str]", shards: int, progress: Callable[[int, int], None] | None = None) -> bool:
@@ -46,7 +47,8 @@ def reshard(path: "str | PathLike[str]", shards: int, progress: Callable[[int, i
         Whether the store had other shards.
 
     Raises:
-        StoreError: there is no store, it is in use or damaged, or the disk is full. The store is unchanged.
+        StoreError: there is no store, it is in use or damaged, or the disk has less free space than the new folder
+            needs, which is checked first. The store is unchanged.
 
     Cost: reads and writes each vector and row once; until the end both folders need their space.
     """
@@ -91,12 +93,13 @@ class _Copy:
         names = [name.removeprefix("rule_vector.") for name in store.arrays if name.startswith("rule_vector.")]
         rule = names, store.facts["rule"]["buffer_size"], store.codec
         shapes = shapes_in(store.server, store.facts["options"], self._cuts, *rule)
+        self._require_space(shapes)
         make_arrays(new, shapes)
         for part in self._parts:
             for name in store.arrays:
                 size = store.codec.row_size(part.size) if name == "rows" and store.codec else part.size
                 array = Segments(new / part.folder / name, size, shapes[part.folder + name], mapped=False)
-                array.reserve(store.committed.last_slots.get(name, -1) + 1)
+                array.reserve(self._slots(name))
                 self._arrays.setdefault(name, []).append((part, array))
         for name, place in self._vectors():
             self._copy_vector(name, place)
@@ -108,6 +111,26 @@ class _Copy:
             for _, array in arrays:
                 array.flush(range(0, array.slots, array.shape.per_segment))
         sync(new)
+
+    def _slots(self, name: str) -> int:
+        return self._store.committed.last_slots.get(name, -1) + 1
+
+    def _require_space(self, shapes: Mapping[str, Shape]) -> None:
+        """Raise StoreError if the new folder needs more bytes than are free."""
+        store = self._store
+        # The index is written twice: as a copy, and with the changes before they are committed.
+        needed = sum(2 * file.stat().st_size for file in store.path.iterdir() if file.is_file())
+        for part in self._parts:
+            for name in store.arrays:
+                shape = shapes[part.folder + name]
+                segments = -(-self._slots(name) // shape.per_segment)
+                needed += segments * (shape.segment_bytes + _BLOCK) + 4 * _BLOCK  # with folders and zarr.json
+        free = shutil.disk_usage(self._new).free
+        if needed > free:
+            raise StoreError(
+                f"[reshard] the new folder beside {store.path} needs {needed:,} bytes, and {free:,} are free on its "
+                "disk: free some, or move the store to a larger disk; it is unchanged"
+            )
 
     def _vectors(self) -> Iterator[tuple[str, Place]]:
         """Yield the name of the array, and the place, of each vector of the commit, but for rows."""
