@@ -69,7 +69,7 @@ def test_params_states_and_targets_may_not_be_masked():
     with pytest.raises(AffluxError, match=r"^\[set_rule_vector\] validation: .*" + REFUSED):
         server.set_rule_vector("validation", masked())
     out = masked()
-    with pytest.raises(AffluxError, match=r"^\[pull\] out: \[ingest\] slot " + REFUSED):
+    with pytest.raises(AffluxError, match=r"^\[pull\] out: \[layout\] it " + REFUSED):
         server.pull(out=out)
     assert bits(out.data) == bits(np.ones(D, np.float32))
     state = server.state_dict()

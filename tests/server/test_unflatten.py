@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Layout, Server, ops
+from afflux import AffluxError, Layout, Server, aggregate, ops
 from afflux._engine import unflatten
 from afflux.arrays import fields, likeness
 from afflux.rules import fedbuff
@@ -158,6 +158,47 @@ def test_autograd_sees_what_the_engine_writes():
         server.pull(out=net)
     norm = net[1].state_dict(prefix="1.", keep_vars=True)
     assert all(array._version == versions[name] for name, array in norm.items())
+
+
+BEYOND = [("float16", 65520.0), ("float16", 65520 - 2.0**-9), ("bfloat16", 2.0**128 - 2.0**119), ("float32", 2.0**128)]
+
+
+@pytest.mark.parametrize("form", ["whole", "strided", "flat", "flat, strided"])
+@pytest.mark.parametrize(("kind", "value"), BEYOND)
+def test_no_finite_value_of_a_version_is_written_as_infinite(kind, value, form):
+    """`Layout.load` converts as torch does; a server's version is finite in every array of the caller, or an error."""
+    server = Server(fedbuff(), {"w": np.array([0.0, -value, 1.0]), "running_var": np.ones(2)}, dtype="float64")
+    task = server.checkout(1)
+    tensor = torch.zeros(6, dtype=getattr(torch, kind))
+    array = tensor[::2] if "strided" in form else tensor[:3]
+    out = array if "flat" in form else {"w": array, "running_var": np.zeros(2)}
+    name = "it" if "flat" in form else "w"
+    for call in (lambda out: server.pull(out=out), task.load, lambda out: server.step([], out=out)):
+        with pytest.raises(AffluxError, match=rf"out: \[layout\] {name} is {kind}, which cannot hold -"):
+            call(out)
+        assert not tensor.any()
+    server.set_params({"w": np.array([0.0, 2.0, 1.0]), "running_var": np.full(2, value)})
+    if "flat" in form:
+        assert server.pull(out=out) == 1
+        assert array.tolist() == [0, 2, 1]
+    else:
+        statistics = {"w": np.zeros(3), "running_var": tensor[:2]}
+        with pytest.raises(AffluxError, match=f"running_var is {kind}, which cannot hold"):
+            server.pull(out=statistics)
+        assert not statistics["w"].any()
+
+
+def test_a_mean_and_a_new_tree_are_finite_in_their_dtypes():
+    narrow, wide = {"w": np.zeros(3, np.float16), "n": np.zeros(2)}, {"w": np.full(3, 2e5), "n": np.zeros(2)}
+    for trees, out in (([wide], narrow), ([narrow, wide], None), ([wide], narrow | {"n": np.zeros(2, np.float32)})):
+        with pytest.raises(AffluxError, match="w is float16, which cannot hold"):
+            aggregate(trees, [1] * len(trees), out)
+    assert not narrow["w"].any()
+    server = Server(fedbuff(buffer_size=1), narrow)
+    with pytest.raises(AffluxError, match=r"^\[step\] out: .* hold 200000; the round is made, as version 1$"):
+        server.step([(1, 0, wide)], out=narrow)
+    with pytest.raises(AffluxError, match=r"^\[layout\] w is float16, which cannot hold 200000"):
+        server.checkout(2).tree()
 
 
 def test_tensors_with_the_negative_bit_get_the_values():

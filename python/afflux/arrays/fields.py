@@ -17,6 +17,7 @@ from afflux.arrays.interop import (
     all_own,
     count_writes,
     fill,
+    first_overflow,
     kind_of,
     label,
     may_overlap,
@@ -213,14 +214,17 @@ def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
     return Write(Places([replace(field, role="statistic", start=0)]), wide, [array])
 
 
-def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False) -> None:
+def write_all(
+    writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False, finite: bool = False
+) -> None:
     """Write into all arrays, or into none if one cannot be written, or with `check`.
 
     Arrays of numbers on the host that lie in one piece are checked and written by one call of the engine, the others
     one by one.
 
     Raises:
-        AffluxError: see `interop.prepare`; or two arrays overlap.
+        AffluxError: see `interop.prepare`; or two arrays overlap; or, with `finite`, a finite value would be rounded to
+            an infinite one.
     """
     overwrites, parts = list[Overwrite](), list[Write]()
     for write in writes:
@@ -228,6 +232,8 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
             overwrites.append(write)
         elif write.arrays:
             parts.append(write)
+    for part in parts if finite else ():
+        _require_range(part)
     dense, unready_parts = parts, list[Write]()
     if not _written_by_engine(parts, num_threads, check=check or bool(overwrites)):
         dense, unready_parts = _dense_and_others(parts)
@@ -248,6 +254,16 @@ def write_all(writes: Iterable[Write | Overwrite], *, num_threads: int = 1, chec
         put(array, values)
     for write in () if check else overwrites:
         overwrite(write.array, write.values)
+
+
+def _require_range(write: Write) -> None:
+    """Raise AffluxError if a finite value would be rounded to an infinite one in the dtype of its array."""
+    if {getattr(array, "dtype", None) for array in write.arrays} == {write.vector.dtype}:
+        return
+    for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
+        value = first_overflow(values, type_of(field.name, array))
+        if value is not None:
+            raise AffluxError(f"[layout] {label(field.name)} is {type_of('', array)}, which cannot hold {value:g}")
 
 
 def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:

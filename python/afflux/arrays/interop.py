@@ -488,6 +488,19 @@ def first_beyond(vector: Array, most: float) -> int | None:
     return None if good.all() else int(np.argmin(good))
 
 
+#: The least magnitudes that are rounded to infinity; float64 is rounded to float32 before it is rounded to 16 bits.
+_OVERFLOWS = {"float16": 65520 - 2.0**-9, "bfloat16": 2.0**128 - 2.0**119 - 2.0**103, "float32": 2.0**128 - 2.0**103}
+
+
+def first_overflow(values: Array, kind: str) -> float | None:
+    """Return a finite value of an array that would be infinite in a dtype; None if there is none."""
+    least = _OVERFLOWS.get(kind)
+    if least is None or 0 in values.shape or type_of("", values) == kind:
+        return None
+    extremes = float(values.min()), float(values.max())
+    return next((value for value in extremes if least <= abs(value) < np.inf), None)
+
+
 def rounded_to(dtype: str, value: float) -> float:
     """Return the value as an element of this dtype has it; bfloat16 is possible."""
     return ops.ingest(np.array([value]), Buffer(Pool(1, dtype, 0))).max

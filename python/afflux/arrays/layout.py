@@ -320,7 +320,8 @@ class Layout:
     ) -> None:
         """Copy `flat` and `buffers` into a torch module or a tree of writable NumPy or CuPy arrays and torch tensors.
 
-        Values are converted to each array's dtype and device. Buffers that are integers or bools in the layout are
+        Values are converted to each array's dtype and device. A value beyond the range of a dtype becomes infinite, as
+        in torch. Buffers that are integers or bools in the layout are
         rounded half to even for arrays of integers. Further copies of an array in the target are written, too. Local
         arrays do not change.
 
@@ -354,23 +355,26 @@ class Layout:
         *,
         num_threads: int = 1,
         check: bool = False,
+        finite: bool = False,
     ) -> None:
-        """Load as `load`, by this number of threads; with `check` only raise the error that this would raise."""
+        """Load as `load`, by this number of threads; with `check` only raise the error that this would raise; with
+        `finite` raise AffluxError for a finite value that would become infinite.
+        """
         self._check_vectors(flat, buffers)
         if is_keras(target):
             variables = keras_variables(target)
             values = {name: np.array(variable) for name, variable in variables.items()}
-            self._load(values, flat, buffers, constants, num_threads=num_threads, check=check)
+            self._load(values, flat, buffers, constants, num_threads=num_threads, check=check, finite=finite)
             for name in () if check else values.keys() - {field.name for field in self.locals}:
                 variables[name].assign(values[name])
             return
         if is_module(target) and is_read_by_state_dict(target):
             state = dict(target.state_dict())
-            self._load(state, flat, buffers, constants, num_threads=num_threads, check=check)
+            self._load(state, flat, buffers, constants, num_threads=num_threads, check=check, finite=finite)
             if not check:
                 target.load_state_dict(state)
             return
-        write_all(self._writes(target, flat, buffers, constants), num_threads=num_threads, check=check)
+        write_all(self._writes(target, flat, buffers, constants), num_threads=num_threads, check=check, finite=finite)
 
     def _writes(
         self, target: Tree, flat: Flat | None, buffers: Float64 | None, constants: Constants | None

@@ -54,7 +54,8 @@ def aggregate(
 
     Raises:
         AffluxError: trees of other names, shapes or dtypes, wrong weights, an `out` that cannot be written: nothing was
-            written. Or a value that is not finite: then `out` has been overwritten.
+            written. Or a value that is not finite, or not once it is rounded to the dtype of `out`: then `out` may have
+            been overwritten.
         UnavailableError: arrays on a GPU; a `Server` takes them.
 
     Cost: each array is read once, and `out` is written once. Arrays that are strided, or an `out` of float16, bfloat16
@@ -82,18 +83,17 @@ def aggregate(
         "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
     dtype = "float64" if "float64" in _kinds(chain(*(arrays for arrays, _ in read))) else "float32"
-    target: Any = np.empty(layout.size, dtype)
-    constants = adapter.constants if layout.constants else None
+    target: Any = np.zeros(layout.size, dtype)
     if out is not None:
-        layout._load(out, target, buffers, constants, check=True)
+        adapter.copy_out("aggregate", Pulled(target, 0, buffers), out, check=True)
         target = _parts_of(out, layout) or target
     _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
         return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
     if not isinstance(target, ops.Parts):
-        layout._load(out, target, buffers, constants, num_threads=threads)
-    elif buffers is not None or constants is not None:
-        write_all(layout._writes(out, None, buffers, constants))
+        adapter.copy_out("aggregate", Pulled(target, 0, buffers), out)
+    elif layout.apart:
+        write_all(layout._writes(out, None, buffers, adapter.constants if layout.constants else None))
     return out
 
 

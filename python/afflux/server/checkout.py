@@ -82,7 +82,7 @@ class Task:
         """Copy params, buffers and constants into a torch module or a tree of writable arrays; see `Layout.load`.
 
         Raises:
-            AffluxError: as `pulled`, or as `Layout.load`; nothing is written.
+            AffluxError: as `pulled`, or as `Server.pull`; nothing is written.
         """
         with reading(self._aggregator):
             self._adapter.copy_out("Task.load", self.pulled, target)
@@ -96,7 +96,7 @@ class Task:
         type. If the server was opened from a store, all arrays are NumPy's, in dicts and lists.
 
         Raises:
-            AffluxError: as `pulled`.
+            AffluxError: as `pulled`, or a value is not finite in the dtype of its array.
         """
         with reading(self._aggregator):
             return self._adapter.copied_tree(self.pulled)

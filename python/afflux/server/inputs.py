@@ -24,7 +24,6 @@ from afflux.arrays.interop import (
     immutable_copy,
     is_masked,
     is_torch,
-    on_gpu,
     on_host,
     readable_copy,
     require_memory,
@@ -350,19 +349,16 @@ class InputAdapter:
             if not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
-                params = now.params if on_gpu(out) or not on_gpu(now.params) else on_host(now.params)
-                if check:
-                    ops.ingest(params[:0], out[:0])  # type: ignore[index]
-                    ops.gram([out[:2]])  # type: ignore[index]  # no vector without elements is strided
-                    return
-                ops.ingest(params, out, num_threads=self.num_threads)
+                places = Places([Field("it", (self.size,), 0)])
+                write_all([Write(places, now.params, [out])], num_threads=self.num_threads, check=check, finite=True)
             elif self.layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 constants = self.constants if self.layout.constants else None
                 threads = self.num_threads
-                self.layout._load(out, now.params, now.buffers, constants, num_threads=threads, check=check)
-                self.plane.wait()  # because this version's memory may be reused
+                layout = self.layout
+                layout._load(out, now.params, now.buffers, constants, num_threads=threads, check=check, finite=True)
+            self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None
         except Exception as error:
@@ -389,7 +385,7 @@ class InputAdapter:
             pieces = places.pieces(on_host(vector, copy=copy))
             return {field.name: like.wrapped(values) for like, (field, values) in zip(likes, pieces, strict=True)}
         arrays = [like.empty(shape) for like, shape in zip(likes, places.shapes, strict=True)]
-        write_all([Write(places, on_host(vector), arrays)], num_threads=self.num_threads)
+        write_all([Write(places, on_host(vector), arrays)], num_threads=self.num_threads, finite=True)
         triples = zip(places.fields, likes, arrays, strict=True)
         return {each.name: like.finished(array) for each, like, array in triples}
 

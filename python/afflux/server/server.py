@@ -207,7 +207,7 @@ class Server(StepReceiver):
         server's, params (and buffers) are copied into `out`, and only the version is returned.
 
         Raises:
-            AffluxError: as `Layout.load`; nothing is written.
+            AffluxError: as `Layout.load`, or a value is not finite in the dtype of its array; nothing is written.
 
         >>> import numpy as np
         >>> from afflux import Server, rules

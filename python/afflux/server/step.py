@@ -54,7 +54,7 @@ class StepReceiver(PushReceiver):
             The receipts, in the order of the pushes, and the report of the round; None if no arrival was left for it.
 
         Raises:
-            AffluxError: as `push` and `flush`.
+            AffluxError: as `push` and `flush`. Or `out` cannot hold a value of the new version: the round is made.
             StoreError: as `push`.
 
         >>> import numpy as np
@@ -105,7 +105,10 @@ class StepReceiver(PushReceiver):
             clear_stored_frames()
             aggregator.notify_waiters()
         if out is not None:
-            versions.copied(aggregator, lambda now: adapter.copy_out("step", now, out))
+            try:
+                versions.copied(aggregator, lambda now: adapter.copy_out("step", now, out))
+            except AffluxError as error:
+                raise AffluxError(f"{error}; the round is made, as version {aggregator.admission.version}") from None
         return receipts, report
 
 
