@@ -1,11 +1,15 @@
 #include "forks.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <mutex>
 #include <vector>
+
+#include "pages.hpp"
 
 namespace py = pybind11;
 
@@ -22,10 +26,62 @@ std::uint64_t children = 0;
 std::mutex table_mutex;
 std::vector<int> table;
 
-void close_all_in_child() {
+// Memory of a mapped file that its process may write to later. A child gets a private copy of it, as of its other memory.
+class CopiedInChildren {
+ public:
+  explicit CopiedInChildren(const py::buffer& memory) : memory_(memory.request()) {
+    const std::lock_guard<std::mutex> lock(table_mutex);
+    all().push_back(this);
+  }
+  ~CopiedInChildren() {
+    const std::lock_guard<std::mutex> lock(table_mutex);
+    const auto place = std::find(all().begin(), all().end(), this);
+    if (place != all().end()) all().erase(place);
+  }
+  CopiedInChildren(const CopiedInChildren&) = delete;
+  CopiedInChildren& operator=(const CopiedInChildren&) = delete;
+
+  void copy() const { copy_pages(memory_.ptr, static_cast<std::size_t>(memory_.size * memory_.itemsize)); }
+
+  static std::vector<CopiedInChildren*>& all() {
+    static std::vector<CopiedInChildren*> objects;
+    return objects;
+  }
+
+ private:
+  const py::buffer_info memory_;  // it keeps the file mapped
+};
+
+// While a child copies memory, its parent waits for the end of this pipe, and so does whatever would write there: a
+// process forks with the GIL.
+int copying[2] = {-1, -1};
+
+void before_fork() {
+  table_mutex.lock();
+  if (CopiedInChildren::all().empty() || pipe2(copying, O_CLOEXEC) != 0) copying[0] = copying[1] = -1;
+}
+
+void after_fork_in_parent() {
+  ++children;
+  if (copying[0] >= 0) {
+    ::close(copying[1]);
+    char none;
+    while (::read(copying[0], &none, 1) < 0 && errno == EINTR) continue;
+    ::close(copying[0]);
+  }
+  table_mutex.unlock();
+}
+
+void after_fork_in_child() {
   ++forks;
   for (const int descriptor : table) ::close(descriptor);
   table.clear();
+  for (const CopiedInChildren* const memory : CopiedInChildren::all()) memory->copy();
+  CopiedInChildren::all().clear();
+  if (copying[0] >= 0) {
+    ::close(copying[0]);
+    ::close(copying[1]);
+  }
   table_mutex.unlock();
 }
 
@@ -46,16 +102,12 @@ void close_descriptor(int descriptor) {
 }  // namespace
 
 void bind_forks(py::module_& module) {
-  pthread_atfork([] { table_mutex.lock(); },
-                 [] {
-                   ++children;
-                   table_mutex.unlock();
-                 },
-                 close_all_in_child);
+  pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("children") = py::memoryview::from_buffer(&children, {1}, {sizeof children}, true);
   module.def("close_in_children", close_in_children, py::arg("descriptor"));
   module.def("close_descriptor", close_descriptor, py::arg("descriptor"));
+  py::class_<CopiedInChildren>(module, "CopiedInChildren").def(py::init<const py::buffer&>(), py::arg("memory"));
 }
 
 }  // namespace afflux::python

@@ -34,9 +34,10 @@ struct Pages {
   std::size_t size;
 };
 
+std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
 Pages pages_of(void* memory, std::size_t size) {
-  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(memory) % page;
+  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(memory) % page_size();
   return {static_cast<char*>(memory) - before, size + before};
 }
 
@@ -106,9 +107,21 @@ int populate(void* memory, std::size_t size, bool write) {
   if (madvise(pages.begin, pages.size, write ? kPopulateWrite : kPopulateRead) == 0 || errno == EINVAL) return 0;
   return errno;
 }
+
+void copy_pages(void* memory, std::size_t size) {
+  const Pages pages = pages_of(memory, size);
+  const std::size_t whole = (pages.size + page_size() - 1) / page_size() * page_size();
+  void* const copy = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy != MAP_FAILED && populate(pages.begin, pages.size, false) == 0) {
+    std::memcpy(copy, pages.begin, whole);
+    if (mremap(copy, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, pages.begin) != MAP_FAILED) return;
+  }
+  mprotect(pages.begin, whole, PROT_NONE);
+}
 #else
 void prefetch(void*, std::size_t) {}
 int populate(void*, std::size_t, bool) { return 0; }
+void copy_pages(void*, std::size_t) {}
 #endif
 
 void bind_pages(py::module_& module) {

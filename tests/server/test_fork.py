@@ -272,3 +272,31 @@ def test_a_fork_by_c_code_is_seen(tmp_path):
         assert stored.push(client=0, update=np.ones(3), version=0).version == 1
         stored.close()
         """)
+
+
+@pytest.mark.parametrize("plane", ["None", "ShardedPlane(2)"])
+def test_a_child_reads_the_versions_of_a_store_as_they_were_at_the_fork(plane, tmp_path):
+    """The parent's later rounds reuse the pages of the file that both have mapped."""
+    out = run(f"""
+    from afflux.aggregation.sharded_plane import ShardedPlane
+    server = Server(fedbuff(buffer_size=1), np.zeros(d, np.float32), store={str(tmp_path / "store")!r}, plane={plane})
+    pulled, task = server.pull(), server.checkout("ann")
+    rounds(server, 1)
+    held = [pulled, server.pull()]
+    begin, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(begin, 1)
+        out = np.empty(d, np.float32)
+        assert (server.pull(out=out), server.version) == (2, 2)
+        values = (held[0].params, task.params, task.tree(), held[1].params, server.params, out)
+        assert [set(value.tolist()) for value in values] == 3 * [{{0.0}}] + 3 * [{{2.0}}]
+        os._exit(0)
+    del held, pulled
+    task.cancel()
+    assert rounds(server, 3) == (8, 8.0)
+    os.write(go, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print("done")
+    """)
+    assert out == "done\n"

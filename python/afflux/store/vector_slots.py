@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux._engine import address
+from afflux._engine import CopiedInChildren, address
 from afflux.arrays.interop import bring, on_gpu, on_host
 from afflux.arrays.pools import Vector
 from afflux.store.checksums import SweepChecksums, crc, refuse_damage
@@ -101,6 +101,7 @@ class ParamsSlots:
         self._committed = list(committed)
         self._slots: dict[int, int] = {}  # by the address of their memory
         self._rows: dict[int, Row] = {}
+        self._copied: list[CopiedInChildren] = []  # their pages are reused while a forked child may read a version
 
     def allocate(self) -> Row:
         """Return memory for one more version.
@@ -119,6 +120,8 @@ class ParamsSlots:
             self._segments.populate([slot], write=True)
         self._rows[slot] = row
         self._slots[address(row)] = slot
+        if self._segments.mapped:
+            self._copied.append(CopiedInChildren(row))
         return row
 
     def owns(self, params: Row) -> bool:
