@@ -26,7 +26,8 @@ std::uint64_t children = 0;
 std::mutex table_mutex;
 std::vector<int> table;
 
-// Memory of a mapped file that its process may write to later. A child gets a private copy of it, as of its other memory.
+// Memory of a mapped file that its process may write to later. A child gets a private copy of it, as of its other
+// memory.
 class CopiedInChildren {
  public:
   explicit CopiedInChildren(const py::buffer& memory) : memory_(memory.request()) {
