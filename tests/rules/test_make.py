@@ -1,6 +1,7 @@
 """Presets by name, with plain values and with the names of other frameworks."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, codecs
 from afflux.rules import RULES, ca2fl, fedbuff, from_config, make, wkafl
+from afflux.rules.files import rule_function
 from afflux.rules.optimizers import Sgd
 from afflux.rules.presets.dialects import appfl, flsim, nvflare
 from afflux.rules.schedules import ByVersion, DelayAdaptive
@@ -223,3 +225,33 @@ def test_whole_numbers_are_ints(size):
     assert make("fedbuff", buffer_size=size).buffer_size == 3
     config = make("fedbuff", buffer_size=3).to_config()
     assert from_config(config | {"buffer_size": 3.0}) == make("fedbuff", buffer_size=3)
+
+
+@pytest.mark.parametrize("ends", ["KeyboardInterrupt", "SystemExit(3)"])
+def test_a_file_whose_execution_was_interrupted_is_executed_again(ends, tmp_path):
+    """Its functions are those of the whole file, also for a thread that asks for them meanwhile."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"""
+from pathlib import Path
+from time import sleep
+from afflux.rules import fedbuff
+
+server_lr = 100.0
+
+def mine():
+    return fedbuff(server_lr=server_lr)
+
+started = Path(__file__).with_name("started")
+if not started.exists():
+    started.touch()
+    raise {ends}
+sleep(0.2)
+server_lr = 0.5
+"""
+    )
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        rule_function(f"{path}:mine")
+    with ThreadPoolExecutor() as threads:
+        makers = list(threads.map(rule_function, [f"{path}:mine"] * 2))
+    assert [make().step.lr for make in makers] == [0.5, 0.5]

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from traceback import extract_tb
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from afflux.rules.rule import Rule
 DIGEST = "__afflux_sha256__"
 #: `loaded_digests` of the parent process: files that have changed since it executed them are refused.
 parents_digests: dict[str, str] = {}
+_executing = RLock()
 
 
 def split_rule_name(label: str) -> tuple[str, list[str]]:
@@ -196,17 +198,20 @@ def _module_name(path: Path, kind: str) -> str:
 
 
 def _module(path: Path, kind: str) -> ModuleType:
-    """Execute the file, once in this process."""
+    """Execute the file, once in this process; a thread waits while another one executes it."""
     key = _module_name(path, kind)
-    if key in sys.modules:
-        return sys.modules[key]
+    with _executing:
+        return sys.modules[key] if key in sys.modules else _executed(path, kind, key)
+
+
+def _executed(path: Path, kind: str, key: str) -> ModuleType:
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise ConfigError(f"there is no {kind} file {path}")
     spec = spec_from_file_location(key, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018 - the name of the file ends with .py
     module = module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses look up their module there
     try:
+        sys.modules[key] = module  # dataclasses look up their module there
         digest = _text_digest(path)  # before the file is executed: a change meanwhile is then noticed
         if parents_digests.get(key, digest) != digest:
             raise ConfigError(f"{path}, or a module beside it, has changed since this program began: start it again")
@@ -214,9 +219,9 @@ def _module(path: Path, kind: str) -> ModuleType:
         with imports_beside(str(path)):
             spec.loader.exec_module(module)
         _refuse_other_modules(path)
-    except Exception as error:
-        del sys.modules[key]
-        if isinstance(error, ConfigError):
+    except BaseException as error:  # an interrupt leaves a file that is executed in part
+        sys.modules.pop(key, None)
+        if isinstance(error, ConfigError) or not isinstance(error, Exception):
             raise
         places = _places(error, path.parent)
         raise ConfigError(f"{path} failed{places}: {type(error).__name__}: {error}") from error
