@@ -333,8 +333,11 @@ def _code_of(handler: object) -> CodeType | None:
 
 def raise_if_from_signal(error: Exception) -> None:
     """Raise an exception again that comes from a handler of a signal; do nothing with any other."""
-    if is_from_signal(error):
-        raise error
+    try:
+        if is_from_signal(error):
+            raise error
+    finally:
+        del error  # it would be in a cycle with this frame
 
 
 def unreadable(subject: str, error: Exception) -> NoReturn:
@@ -345,9 +348,12 @@ def unreadable(subject: str, error: Exception) -> NoReturn:
         subject: the operation and the argument, as "[push] client 7's update".
         error: the exception that it raised.
     """
-    if isinstance(error, AffluxError | UnavailableError | MemoryError) or is_from_signal(error):
-        raise error
-    raise AffluxError(f"{subject} cannot be read: {type(error).__name__}: {_text(error)}") from error
+    try:
+        if isinstance(error, AffluxError | UnavailableError | MemoryError) or is_from_signal(error):
+            raise error
+        raise AffluxError(f"{subject} cannot be read: {type(error).__name__}: {_text(error)}") from error
+    finally:
+        del error  # it would be in a cycle with this frame
 
 
 def reads(subject: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
