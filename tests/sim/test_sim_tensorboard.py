@@ -11,6 +11,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.results import tensorboard
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
+from afflux.sim.runs import library
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from made_runs import resume, run, run_in_store, run_paired
@@ -93,6 +94,31 @@ def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds,
     assert result.digest == whole.digest
     parts, all_at_once = (next((tmp_path / name).iterdir()) for name in ("parts", "whole"))
     assert dict(scalars(parts)["test/accuracy"]) == dict(scalars(all_at_once)["test/accuracy"])
+
+
+@pytest.mark.parametrize("checkpoint_every", [0.0, 1000.0])
+def test_a_resumed_run_writes_what_it_was_begun_with(checkpoint_every, tmp_path):
+    """Event files and models, without a word about them, also if it begins anew at its first checkpoint."""
+    pytest.importorskip("tensorboard")
+    simulation = library.Simulation.of(SMALL, [SPEC], [0])
+
+    def stop(index, progress):
+        if progress.arrivals > 20:
+            raise Stopped
+
+    options = dict(tensorboard=True, save_every=12)
+    simulation.run(out=tmp_path / "whole", **options)
+    stored = dict(out=tmp_path / "run", store=tmp_path / "store", checkpoint_every=checkpoint_every)
+    with pytest.raises(Stopped):
+        simulation.run(watch=stop, **stored, **options)
+    library.resume(tmp_path / "store")
+    runs = {}
+    for name in ("whole", "run"):
+        (events,) = (tmp_path / name / "tensorboard").iterdir()
+        models = sorted(path.name for path in (tmp_path / name / "models").iterdir())
+        runs[name] = dict(scalars(events)["test/accuracy"]), models
+    assert runs["run"] == runs["whole"]
+    assert len(runs["run"][1]) == 4
 
 
 def test_without_the_package_the_error_comes_before_any_work(monkeypatch, tmp_path):

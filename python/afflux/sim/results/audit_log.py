@@ -241,6 +241,7 @@ class AuditOutput(NamedTuple):
     folder: Path  #: must exist
     updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
     save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
+    tensorboard: bool = False  #: write TensorBoard's event files
 
 
 def file_stem(label: str, seed: int) -> str:

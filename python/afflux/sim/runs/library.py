@@ -272,13 +272,13 @@ class Simulation:
             compare(self.jobs, self.config, task=self.task, finished=finished, **options)
             return SimulationResults.of_runs(finished, self.config)
         _require_packages(tensorboard)
-        output = AuditOutput(Path(out) / audit_log.FOLDER, keep_updates, save_every)
+        output = AuditOutput(Path(out) / audit_log.FOLDER, keep_updates, save_every, tensorboard)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
             interrupted = interrupted_run(Path(store), self.jobs[0], self.config, Path(out))
             options["store"] = StoredRun(Path(store), checkpoint_every, interrupted)
-        return run_in_folder(self.jobs, self.config, output, self.task, tensorboard=tensorboard, **options)
+        return run_in_folder(self.jobs, self.config, output, self.task, **options)
 
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
@@ -308,8 +308,8 @@ def resume(
         selection: FILE.py:FUNCTION with its options, if the law of selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
-        tensorboard: see `Simulation.run`.
-        save_every: see `Simulation.run`.
+        tensorboard: see `Simulation.run`; a run that was begun with it goes on with it.
+        save_every: see `Simulation.run`; 0: as the run was begun.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.
         on_evaluation: see `Simulation.run`.
@@ -322,20 +322,21 @@ def resume(
             was used since.
         StoreError: there is no store, or it is damaged.
     """
-    _require_packages(tensorboard)
     save_every = integer(0)("resume", "save_every", save_every)
     interrupted = store
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
         interrupted = InterruptedRun(Path(interrupted), moved, typed, named, selection)
-    config = interrupted.config
+    config, output = interrupted.config, interrupted.output
+    output = output._replace(save_every=save_every or output.save_every, tensorboard=tensorboard or output.tensorboard)
+    _require_packages(output.tensorboard)
     if interrupted.finished:
         _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
-    jobs, output = [Job(interrupted.spec, interrupted.header.seed)], interrupted.output._replace(save_every=save_every)
+    jobs = [Job(interrupted.spec, interrupted.header.seed)]
     stored, own = StoredRun(interrupted.path, checkpoint_every, interrupted), task if isinstance(task, Task) else None
     options: dict[str, Any] = {"workers": workers, "watch": watch, "on_evaluation": on_evaluation}
-    return run_in_folder(jobs, config, output, own, store=stored, tensorboard=tensorboard, **options)
+    return run_in_folder(jobs, config, output, own, store=stored, **options)
 
 
 def run_in_folder(
@@ -345,7 +346,6 @@ def run_in_folder(
     task: Task | None = None,
     *,
     store: StoredRun | None = None,
-    tensorboard: bool = False,
     on_evaluation: OnEvaluation | None = None,
     **options: Any,
 ) -> SimulationResults:
@@ -357,7 +357,6 @@ def run_in_folder(
         output: what the runs write, and the folder of their logs in the run folder.
         task: the task of the clients; default the task in the settings.
         store: of the server of a single job.
-        tensorboard: see `Simulation.run`.
         on_evaluation: see `Simulation.run`.
         options: of `compare`.
 
@@ -372,7 +371,7 @@ def run_in_folder(
     resumes = store is not None and store.interrupted is not None
     with (
         run_folder.open_run_folder(jobs, config, output, resumes) as finished,
-        event_files(folder / FOLDER if tensorboard else None, on_evaluation) as track,
+        event_files(folder / FOLDER if output.tensorboard else None, on_evaluation) as track,
     ):
         if ended := finished.lines:
             inputs = inputs_of_jobs([jobs[index] for index in ended], config, task)

@@ -52,6 +52,8 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
     run_id: RunId
+    save_every: audit_log.Count = 0
+    tensorboard: bool = False
 
     def check(self) -> None:
         """Compare the parts with each other; raise ValueError if they do not agree."""
@@ -104,7 +106,8 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         self.path, self.notes = path, checkpoint
-        self.output = AuditOutput(audit, header.updates is not None)  #: the files of its log and updates
+        #: the files of its log and updates, and what else the run writes
+        self.output = AuditOutput(audit, header.updates is not None, checkpoint.save_every, checkpoint.tensorboard)
         self.config = header.sim_config(path, *named)
         self.spec = header.rule_spec(path, typed)
         stem = audit / audit_log.file_stem(self.spec.label, header.seed)
@@ -250,7 +253,13 @@ class StoredRun:
 
         `start` is what `process_time` would have been at the beginning of the run.
         """
-        self._stream, self._leader, self._folder, self._start = stream, leader, output.folder, start
+        self._stream, self._leader, self._output, self._folder, self._start = (
+            stream,
+            leader,
+            output,
+            output.folder,
+            start,
+        )
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
         file = self._folder / RUN_ID
         if read_run_id(self._folder) != self._run_id:
@@ -297,6 +306,8 @@ class StoredRun:
             arrays=name,
             history=self._leader.history,
             run_id=self._run_id,
+            save_every=self._output.save_every,
+            tensorboard=self._output.tensorboard,
         )
         self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._stream.older_versions())
         for old in self.path.glob("clients-*.npz*"):
