@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 #include <string>
 
@@ -48,31 +47,6 @@ void release(void* memory, std::size_t bytes) {
   std::free(static_cast<unsigned char*>(memory) - reinterpret_cast<std::uintptr_t>(memory) % border(bytes));
 }
 
-// Mixes a word into the state. For each state this is a bijection of `word`, so every change within one word changes
-// the checksum.
-std::uint64_t mixed(std::uint64_t state, std::uint64_t word) {
-  state = (state ^ word) * 0x9E3779B97F4A7C15u;
-  return state ^ (state >> 32);
-}
-
-// Returns a checksum that depends on the order of the bytes; not for files. Four chains hide the latency of the
-// multiplication.
-std::uint64_t checksum_of(const void* memory, std::int64_t bytes) {
-  constexpr std::int64_t kChains = 4, kStep = 8 * kChains;
-  const auto* const from = static_cast<const unsigned char*>(memory);
-  std::uint64_t chains[kChains] = {1, 2, 3, 4}, words[kChains];
-  std::int64_t i = 0;
-  for (; i + kStep <= bytes; i += kStep) {
-    std::memcpy(words, from + i, kStep);
-    for (int k = 0; k < kChains; ++k) chains[k] = mixed(chains[k], words[k]);
-  }
-  std::memset(words, 0, kStep);
-  if (i < bytes) std::memcpy(words, from + i, static_cast<std::size_t>(bytes - i));
-  std::uint64_t sum = static_cast<std::uint64_t>(bytes);
-  for (int k = 0; k < kChains; ++k) sum = mixed(sum, mixed(chains[k], words[k]));
-  return sum;
-}
-
 Type type_named(const std::string& name) {
   for (const Type type : {Type::float32, Type::float64, Type::bfloat16})
     if (name == afflux::name(type)) return type;
@@ -92,8 +66,8 @@ std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const 
 
 }  // namespace
 
-Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked, std::int64_t until_read)
-    : size_(size), type_(type), max_buffers_(max_buffers), checked_(checked), until_read_(until_read) {
+Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, std::int64_t until_read)
+    : size_(size), type_(type), max_buffers_(max_buffers), until_read_(until_read) {
   if (size < 0 || max_buffers < 0) throw Error("[Pool] size and max_buffers must not be negative");
   if (size > std::int64_t{1} << 59) throw std::bad_alloc();
 }
@@ -145,14 +119,6 @@ void Pool::give_back(void* memory) noexcept {
   free_.push_back(memory);
 }
 
-void Pool::report_damage(std::int64_t tag) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  try {
-    damaged_.push_back(tag);
-  } catch (const std::bad_alloc&) {  // a destructor calls this function, so the report is dropped
-  }
-}
-
 std::int64_t Pool::held() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return allocated_ - static_cast<std::int64_t>(free_.size());
@@ -170,11 +136,6 @@ std::int64_t Pool::allocated() const {
   return allocated_;
 }
 
-std::vector<std::int64_t> Pool::damaged() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return damaged_;
-}
-
 Buffer::Buffer(std::shared_ptr<Pool> pool)
     : pool_(std::move(pool)), view_(pool_->take(), pool_->size(), {}, pool_->type()) {}
 
@@ -186,9 +147,7 @@ Buffer::Buffer(std::unique_ptr<Array> lent, py::object vector)
       frozen_(true) {}
 
 Buffer::~Buffer() {
-  if (pool_ == nullptr) return;
-  if (!intact()) pool_->report_damage(tag_);
-  pool_->give_back(view_.data);
+  if (pool_ != nullptr) pool_->give_back(view_.data);
 }
 
 View<void> Buffer::view() const {
@@ -197,16 +156,8 @@ View<void> Buffer::view() const {
   return now;
 }
 
-bool Buffer::intact() const { return !checksum_ || *checksum_ == checksum_of(view_.data, pool_->bytes()); }
-
 const Buffer* Buffer::in(py::handle object) {
   return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
-}
-
-void Buffer::freeze(std::int64_t tag) {
-  if (!frozen_) tag_ = tag;
-  if (!frozen_ && pool_->checked()) checksum_ = checksum_of(view_.data, pool_->bytes());
-  frozen_ = true;
 }
 
 py::buffer_info Buffer::buffer() const {
@@ -217,30 +168,25 @@ py::buffer_info Buffer::buffer() const {
 }
 
 void bind_buffers(py::module_& module) {
-  const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, bool checked,
-                       std::int64_t until_read) {
-    return std::make_shared<Pool>(size, type_named(dtype), max_buffers, checked, until_read);
+  const auto make = [](std::int64_t size, const std::string& dtype, std::int64_t max_buffers, std::int64_t until_read) {
+    return std::make_shared<Pool>(size, type_named(dtype), max_buffers, until_read);
   };
   // The types are local to this module: a process may load another build beside it.
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool", py::module_local())
-      .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("checked") = false,
-           py::arg("until_read") = 0)
+      .def(py::init(make), py::arg("size"), py::arg("dtype"), py::arg("max_buffers"), py::arg("until_read") = 0)
       .def("lend", &Pool::lend, py::arg("memory"))
       .def_property_readonly("held", &Pool::held)
       .def_property_readonly("free", &Pool::free)
       .def_property_readonly("allocated", &Pool::allocated)
-      .def_property_readonly("buffer_bytes", &Pool::bytes)
-      .def_property_readonly("damaged", &Pool::damaged);
+      .def_property_readonly("buffer_bytes", &Pool::bytes);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final(), py::module_local());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
       .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"), py::arg("gpu"))
       .def_property_readonly("is_lent", &Buffer::lent)
       .def_property_readonly("vector", &Buffer::vector)
-      .def("freeze", &Buffer::freeze, py::arg("tag") = 0)
-      .def("intact", &Buffer::intact)
+      .def("freeze", &Buffer::freeze)
       .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })
       .def_property_readonly("size", [](const Buffer& self) { return self.view().size; })
-      .def_property_readonly("checksum", &Buffer::checksum)
       .def_buffer([](const Buffer& self) { return self.buffer(); });
   buffer_type = reinterpret_cast<PyTypeObject*>(buffer.ptr());
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "afflux/view.hpp"
@@ -19,10 +18,9 @@ class Array;
 // All methods run with the GIL held, so that the mutex is never locked during a fork by Python.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. `checked`: a frozen buffer is compared
-  // with its checksum when its memory is given back. `until_read`: see afflux::ingest. Throws Error for a negative size
-  // or max_buffers.
-  Pool(std::int64_t size, Type type, std::int64_t max_buffers, bool checked, std::int64_t until_read);
+  // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. `until_read`: see afflux::ingest.
+  // Throws Error for a negative size or max_buffers.
+  Pool(std::int64_t size, Type type, std::int64_t max_buffers, std::int64_t until_read);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -36,19 +34,15 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // until its own destruction. Throws Error for other memory.
   void lend(const pybind11::buffer& memory);
   void give_back(void* memory) noexcept;
-  void report_damage(std::int64_t tag) noexcept;
 
   std::int64_t size() const { return size_; }
   std::int64_t bytes() const { return size_ * afflux::bytes(type_); }
   Type type() const { return type_; }
-  bool checked() const { return checked_; }
   std::int64_t until_read() const { return until_read_; }
   std::int64_t held() const;
   // Returns the addresses of the buffers that are not held.
   std::vector<std::uintptr_t> free() const;
   std::int64_t allocated() const;
-  // Returns the tags of the frozen buffers that were written to before their release.
-  std::vector<std::int64_t> damaged() const;
 
  private:
   bool is_lent(const void* memory) const;
@@ -56,13 +50,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::int64_t size_;
   const Type type_;
   const std::int64_t max_buffers_;
-  const bool checked_;
   const std::int64_t until_read_;
   mutable std::mutex mutex_;
   std::vector<void*> free_;
   std::vector<pybind11::buffer_info> lent_;
   std::int64_t allocated_ = 0;
-  std::vector<std::int64_t> damaged_;
 };
 
 // A buffer of a pool, which is written and may then be frozen; freezing is final. Or a caller's vector that is only
@@ -80,16 +72,12 @@ class Buffer {
   // Returns the buffer of this Python object, or null if the object is no buffer.
   static const Buffer* in(pybind11::handle object);
 
-  void freeze(std::int64_t tag);
+  void freeze() { frozen_ = true; }
   bool frozen() const { return frozen_; }
   bool lent() const { return lent_ != nullptr; }
   pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
   View<void> view() const;
   std::int64_t until_read() const { return pool_ == nullptr ? 0 : pool_->until_read(); }
-  // Returns false if the buffer was written to after it was frozen. Always true if its pool is not checked.
-  bool intact() const;
-  // Returns the checksum of the bytes at the time of freezing, if the pool is checked.
-  std::optional<std::uint64_t> checksum() const { return checksum_; }
   pybind11::buffer_info buffer() const;
 
  private:
@@ -99,8 +87,6 @@ class Buffer {
   bool moves_ = false;           // the lent vector is torch's, which may move its memory (share_memory_)
   View<void> view_;
   bool frozen_ = false;
-  std::int64_t tag_ = 0;
-  std::optional<std::uint64_t> checksum_;
 };
 
 void bind_buffers(pybind11::module_& module);

@@ -46,22 +46,22 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
     return ingest(source, slot->view(), threads, nullptr, slot->until_read());
   };
   constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than releasing the GIL and taking it
-  Statistics found;
+  Statistics statistics;
   if (source.size <= kShort) {
-    found = sweep();
+    statistics = sweep();
   } else {
     const GilRelease release;
-    found = sweep();
+    statistics = sweep();
   }
-  const double norm = std::sqrt(found.sum_of_squares);
-  if (found.first_nonfinite >= 0 || -max_abs > found.min || found.max > max_abs || norm > max_norm ||
-      found.sum_of_squares > most_squares)
+  const double norm = std::sqrt(statistics.sum_of_squares);
+  if (statistics.first_nonfinite >= 0 || -max_abs > statistics.min || statistics.max > max_abs || norm > max_norm ||
+      statistics.sum_of_squares > most_squares)
     return py::none();
-  const py::object own = py::cast(std::move(slot)), low = real(found.min), high = real(found.max);
+  const py::object buffer = py::cast(std::move(slot)), low = real(statistics.min), high = real(statistics.max);
   const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
   return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
                           {client, version, num_examples, is_none(loss) ? py::handle(texts->nan) : loss, real(norm),
-                           own, py::none(), extremes, texts->zero, texts->empty});
+                           buffer, py::none(), extremes, texts->zero, texts->empty});
 }
 
 py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,

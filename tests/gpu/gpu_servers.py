@@ -25,7 +25,6 @@ import pytest
 import afflux
 import crashes
 import server_plugins
-from afflux import UnavailableError
 from afflux.aggregation.options import ServerOptions
 from afflux.arrays.interop import on_host
 from device import libraries
@@ -76,19 +75,15 @@ class GpuServer(afflux.Server):
         asked = asdict(options or ServerOptions()) | arguments
         if ARRAYS == "cupy" and asked["slot_dtype"] == "bfloat16":
             pytest.skip("CuPy has no bfloat16")
-        checked = asked["check_versions"]
         opened = options is not None  # by `open`, whose store has the rows
         cached = isinstance(rule, afflux.Rule) and rule.calibrate.cached
-        rows = {"rows_on": ROWS_ON} if cached and not (checked or opened or "store" in arguments) else {}
-        host = checked or arguments.get("plane")  # which has its own arrays
+        rows = {"rows_on": ROWS_ON} if cached and not (opened or "store" in arguments) else {}
+        host = arguments.get("plane")  # which has its own arrays
         super().__init__(rule, params if host else on_gpu(params), options, **rows, **arguments)
 
     @classmethod
     def open(cls, path, rule=None, **options):
-        try:
-            return super().open(path, rule, like=moved(np.zeros(1)), **options)
-        except UnavailableError:  # check_versions
-            return super().open(path, rule, **options)
+        return super().open(path, rule, like=moved(np.zeros(1)), **options)
 
     def checkpoint(self, notes=None, *, keep=()):
         return super().checkpoint(notes, keep=[held_of(one) for one in keep] if isinstance(keep, list) else keep)

@@ -182,11 +182,6 @@ def test_what_lies_elsewhere(moved, vectors):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
 
 
-def test_what_is_for_the_cpu_alone(moved, vectors):
-    with pytest.raises(UnavailableError, match=r"\[Server\] check_versions: params is on cuda:0"):
-        Server(fedbuff(), moved(vectors[0]), check_versions=True)
-
-
 def test_bfloat16_slots(moved, vectors):
     if type(moved(vectors[0])).__module__ == "cupy":
         with pytest.raises(UnavailableError, match=r"slot_dtype is 'bfloat16', which CuPy lacks"):

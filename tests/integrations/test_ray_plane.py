@@ -368,8 +368,6 @@ def test_what_a_plane_on_ray_cannot_do(planes):
         server = Server(rules.fedbuff(), np.zeros(100), plane=planes(2))
     with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
         server.push(client=1, version=0, update=np.zeros(100), copy=False)
-    with pytest.raises(UnavailableError, match="check_versions"):
-        Server(rules.fedbuff(), np.zeros(3), plane=planes(2), check_versions=True)
     with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
         RayPlane(2, actor_options=[{}])
     with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):

@@ -7,12 +7,10 @@ Servers that check their versions have their vectors in one piece.
 """
 
 from contextlib import closing, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import afflux
 import server_plugins
-from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.store.index import Index
 
@@ -48,9 +46,7 @@ OF_ONE_PIECE = (
 
 class ShardedServer(afflux.Server):
     def __init__(self, rule, params, options=None, **arguments):
-        chosen = (asdict(options) if isinstance(options, ServerOptions) else {}) | arguments
-        opened = options is not None  # by `open`
-        if not (opened or chosen.get("check_versions")):
+        if options is None:  # else by `open`
             arguments.setdefault("plane", ShardedPlane(3))
         super().__init__(rule, params, options, **arguments)
 

@@ -1,7 +1,5 @@
 """Servers of models: trees in and out, buffers apart, other types of params and slots, params in place."""
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -341,49 +339,6 @@ def test_in_place_gives_the_same_bits(name, rng):
         servers[1].push(client=i, **{servers[1].rule.kind: np.ones(size)}, version=0)
     assert bits(held) == before  # a copy
     assert servers[1].versions_held == 1
-
-
-def write_to(params):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns once that the array is read-only
-        torch.from_numpy(params)[7] = 5.0
-
-
-@pytest.mark.parametrize("call", ["pull", "push", "flush", "state_dict"])
-def test_writing_to_an_old_version_is_noticed_when_it_is_released(call):
-    server = Server(fedavg(buffer_size=1), np.zeros(100, np.float32), check_versions=True)
-    calls = {
-        "pull": server.pull,
-        "push": lambda: server.push(client=0, update=np.ones(100), version=0),
-        "flush": server.flush,
-        "state_dict": server.state_dict,
-    }
-    old = server.pull()
-    server.push(client=0, update=np.ones(100), version=0)
-    write_to(old.params)
-    server.push(client=0, update=np.ones(100), version=1)  # it is still held
-    del old
-    with pytest.raises(AffluxError, match=rf"\[{call}\] version 0 of params was written to after it was pulled"):
-        calls[call]()
-    calls[call]()  # once: the server is sound
-    assert set(server.params.tolist()) == {float(server.version)}
-
-
-def test_nothing_is_built_on_a_version_that_was_written_to():
-    server = Server(fedavg(buffer_size=2), np.zeros(100, np.float32), check_versions=True)
-    state = server.state_dict()
-    server.push(client=0, update=np.ones(100), version=0)
-    write_to(server.pull().params)
-    for call in (lambda: server.push(client=1, update=np.ones(100), version=0), server.flush, server.state_dict):
-        with pytest.raises(AffluxError, match="version 0 of params, the newest, was written to"):
-            call()
-    assert (server.version, server.arrivals_waiting) == (0, 1)
-    server.load_state_dict(state)
-    with pytest.raises(AffluxError, match="version 0 of params was written to"):
-        server.pull()  # the damaged one was released
-    server.push(client=0, update=np.ones(100), version=0)
-    assert server.push(client=1, update=np.ones(100), version=0).report.version == 1
-    assert server.params.tolist() == [1.0] * 100
 
 
 def test_a_module_is_no_update():

@@ -105,7 +105,6 @@ REPLACED = {
     "faults": "record",
     "max_slots": 5,
     "max_versions": 4,
-    "check_versions": True,
     "flush_after": 9.0,
     "max_abs": 10.0,
     "max_norm": 1.0,
@@ -187,7 +186,6 @@ def pushed(server, arrivals=6, kind="update"):
 STORED_VALUES = {
     "max_versions": [None, 2, 3],
     "max_slots": [None, 2],
-    "check_versions": [False, True],
     "accumulate": [False, True],
 }
 #: Options of `Server.open`.
@@ -222,7 +220,6 @@ VALUES = {
     "max_deferred": [0, 5],
     "max_versions": [2, 3],
     "inplace": [True],
-    "check_versions": [True],
     "log": [True],
     "accumulate": [True],
     "flush_after": [1e6],

@@ -157,8 +157,6 @@ def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
         Server(rules.fedbuff(), np.zeros(3), plane=plane)
     with pytest.raises(AffluxError, match=r"\[Server\] plane is 3, must be a DataPlane"):
         Server(rules.fedbuff(), np.zeros(3), plane=3)
-    with pytest.raises(UnavailableError, match="check_versions"):
-        Server(rules.fedbuff(), np.zeros(3), plane=ShardedPlane(2), check_versions=True)
 
     monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):

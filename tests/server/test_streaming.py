@@ -364,7 +364,7 @@ def test_a_flush_is_a_short_round_and_a_discard_forgets():
 
 
 def test_pulls_in_place_and_other_options():
-    server = streaming(fedbuff(buffer_size=2), inplace=True, slot_dtype="bfloat16", check_versions=True)
+    server = streaming(fedbuff(buffer_size=2), inplace=True, slot_dtype="bfloat16")
     for client in range(4):
         server.push(client=client, update=vector(1.0), version=server.version)
     assert server.pull().params.tolist() == [2.5] * D

@@ -289,11 +289,6 @@ ENGINE = {
         "infinity = 0x7BFFu, quiet_nan",
         "test_conversion.py",
     ),
-    "buffers: a checksum that knows no order": (
-        "sum = mixed(sum, mixed(chains[k], words[k]));",
-        "sum += words[k];",
-        "test_buffers.py",
-    ),
     "threads: the caller's floating-point mode is kept": (
         "_mm_setcsr(0x1F80);",
         "",

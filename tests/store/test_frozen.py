@@ -6,8 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 
+import forged
 import frozen_files
-from afflux import Server, replay, store
+from afflux import Server, StoreError, replay, store
 from afflux.selftest.pushes import state_digest
 
 ARCHIVES = sorted(frozen_files.FOLDER.glob("*.tar.gz"))
@@ -37,6 +38,16 @@ def test_a_store_opens_and_goes_on_to_the_same_bits(files):
         # A push that arrived after the last commit is not in the store: it comes again.
         assert frozen_files.push(server, 25 - server.joins) == digests["saved"]
         assert frozen_files.push(server, 11) == digests["continued"]
+
+
+def test_an_option_that_servers_no_longer_have_must_have_its_default(files):
+    folder, _ = files
+    stored = []
+    forged.forge_fact(folder / "store", "options", lambda options: stored.append(options) or options)
+    assert stored[0]["check_versions"] is False
+    forged.forge_fact(folder / "store", "options", lambda options: options | {"check_versions": True})
+    with pytest.raises(StoreError, match=r"store has the option check_versions=True, which servers no longer have"):
+        Server.open(folder / "store")
 
 
 def test_a_state_loads_and_its_log_replays_to_the_same_bits(files):

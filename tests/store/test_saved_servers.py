@@ -109,7 +109,7 @@ SETTINGS = {
     "both": (ca2fl(buffer_size=3), {"duplicates": "both"}),
     "two bits of both": (ca2fl(buffer_size=3, codec="affine-2"), {"duplicates": "both", "slot_dtype": "bfloat16"}),
     "rotated float64": (ca2fl(buffer_size=3, codec="rotated-4"), {"dtype": "float64"}),
-    "reject": (ca2fl(buffer_size=3), {"duplicates": "reject", "check_versions": True}),
+    "reject": (ca2fl(buffer_size=3), {"duplicates": "reject"}),
     "versions and slots": (ca2fl(buffer_size=3), {"max_versions": 3, "max_slots": 5}),
     "max_staleness": (fedbuff(buffer_size=3), {"max_staleness": 1, "duplicates": "latest"}),
     "a seed": (mf_ca2fl(buffer_size=3, bits=1), {"seed": 5}),

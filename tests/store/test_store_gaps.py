@@ -217,7 +217,6 @@ OPTIONS = {
     "max_slots": [None, 1, 5],
     "max_versions": [None, 1, 2],
     "inplace": [False, True],
-    "check_versions": [False, True],
     "accumulate": [False, True],
     "durability": [None, "power"],
     "commit_every": [1, None, 0],

@@ -114,7 +114,6 @@ def _options(rng):
         "durability": None,
         "accumulate": False,
         "inplace": False,
-        "check_versions": False,
         "rows_on": "device",
         "facts": ("tokens",),
     }

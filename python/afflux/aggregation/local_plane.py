@@ -54,7 +54,7 @@ class LocalPlane(DataPlane):
     def allocate(self, options: PlaneOptions) -> None:
         """Prepare for the vectors of a server."""
         self.options, self.size, self.num_threads = options, options.size, options.num_threads
-        self.inplace, self.checks_versions = options.inplace, options.check_versions
+        self.inplace = options.inplace
         self.use_versions(None)
         #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
         self._apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
@@ -68,7 +68,6 @@ class LocalPlane(DataPlane):
             options.size,
             options.max_versions,
             dtype=options.dtype,
-            checked=options.check_versions,
             inplace=options.inplace,
             memory=memory,
             device=self.device,
@@ -223,11 +222,11 @@ class LocalPlane(DataPlane):
                 problems[i] = f"{'value beyond max_abs' if finite else 'non-finite value'} at index {index}"
         return problems
 
-    def publish(self, prepared: LocalRound, version: int) -> tuple[Vector, NamedVectors, NewRows]:
+    def publish(self, prepared: LocalRound) -> tuple[Vector, NamedVectors, NewRows]:
         for name, spare in self._apart.items():
             if spare is prepared.rule_vectors.get(name):
                 self._apart[name] = prepared.before[name]
-        return self.versions.finished(prepared.draft, version), prepared.rule_vectors, prepared.rows
+        return self.versions.finished(prepared.draft), prepared.rule_vectors, prepared.rows
 
     def release(self, prepared: LocalRound) -> None:
         prepared.plan.slots.clear()  # the sweep's own list
@@ -237,8 +236,8 @@ class LocalPlane(DataPlane):
     def draft(self, op: str) -> Any:
         return self.versions.take(op).buffer
 
-    def finish(self, draft: Any, version: int) -> Vector:
-        return self.versions.finished(Draft(draft), version)
+    def finish(self, draft: Any) -> Vector:
+        return self.versions.finished(Draft(draft))
 
     @property
     def versions_held(self) -> int:
@@ -276,12 +275,6 @@ class LocalPlane(DataPlane):
         if self.device is HOST:  # a store compares the addresses
             return isinstance(params, np.ndarray)
         return self.device.owns(params) and self.versions.has(params)
-
-    def refuse_damage(self, op: str) -> None:
-        self.versions.refuse_damage(op)
-
-    def refuse_damaged_newest(self, op: str, version: int) -> None:
-        self.versions.refuse_damaged_newest(op, version)
 
     def wait(self) -> None:
         self.device.wait()

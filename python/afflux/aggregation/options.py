@@ -14,7 +14,7 @@ from afflux import ops
 from afflux.aggregation.limits import MOST_MAX_ABS, Limits
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError
 from afflux.ops.validation import (
     Check,
     Dtype,
@@ -46,7 +46,6 @@ REPLACEABLE = (
     "max_slots",
     "max_deferred",
     "max_versions",
-    "check_versions",
     "flush_after",
     "max_abs",
     "max_norm",
@@ -69,7 +68,6 @@ class Options(TypedDict, total=False):
     max_deferred: int | None
     max_versions: int | None
     inplace: bool
-    check_versions: bool
     log: bool
     accumulate: bool
     flush_after: float | None
@@ -114,9 +112,6 @@ class ServerOptions:
             step that would need one more raises, and no arrival is lost. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies. Pulls then copy, and wait for a step
             in progress. Not possible with a store.
-        check_versions: detect writes of a client to a version that it pulled, which torch and DLPack cannot prevent. A
-            step, or a saved state, that would use the damaged version raises. For an older version, the next call after
-            the client has released it raises, once. Costs three more sweeps over params for each step. Only on the CPU.
         log: keep every decision in `Server.log`, for `afflux.replay`.
         accumulate: add arrivals to one float64 sum instead of buffering M vectors: at once, or, where several threads
             push, together with the next arrivals. For rules whose weights are known on arrival; `duplicates` must not
@@ -192,7 +187,6 @@ class ServerOptions:
     max_deferred: int | None = None
     max_versions: int | None = None
     inplace: bool = False
-    check_versions: bool = False
     log: bool = False
     accumulate: bool = False
     flush_after: float | None = None
@@ -227,7 +221,7 @@ class ServerOptions:
             "faults": one_of("raise", "record"),
             "facts": names_of_facts,
             "rounds": one_of("full", "flush"),
-        } | dict.fromkeys(("inplace", "check_versions", "log", "accumulate"), flag)
+        } | dict.fromkeys(("inplace", "log", "accumulate"), flag)
         for name, checked in check.items():
             check_fields(self, checked, name, op="Server")
         check_fields(self, optional(one_dtype_of(self.dtype, "bfloat16")), "slot_dtype", op="Server")
@@ -322,11 +316,8 @@ class ServerOptions:
         """Check the options against the device of the server's vectors: the GPU of that name, or the CPU.
 
         Raises:
-            UnavailableError: check_versions on a GPU.
-            AffluxError: another option cannot be combined with the device, or needs or excludes a store.
+            AffluxError: an option cannot be combined with the device, or needs or excludes a store.
         """
-        if self.check_versions and gpu is not None:
-            raise UnavailableError(f"[Server] check_versions: params is on {gpu}, and this is for the CPU alone")
         if self.inplace and store:
             raise AffluxError("[Server] inplace: a store keeps the last version while the next one is written")
         if store and self.max_versions == 2 and self.commit_every != 1:

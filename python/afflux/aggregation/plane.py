@@ -73,7 +73,6 @@ class PlaneOptions(Struct, frozen=True):
     together: int  #: the number of slots that a round reads
     num_threads: int = 1  #: of a round's sweep
     max_versions: int | None = None
-    check_versions: bool = False
     inplace: bool = False
     codec: Codec | None = None  #: of cached rows
     rows_on_host: bool = False  #: whether rows are kept on the host, for rounds on a GPU
@@ -86,7 +85,6 @@ class DataPlane(ABC):
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
     copies: str | None = None  #: the reason why pushed vectors are always copied; None: they may be lent
     inplace: bool = False  #: whether there is one version, which rounds overwrite
-    checks_versions: bool = False  #: whether `refuse_damage` finds versions that callers have written to
     reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
     reads_parts: bool = False  #: whether a round may read callers' arrays that no push has checked, see `in_parts`
     gpu: str | None = None  #: the name of the GPU that has the vectors
@@ -219,7 +217,7 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def publish(self, prepared: Prepared, version: int) -> tuple[Vector, NamedVectors, Any]:
+    def publish(self, prepared: Prepared) -> tuple[Vector, NamedVectors, Any]:
         """Return the params, the rule vectors and the rows that the sweep has written. No call can fail after this."""
 
     @abstractmethod
@@ -233,8 +231,8 @@ class DataPlane(ABC):
         """Return memory for a version. Raises AffluxError, which names the call `op`, if max_versions are held."""
 
     @abstractmethod
-    def finish(self, draft: Draft, version: int) -> Vector:
-        """Make the draft the newest version, which no caller can write to."""
+    def finish(self, draft: Draft) -> Vector:
+        """Return the draft as a version, which no caller can write to."""
 
     @property
     @abstractmethod
@@ -273,14 +271,6 @@ class DataPlane(ABC):
     @abstractmethod
     def is_version(self, params: ops.Array) -> bool:
         """Return whether a caller's params may be a result of `shown`."""
-
-    @abstractmethod
-    def refuse_damage(self, op: str) -> None:
-        """Raise an error, once for each version that was written to, when that version is no longer in use."""
-
-    @abstractmethod
-    def refuse_damaged_newest(self, op: str, version: int) -> None:
-        """Raise an error if the newest version was written to, because a step or a saved state would use it."""
 
     @abstractmethod
     def wait(self) -> None:

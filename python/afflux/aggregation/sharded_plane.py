@@ -54,7 +54,7 @@ class ShardedRound(Struct, frozen=True, eq=False):
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
 
-    Such a server has no check_versions and no copy=False. `pull` and `Task.params` copy a version, once as long as
+    Such a server has no copy=False. `pull` and `Task.params` copy a version, once as long as
     callers have the copy; neither max_versions nor memory_budget counts the copies.
 
     With a store, each shard has a folder of its own in the store's; `Server.open` needs a plane with the same shards.
@@ -94,8 +94,6 @@ class ShardedPlane(DataPlane):
     def allocate(self, options: PlaneOptions) -> None:
         if hasattr(self, "size"):
             raise AffluxError("[Server] plane was given to a server before: give a new one")
-        if options.check_versions:
-            raise UnavailableError("[Server] check_versions: a plane in shards gives callers copies of versions")
         parts = parts_of(options.size, self.cuts(options.size))
         self.size, self.inplace, self.num_threads = options.size, options.inplace, options.num_threads
         self._total, self._nodes = superblocks(self.size), [(part.first, part.length) for part in parts]
@@ -302,8 +300,8 @@ class ShardedPlane(DataPlane):
     def problems(self, prepared: ShardedRound) -> dict[int, str]:
         return {}  # no vector is lent
 
-    def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
-        params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts), version), strict=True)
+    def publish(self, prepared: ShardedRound) -> tuple[Vector, NamedVectors, Any]:
+        params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts)), strict=True)
         return Shards(params), {name: Shards([part[name] for part in vectors]) for name in vectors[0]}, rows
 
     def release(self, prepared: ShardedRound) -> None:
@@ -314,8 +312,8 @@ class ShardedPlane(DataPlane):
         drafts = self.drafted(op)
         return self.counted(self.objects_later("buffer", of=drafts), drafts)
 
-    def finish(self, draft: Shards, version: int) -> Shards:
-        return self.counted(self.objects_later("finish", draft, version), draft)
+    def finish(self, draft: Shards) -> Shards:
+        return self.counted(self.objects_later("finish", draft), draft)
 
     @property
     def versions_held(self) -> int:
@@ -366,12 +364,6 @@ class ShardedPlane(DataPlane):
 
     def is_version(self, params: ops.Array) -> bool:
         return self._copies.get(id(params)) is params
-
-    def refuse_damage(self, op: str) -> None:
-        pass  # callers have copies
-
-    def refuse_damaged_newest(self, op: str, version: int) -> None:
-        pass
 
     def wait(self) -> None:
         pass

@@ -28,7 +28,7 @@ class Device(ABC):
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
     @abstractmethod
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Any:
+    def pool(self, size: int, dtype: str, limit: int, until_read: int = 0) -> Any:
         """Return a pool of vectors, of which at most `limit` are in use at once; 0: any number.
 
         `until_read` is the approximate number of bytes that pass through the caches between the ingest into a vector
@@ -129,8 +129,8 @@ class Host(Device):
 
     name = "the CPU"
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> Pool:
-        return Pool(size, dtype, limit, checked, until_read)
+    def pool(self, size: int, dtype: str, limit: int, until_read: int = 0) -> Pool:
+        return Pool(size, dtype, limit, until_read=until_read)
 
     def take(self, pool: Any) -> Buffer:
         return Buffer(pool)

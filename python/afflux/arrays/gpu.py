@@ -46,7 +46,7 @@ class Gpu(Device):
         self._bounces: list[tuple[npt.NDArray[Any], Callable[[], bool]]] = []
         self._lock = Lock()
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> "Arrays":
+    def pool(self, size: int, dtype: str, limit: int, until_read: int = 0) -> "Arrays":
         return Arrays(self, size, dtype, limit)
 
     def take(self, pool: Any) -> Any:
@@ -191,10 +191,10 @@ class CuPy(Gpu):
         super().__init__(index)
         self._cupy = sys.modules["cupy"]
 
-    def pool(self, size: int, dtype: str, limit: int, checked: bool = False, until_read: int = 0) -> "Arrays":
+    def pool(self, size: int, dtype: str, limit: int, until_read: int = 0) -> "Arrays":
         if dtype == "bfloat16":
             raise UnavailableError("[Server] slot_dtype is 'bfloat16', which CuPy lacks: pass torch tensors as params")
-        return super().pool(size, dtype, limit, checked)
+        return super().pool(size, dtype, limit)
 
     def empty(self, size: int, dtype: str) -> Any:
         with self._cupy.cuda.Device(self.index):
@@ -284,11 +284,6 @@ class Arrays:
         """Return whether the array's memory is that of an array of this pool."""
         owner = self._device.owner(array)
         return any(live() is owner for live in self._live.valuerefs())
-
-    @property
-    def damaged(self) -> list[int]:
-        """The versions that were written to: always empty, because such writes are not detected."""
-        return []
 
 
 def device_of(subject: str, parts: "Array | Sequence[Array]", names: Sequence[str]) -> Device:

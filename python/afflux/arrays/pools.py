@@ -29,8 +29,6 @@ class Versions:
         size: d.
         max_versions: the largest number of versions that are held at once; None: no limit.
         dtype: "float32", "float64" or "bfloat16", whose arrays are uint16.
-        checked: whether each version is compared with its checksum when it returns to the pool. `damaged` then lists
-            the versions that were written to although they are read-only. Every version is read twice.
         inplace: whether there is only one buffer, to which every version is written.
         memory: allocates the memory of a version; None: the pool itself.
         device: the device of the versions.
@@ -48,20 +46,16 @@ class Versions:
         max_versions: int | None = None,
         *,
         dtype: str = "float32",
-        checked: bool = False,
         inplace: bool = False,
         memory: Callable[[], Vector] | None = None,
         device: Device = HOST,
     ) -> None:
         self.inplace = inplace
         self._live: Draft | None = None
-        self._newest: Draft | None = None
-        self._damage_told = 0
-        self.checked = checked
         self.max_versions = max_versions
         self._memory = memory
         self._device = device
-        self._pool: Any = device.pool(size, dtype, max_versions or 0, checked)
+        self._pool: Any = device.pool(size, dtype, max_versions or 0)
 
     def take(self, op: str = "Server") -> "Draft":
         """Take a buffer for a new version; `op` names the call in errors.
@@ -84,14 +78,11 @@ class Versions:
             self._live = draft
         return draft
 
-    def finished(self, draft: "Draft", version: int) -> Vector:
-        """Make a draft the newest version, and return its params, read-only. If inplace, return the writable buffer,
-        which callers never get.
+    def finished(self, draft: "Draft") -> Vector:
+        """Return the params of a finished draft, read-only. If inplace, return the writable buffer, which callers never
+        get.
         """
-        if self.inplace:
-            return draft.array
-        self._newest = draft
-        return draft.publish(version)
+        return draft.array if self.inplace else draft.publish()
 
     @property
     def held(self) -> int:
@@ -117,32 +108,6 @@ class Versions:
         """The addresses of buffers that are not in use."""
         return list(self._pool.free)
 
-    @property
-    def damaged(self) -> list[int]:
-        """The versions whose bytes had changed when they returned; none unless `checked`."""
-        return list(self._pool.damaged)
-
-    def refuse_damage(self, op: str) -> None:
-        """Raise an error, once for each version that was written to, when that version is no longer in use."""
-        if not self.checked:
-            return
-        damaged = self.damaged
-        if len(damaged) > self._damage_told:
-            versions = ", ".join(map(str, damaged[self._damage_told :]))
-            self._damage_told = len(damaged)
-            raise AffluxError(
-                f"[{op}] version {versions} of params was written to after it was pulled; the server itself "
-                "is sound, and goes on: pull(out=...) gives a client an array of its own"
-            )
-
-    def refuse_damaged_newest(self, op: str, version: int) -> None:
-        """Raise an error if the newest version was written to, because a step or a saved state would use it."""
-        if self._newest is not None and not self._newest.intact:
-            raise AffluxError(
-                f"[{op}] version {version} of params, the newest, was written to after it was pulled: "
-                "load_state_dict() of an earlier state is the way back"
-            )
-
 
 class Draft:
     """A version that is being written."""
@@ -158,19 +123,14 @@ class Draft:
         """The same memory as an array for callers: on the host a NumPy array."""
         return np.asarray(self.buffer) if isinstance(self.buffer, Buffer) else self.buffer
 
-    def publish(self, version: int) -> Vector:
+    def publish(self) -> Vector:
         """Return the finished version. On the host it is read-only, and NumPy refuses to make it writable again; on a
         GPU it stays writable.
         """
         if not isinstance(self.buffer, Buffer):
             return self.buffer
-        self.buffer.freeze(version)
+        self.buffer.freeze()
         return np.asarray(self.buffer)
-
-    @property
-    def intact(self) -> bool:
-        """Whether the version was not written to since its publication; True if that is not checked."""
-        return not isinstance(self.buffer, Buffer) or self.buffer.intact()
 
 
 #: The memory of one pushed vector, with its type: a buffer of the engine, which NumPy can read (bfloat16 as uint16); on

@@ -164,7 +164,7 @@ class RayPlane(ShardedPlane):
             )
         #: Vectors without elements: they count slots and versions, in the place of those in the shards.
         self.planes = [LocalPlane()]
-        self.planes[0].allocate(replace(options[0], size=0, check_versions=False))
+        self.planes[0].allocate(replace(options[0], size=0))
         self._start(parts, self.size)
         # A limit here would count a slot or version until the message that frees it.
         self.call("allocate", Shards([replace(each, slots=0, max_versions=None) for each in options]))
@@ -369,12 +369,12 @@ class RayPlane(ShardedPlane):
         results = self.connection.settled(self._calls("sweep", [Shards(prepared.parts)], None), first)
         done.append(all(results.values()))
 
-    def publish(self, prepared: ShardedRound, version: int) -> tuple[Vector, NamedVectors, Any]:
+    def publish(self, prepared: ShardedRound) -> tuple[Vector, NamedVectors, Any]:
         params, rows = self._handles(), self._handles()
         vectors = {name: self._handles() for name in prepared.rule_vectors}
 
         def out(k: int) -> Any:
             return params.number(k), {name: vector.number(k) for name, vector in vectors.items()}, rows.number(k)
 
-        self._queue(self._calls("publish", [Shards(prepared.parts), version], None, out=out))
+        self._queue(self._calls("publish", [Shards(prepared.parts)], None, out=out))
         return self.counted(params, prepared.drafts), vectors, rows.parts

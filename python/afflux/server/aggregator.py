@@ -365,7 +365,7 @@ class Aggregator:
         if not plane.inplace:
             plane.fill(draft, values)
         new_buffers = admission.current.buffers if buffers is None else buffers
-        admission.set_params(Pulled(plane.finish(draft, number), number, new_buffers))
+        admission.set_params(Pulled(plane.finish(draft), number, new_buffers))
         if plane.inplace:
             try:
                 plane.fill(draft, values)
@@ -525,8 +525,6 @@ class Aggregator:
 
     def _prepared(self, op: str, waiting: list[PendingArrival], draft: Admission | None = None) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
-        if self.plane.checks_versions:
-            self.plane.refuse_damaged_newest(op, self.admission.version)
         self.check_storage()
         before = (draft or self.admission).before(len(waiting), self.slot_bytes)
         decided = prepare(self.rule, before, waiting, self.plane, op)
@@ -571,11 +569,10 @@ class Aggregator:
         if job.unsound:
             self._fail(job)
             return False
-        version = job.report.version
-        params, rule_vectors, new_rows = self.plane.publish(job.prepared, version)
+        params, rule_vectors, new_rows = self.plane.publish(job.prepared)
         if (rows := admission.rows) is not None and job.moves is not None:
             rows.commit(new_rows, job.moves)
-        admission.commit(Pulled(params, version, job.buffers), rule_vectors, job)
+        admission.commit(Pulled(params, job.report.version, job.buffers), rule_vectors, job)
         job.release(self.plane)
         return admission.unfinished
 

@@ -49,7 +49,7 @@ def assemble(
     if rule.needs.passes and clients is not None:
         passes = Participation.of(clients, [], [])
     state = ServerState(
-        current=Pulled(plane.finish(draft, first_version), first_version, buffers),
+        current=Pulled(plane.finish(draft), first_version, buffers),
         rule=rule,
         rows=rows,
         waiting=[],
@@ -103,7 +103,6 @@ def _allocate(
             together=1 if options.accumulate else buffer_size,
             num_threads=ops.threads(num_threads),
             max_versions=options.max_versions,
-            check_versions=options.check_versions,
             inplace=options.inplace,
             codec=codec,
             rows_on_host=options.rows_on == "host",
@@ -114,4 +113,4 @@ def _allocate(
 def _takes_vectors(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> bool:
     """Return whether the ledger itself may copy a plain vector of a push into a slot."""
     facts = bool(rule.needs.facts)  # its pushes have none
-    return not (facts or options.accumulate or options.check_versions or adapter.plane.fast_slots is None)
+    return not (facts or options.accumulate or adapter.plane.fast_slots is None)

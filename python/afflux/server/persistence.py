@@ -173,7 +173,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     if plane.gpu is None:
         draft = plane.draft("Server")
         plane.fill(draft, plane.read(now.params, copy=False))
-        now = replace(now, params=plane.finish(draft, now.version))
+        now = replace(now, params=plane.finish(draft))
     admission.load(structs.replace(state, current=now, rows=store.rows, log=[]))
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -187,15 +187,15 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     store.vectors.use(plane)
     if isinstance(plane, LocalPlane) and plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
-    in_slot = store.vectors.committed_version
-    last = Pulled(in_slot(store.version, newest=True), store.version, store.buffers)
+    committed_version = store.vectors.committed_version
+    last = Pulled(committed_version(), store.version, store.buffers)
     now = _on_device(last, aggregator)
     admission.load(structs.replace(admission.state, current=now, rows=store.rows, log=[]))
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator, storage=store)
     older = [
-        last if store.is_newest(version) else Pulled(in_slot(version, newest=False), version, buffers)
+        last if store.is_newest(version) else Pulled(committed_version(), version, buffers)
         for version, buffers in store.retained_buffers.items()
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
@@ -218,9 +218,9 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     plane = aggregator.plane
     if not isinstance(plane, LocalPlane) or plane.gpu is None:
         return version
-    draft = plane.versions.take()  # not the plane's own: an older version is not its newest one
+    draft = plane.versions.take()
     plane.fill(draft.buffer, version.params)
-    return replace(version, params=draft.publish(version.version))
+    return replace(version, params=draft.publish())
 
 
 def load_state(
@@ -243,7 +243,7 @@ def load_state(
     constants = _saved_constants(state)  # before the draft, which with inplace is the server's own params
     draft = plane.draft("load_state_dict")
     plane.fill(draft, saved.params)
-    now = Pulled(plane.finish(draft, saved.version), saved.version, saved.buffers)
+    now = Pulled(plane.finish(draft), saved.version, saved.buffers)
     replaced = admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
     if constants is not None:
         adapter.constants.replace(constants)
@@ -362,7 +362,6 @@ def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator, 
 def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:
     """Return the state_dict of a server without unfinished rounds."""
     admission, facts = aggregator.admission, facts_of(aggregator, adapter.layout, options)
-    aggregator.plane.refuse_damaged_newest("state_dict", admission.version)
     state = checkpoints.save(facts, admission.state, aggregator.plane.read)
     if adapter.constants.nbytes:
         state["arrays"]["constants"] = adapter.constants.to_bytes()

@@ -153,8 +153,6 @@ class PushReceiver:
                 aggregator.enter("push")
                 details = client_lr, local_steps, buffers, timeout, copy, staleness
                 call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
-            if aggregator.plane.checks_versions:
-                aggregator.plane.refuse_damage("push")
             if self.options.flush_after is not None:
                 aggregator.flush_late()
             if aggregator.admission.next_deadline != inf:

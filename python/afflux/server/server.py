@@ -141,12 +141,12 @@ class Server(StepReceiver):
             plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
             fields: fields of `ServerOptions`; one that is not given has its stored value, and so has durability=None.
                 These may differ from the stored values: durability, commit_every, max_staleness, faults, max_slots,
-                max_deferred, max_versions, check_versions, flush_after, max_abs, max_norm, clip_norms (not with
+                max_deferred, max_versions, flush_after, max_abs, max_norm, clip_norms (not with
                 log=True), memory_budget. A warning says what changes, and from which version on; arrivals that wait
                 are not checked again. The next commit stores the new values.
 
         Raises:
-            UnavailableError: `like` is on an unsupported GPU, or is given for a server with check_versions.
+            UnavailableError: `like` is on an unsupported GPU.
             AffluxError: an argument has a wrong type or value, or cannot be combined with the stored options. Or one of
                 the other options differs from the stored value; the message has both.
             StoreError: there is no store, the rule is wrong or missing, another process uses the store, its vectors are
@@ -219,7 +219,7 @@ class Server(StepReceiver):
         aggregator, adapter = self._aggregator, self._adapter
         try:
             if self.options.inplace:
-                self._enter("pull")
+                self._aggregator.enter("pull")
             if self.options.flush_after is not None:
                 aggregator.flush_late()
             if out is None:
@@ -264,7 +264,7 @@ class Server(StepReceiver):
         >>> server.rule.buffer_size, server.params.tolist()
         (1, [1.0, 1.0])
         """
-        self._enter("replace_rule")
+        self._aggregator.enter("replace_rule")
         a_rule("replace_rule", "rule", rule)
         aggregator = self._aggregator
         try:
@@ -322,7 +322,7 @@ class Server(StepReceiver):
         Raises:
             UnavailableError: the server has no plane=RayPlane, or it has inplace.
         """
-        self._enter("handle")
+        self._aggregator.enter("handle")
         return self._aggregator.plane.handle(self, positive("handle", "timeout", timeout))
 
     @property
@@ -344,7 +344,7 @@ class Server(StepReceiver):
         Returns:
             The report of that step; None if no step was due.
         """
-        self._enter("poll")
+        self._aggregator.enter("poll")
         checking.close_overdue(self._aggregator)
         return self._aggregator.flush(late=True)
 
@@ -367,7 +367,7 @@ class Server(StepReceiver):
         >>> receipt.report.weights.tolist(), server.params.tolist()
         ([0.5], [-1.5, -2.0])
         """
-        self._enter("set_rule_vector")
+        self._aggregator.enter("set_rule_vector")
         aggregator = self._aggregator
         new = self._adapter.rule_vector(aggregator.rule, name, vector, aggregator.admission.limits)
         aggregator.hand_in(name, new)
@@ -393,7 +393,7 @@ class Server(StepReceiver):
         >>> server.set_params(np.ones(2)), server.params.tolist()
         (1, [1.0, 1.0])
         """
-        self._enter("set_params")
+        self._aggregator.enter("set_params")
         aggregator, store = self._aggregator, self._store
         vector, buffers = self._adapter.new_params(params, aggregator.admission.limits)
         return aggregator.set_params(
@@ -406,13 +406,13 @@ class Server(StepReceiver):
 
         If a pass has begun with a full buffer, its round comes first, and is the last one if no arrivals are left.
         """
-        self._enter("flush")
+        self._aggregator.enter("flush")
         return self._aggregator.flush()
 
     @clears_tracebacks
     def discard(self) -> int:
         """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number."""
-        self._enter("discard")
+        self._aggregator.enter("discard")
         return self._aggregator.discard()
 
     @property
@@ -558,7 +558,7 @@ class Server(StepReceiver):
             StoreError: the store cannot be written; the last commit does not change.
             AffluxError: the server has no store, `notes` is not JSON-able, or `keep` has a foreign version.
         """
-        self._enter("checkpoint")
+        self._aggregator.enter("checkpoint")
         commit = partial(persistence.checkpoint, self._stored("checkpoint"), self._aggregator, notes, keep)
         self.retained_versions = MappingProxyType(self._aggregator.when_idle("checkpoint", commit))
 
@@ -570,7 +570,7 @@ class Server(StepReceiver):
             checkpoint: False leaves the store at its last commit; use it if files have vanished or the disk is full.
         """
         if not self._aggregator.admission.closed:
-            self._enter("close")
+            self._aggregator.enter("close")
         persistence.close(self._stored("close"), self._aggregator, checkpoint=checkpoint)
         self._aggregator.report_steps()
 
@@ -578,7 +578,7 @@ class Server(StepReceiver):
     @clears_tracebacks
     def notes(self) -> object:
         """The notes of the last checkpoint."""
-        self._enter("notes")
+        self._aggregator.enter("notes")
         store = self._stored("notes")
         notes = self._aggregator.when_idle("notes", lambda: store.notes)
         return None if notes is None else json.loads(notes)
@@ -604,7 +604,7 @@ class Server(StepReceiver):
         A server with the same rule and options that loads it continues with the same bits. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
-        self._enter("state_dict")
+        self._aggregator.enter("state_dict")
         save = partial(persistence.save_state, self._aggregator, self._adapter, self.options)
         return self._aggregator.when_idle("state_dict", save, overdue=True)
 
@@ -653,12 +653,8 @@ class Server(StepReceiver):
     def _state(self) -> ServerState:
         return self._aggregator.admission.state
 
-    def _enter(self, op: str) -> None:
-        self._aggregator.enter(op)
-        self._aggregator.plane.refuse_damage(op)
-
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first make a due step, and close the tasks whose lease has ended."""
-        self._enter(op)
+        self._aggregator.enter(op)
         self._aggregator.flush_late()
         checking.close_overdue(self._aggregator)

@@ -67,7 +67,6 @@ class StepReceiver(PushReceiver):
         """
         aggregator, adapter = self._aggregator, self._adapter
         aggregator.enter("step")
-        aggregator.plane.refuse_damage("step")
         if out is not None:
             adapter.copy_out("step", versions.newest(aggregator), out, check=True)
         if self.options.flush_after is not None:

@@ -44,6 +44,5 @@ def _copied_newest(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> in
 
 
 def _check_pull(aggregator: Aggregator) -> None:
-    aggregator.plane.refuse_damage("pull")
     if aggregator.plane.alone is not None:
         aggregator.check_process("pull")

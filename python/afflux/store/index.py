@@ -191,7 +191,7 @@ class Index:
             checksum = texts.pop("crc")
             if checksum != str(crc_of(texts)):
                 raise self._damaged("the facts do not agree with their checksum")
-            return read_facts(texts)
+            return read_facts(texts, self.path.parent)
 
     def committed(self, facts: Mapping[str, Any] | None = None) -> CommittedState | None:
         """Return the last commit, checked against the facts; None if there is no commit yet.

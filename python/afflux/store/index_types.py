@@ -6,6 +6,7 @@ each other.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.sharded_plane import superblocks
 from afflux.ops.codecs import named
+from afflux.ops.errors import StoreError
 from afflux.rules.rule import MOST_FACTS
 from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
 from afflux.store.shards import stored_parts
@@ -47,6 +49,10 @@ class ServerFacts(_Facts, frozen=True):
     cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
 
 
+#: Options that only servers of afflux 0.1.0 have, with the values with which a store of theirs is opened.
+_REMOVED_OPTIONS = {"check_versions": False}
+
+
 class StoredOptions(_Facts, frozen=True):
     """The options of a server that a store keeps; `ServerOptions` checks their values."""
 
@@ -55,7 +61,6 @@ class StoredOptions(_Facts, frozen=True):
     faults: str
     max_slots: Positive | None
     max_versions: Positive | None
-    check_versions: bool
     log: bool
     accumulate: bool
     flush_after: float | None
@@ -156,13 +161,19 @@ def decoded(value: Any, type_: Any) -> Any:
     return convert(value, type_)
 
 
-def read_facts(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return all facts, decoded from JSON and checked, as plain dicts and lists.
+def read_facts(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """Return all facts of the store, decoded from JSON and checked, as plain dicts and lists.
 
     Raises:
         ValueError: a fact is missing, unknown, of a wrong type, out of range, or does not agree with another one.
+        StoreError: an option has a value that servers no longer have.
     """
-    facts: StoreFacts = decoded({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
+    values = {name: json.loads(text) for name, text in texts.items()}
+    for name, default in _REMOVED_OPTIONS.items():
+        if (value := values["options"].pop(name, default)) != default:
+            remedy = f"open it once with afflux 0.1.0 and {name}={default!r}, and make a checkpoint"
+            raise StoreError(f"[store] {path} has the option {name}={value!r}, which servers no longer have: {remedy}")
+    facts: StoreFacts = decoded(values, StoreFacts)
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)
     for name in ("seed", "cuts"):

@@ -107,20 +107,20 @@ class ShardedVectors:
         slot = next(slot for slot in count() if slot not in used_slots)
         return self._plane.objects("draft_in", slot, op, of=self._vectors)
 
-    def committed_version(self, version: int, *, newest: bool) -> Shards:
-        return self._plane.counted(self._plane.objects("committed_version", version, of=self._vectors, newest=newest))
+    def committed_version(self) -> Shards:
+        return self._plane.counted(self._plane.objects("committed_version", of=self._vectors))
 
     def owns(self, params: Vector) -> bool:
         """Return True: callers have copies, which `DataPlane.is_version` knows."""
         return True
 
-    def in_slot(self, params: Any, version: int) -> Shards:
+    def in_slot(self, params: Any) -> Shards:
         """Return the version whose params these are; write it to a slot again if only a caller's copy is left."""
         vector = params if isinstance(params, Shards) else self._plane.version_of(params)
         if vector is None:
             draft = self._plane.draft("checkpoint")
             self._plane.fill(draft, params)
-            vector = self._plane.finish(draft, version)
+            vector = self._plane.finish(draft)
             self._plane.remember(vector, params)
         return vector
 

@@ -230,7 +230,7 @@ class Store:
 
     def _in_slot(self, version: Pulled) -> Pulled:
         """Return the version itself if its params are in a slot; for a version on a GPU, return a copy in a slot."""
-        params = self.vectors.in_slot(version.params, version.version)
+        params = self.vectors.in_slot(version.params)
         return version if params is version.params else Pulled(params, version.version, version.buffers)
 
     def _end_checkpoint(self) -> None:

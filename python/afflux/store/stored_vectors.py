@@ -115,10 +115,9 @@ class StoredVectors:
         self._versions = plane.keep_in(self._params.allocate, self._outputs)
         self._host_versions = None if plane.gpu is None else self._versions
 
-    def committed_version(self, version: int, *, newest: bool) -> Vector:
-        """Return the next version of the last commit, which has this number: the newest first, then the older ones."""
-        draft = self._versions.take()
-        return self._versions.finished(draft, version) if newest else draft.publish(version)
+    def committed_version(self) -> Vector:
+        """Return the next version of the last commit: the newest first, then the older ones."""
+        return self._versions.take().publish()
 
     def used_slots(self) -> set[int]:
         """Return the slots of the versions that are in use."""
@@ -145,13 +144,13 @@ class StoredVectors:
         """Return whether these params are a version of the server; of one on a GPU True."""
         return self._host_versions is not None or self._params.owns(params)
 
-    def in_slot(self, params: Vector, version: int) -> Any:
+    def in_slot(self, params: Vector) -> Any:
         """Return the params themselves if they are in a slot; of params on a GPU, return a copy in a slot."""
         if self._host_versions is None or not on_gpu(params):
             return params
         draft, self._spare_draft = self._spare_draft or self._host_versions.take(), None
         bring(params, draft.array)
-        return self._host_versions.finished(draft, version)
+        return draft.publish()
 
     def prepare_sweep(self, prepared: Prepared) -> None:
         """Map the pages that the sweep of a round writes. May be repeated."""
