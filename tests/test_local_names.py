@@ -53,3 +53,11 @@ def test_the_last_word_makes_a_filler(names):
     fillers = {"found", "left"}
     assert [names.is_filler(name, fillers) for name in ("found", "rows_found", "found_")] == [True] * 3
     assert [names.is_filler(name, fillers) for name in ("found_rows", "is_left", "row")] == [False] * 3
+
+
+def test_a_class_has_one_file(names, tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "ROOT", tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / "python").mkdir(exist_ok=True)
+        (tmp_path / "python" / f"{name}.py").write_text("class Row: pass\nclass Task: pass\n")
+    assert names.classes_in_two_files({"Task": "public"}) == ["class Row is in python/one.py and python/two.py"]

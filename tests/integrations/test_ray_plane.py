@@ -22,7 +22,7 @@ import pairwise
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError, rules
 from afflux.distributed import RayPlane, ray_plane, service
 from afflux.distributed.connection import RemoteShard
-from afflux.distributed.handle import Continuation, Request, unpacked
+from afflux.distributed.handle import Continuation, FirstRequest, unpacked
 from afflux.rules.specs import parse_rule
 from afflux.selftest.digest import vectors
 from afflux.sim import ConfigError
@@ -233,7 +233,9 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
             handle.push(**{"client": 1, "version": 0, "timeout": 30.0, **wrong})
     with pytest.raises(AffluxError, match="elements 3 to 3 are not among"):
         handle.pull(3, 3)
-    handle._request(Request("pull", {"task": None}, 0.5))  # a client that pulls and ends: the version is free again
+    handle._request(
+        FirstRequest("pull", {"task": None}, 0.5)
+    )  # a client that pulls and ends: the version is free again
     assert objects() == count
     after = server.state_dict()
     for state in (before, after):
@@ -274,7 +276,9 @@ def test_requests_and_replies_of_a_handle_that_cannot_be_read_are_errors(planes,
 
     with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
         handle.push(client=1, version=0, update=data[1][:SIZE], loss=UnreadableHere())
-    calls = handle._request(Request("push", {"client": 1, "version": 0, "update": None, "kinds": ["update"]}, 60.0))
+    calls = handle._request(
+        FirstRequest("push", {"client": 1, "version": 0, "update": None, "kinds": ["update"]}, 60.0)
+    )
     with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
         handle._request(Continuation(calls.token, UnreadableHere()))
     for place, name, value, message in (
@@ -293,9 +297,9 @@ def test_requests_of_handles_beyond_the_limit_are_refused(planes, cluster, data,
     monkeypatch.setattr(ray_plane, "MOST_REQUESTS", 4)
     server, checkout, goes_on = Server(rules.fedbuff(), data[0][:SIZE], plane=planes(1)), Server.checkout, Event()
     handle = server.handle()
-    token = handle._request(Request("pull", {"task": None}, 60.0)).token
+    token = handle._request(FirstRequest("pull", {"task": None}, 60.0)).token
     monkeypatch.setattr(Server, "checkout", lambda *own, **options: goes_on.wait() and checkout(*own, **options))
-    replies = [handle._send(Request("checkout", {"client": client}, 60.0)) for client in range(12)]
+    replies = [handle._send(FirstRequest("checkout", {"client": client}, 60.0)) for client in range(12)]
     refused, waiting = cluster.wait(replies, num_returns=8, timeout=60)  # without a limit none comes
     assert handle._request(Continuation(token, None)) is None
     goes_on.set()

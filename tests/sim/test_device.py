@@ -13,7 +13,7 @@ from afflux.sim import Task, classification
 from afflux.sim.clients.flat_model import reproducible_torch
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.reproduction import Changes, Limits, check, folder_page, machine, reproduce, states
+from afflux.sim.papers.reproduction import Budget, Changes, check, folder_page, machine, reproduce, states
 from afflux.sim.workload.config import SimConfig
 from made_runs import run
 from test_paper_task import write_images
@@ -58,13 +58,13 @@ def test_two_rounds_of_resnet_18(device, resnet):
     """On the CPU the suite makes those of a preset; the device is part of the record, and of what finds it again."""
     table, folder = resnet
     out, changes = folder / "out", Changes(str(folder), 2, device)
-    _, left = reproduce(table, out, (0,), changes=changes, limits=Limits(processes=1))
+    _, left = reproduce(table, out, (0,), changes=changes, limits=Budget(processes=1))
     assert left == 0
     (line,) = [json.loads(text) for text in (out / "fadas-table2.jsonl").read_text().splitlines()]
     assert [row[1] for row in line["evaluations"]] == [0, 2]
     assert np.isfinite([row[4] for row in line["evaluations"]]).all()
     assert line["config"].get("device", "cpu") == device
-    assert reproduce(table, out, (0,), changes=changes, limits=Limits(runs=1, processes=1))[1] == 0
+    assert reproduce(table, out, (0,), changes=changes, limits=Budget(runs=1, processes=1))[1] == 0
 
 
 def test_buffers_are_those_of_the_device():
@@ -85,7 +85,7 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
     cell = TABLES["fadas-table2"].cells[0]._replace(rule="fedbuff:buffer_size=3", settings=SMALL)
     table = replace(TABLES["fadas-table2"], cells=(cell,), seeds=1)
     monkeypatch.setattr(reproduction, "TABLES", {table.name: table})
-    reproduce(table, tmp_path, (0,), changes=Changes(device=COPY), limits=Limits(processes=1))
+    reproduce(table, tmp_path, (0,), changes=Changes(device=COPY), limits=Budget(processes=1))
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]
     page = folder_page(table, tmp_path)
     assert len(page.content["cells"]) == 1
@@ -102,7 +102,7 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert check(tmp_path, None)[-1].endswith("equal"), "without a GPU it is made on the CPU"
     assert made == [COPY, "cpu"]
-    reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
     assert "1 runs on" not in folder_page(table, tmp_path).markdown, "the run's last line counts, the CPU's"
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(1, 1)]
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from afflux.ops.errors import StoreError
-from afflux.sim.papers.reproduction import UNFINISHED, Limits, reproduce
+from afflux.sim.papers.reproduction import UNFINISHED, Budget, reproduce
 from afflux.sim.runs import long_runs, run_checkpoint
 from pairwise import soak
 from small_tables import CELLS, SMALL
@@ -39,7 +39,7 @@ def interrupt(folder, arrivals=7, table=LONG):
         yield watch
 
     with pytest.raises(KeyboardInterrupt) as raised:
-        reproduce(table, folder, (0,), limits=Limits(processes=1), show=show)
+        reproduce(table, folder, (0,), limits=Budget(processes=1), show=show)
     assert raised.value.__notes__ == ["1 of 2 runs were finished; the same command goes on"]
     (kept,) = (folder / UNFINISHED).iterdir()
     assert kept.name.startswith("fedasync_alpha=0.5-seed0-")
@@ -49,7 +49,7 @@ def interrupt(folder, arrivals=7, table=LONG):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    reproduce(SMALL, folder, (0,), limits=Limits(processes=1))
+    reproduce(SMALL, folder, (0,), limits=Budget(processes=1))
     return lines(folder)
 
 
@@ -60,11 +60,11 @@ def test_a_long_run_that_was_interrupted_goes_on_to_the_same_line(tmp_path, monk
     seen, kept = interrupt(tmp_path, 9)
     assert seen == [8, 9]
     shutil.copytree(kept, tmp_path / "copy")
-    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(LONG, tmp_path, (0,), limits=Budget(processes=1))
     assert lines(tmp_path) == whole
     assert not (tmp_path / UNFINISHED).exists()
     shutil.copytree(tmp_path / "copy", kept)  # as after a kill between the run's line and the end of the command
-    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(LONG, tmp_path, (0,), limits=Budget(processes=1))
     assert not kept.exists()
     assert not caplog.records
 
@@ -98,7 +98,7 @@ def test_a_long_run_that_cannot_go_on_begins_again(damaged, told, tmp_path, monk
     damaged(kept)
     if damaged is without_stores:
         monkeypatch.setattr(run_checkpoint.StoredRun, "server", Mock(side_effect=StoreError("no locks")))
-    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(LONG, tmp_path, (0,), limits=Budget(processes=1))
     assert re.search(f"fedasync:alpha=0.5, seed 0 .*{told}", caplog.text)
     assert lines(tmp_path) == whole
     assert not (tmp_path / UNFINISHED).exists()
@@ -111,6 +111,6 @@ def test_a_long_run_does_not_go_on_from_that_of_other_settings(tmp_path, whole, 
     assert kept.name != other.name
     shutil.rmtree(kept)
     shutil.copytree(other, kept)
-    reproduce(LONG, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(LONG, tmp_path, (0,), limits=Budget(processes=1))
     assert "store holds a run with other settings" in caplog.text
     assert lines(tmp_path) == whole

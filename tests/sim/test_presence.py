@@ -26,7 +26,7 @@ from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import ClientResult, Oort, Population, Uniform, selection_law
+from afflux.sim.workload.selection import ClientResult, Oort, Population, UniformSelection, selection_law
 from made_runs import resume, run, run_in_store, run_paired
 
 SMALL = SimConfig(model="logreg", num_clients=12, concurrency=4, arrivals=40, eval_every=40, local_steps=1)
@@ -210,7 +210,7 @@ def test_a_law_of_delays_may_take_the_time():
     def law(num_clients, rng):
         return lambda client, rng, now: 1.0 + now
 
-    draws = Draws.of(law, 3, 0, Uniform(), SimConfig())
+    draws = Draws.of(law, 3, 0, UniformSelection(), SimConfig())
     events = list(schedule_events(range(3), draws, 1, 4))
     assert [event.time for event in events if isinstance(event, Arrival)] == [1, 3, 7, 15]
 

@@ -25,7 +25,7 @@ from afflux.sim.papers.referee import (
     sign_flip,
     verdict,
 )
-from afflux.sim.papers.reproduction import Limits, folder_page, reproduce, rows_of, runs_of
+from afflux.sim.papers.reproduction import Budget, folder_page, reproduce, rows_of, runs_of
 from afflux.sim.results.finished_runs import _identity
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
@@ -138,7 +138,7 @@ def test_a_tiny_referee_from_trials_to_the_page(tmp_path, monkeypatch):
         return simulate(specs, seed, *arguments, **options)
 
     monkeypatch.setattr(compare_module, "simulate", counting)
-    table, one = tiny(), Limits(processes=1)
+    table, one = tiny(), Budget(processes=1)
     _, left = reproduce(table, tmp_path, (0, 1), pattern="*ca2fl", limits=one)
     assert (left, len(made)) == (0, 8), "FedBuff's, which the others need, and its own"
     page, left = reproduce(table, tmp_path, (0, 1), limits=one)
@@ -164,7 +164,7 @@ def test_a_tiny_referee_from_trials_to_the_page(tmp_path, monkeypatch):
 def test_the_best_trial_of_a_synchronous_rule_is_that_of_the_equal_time(tmp_path):
     """Not of its own, longer time."""
     table = tiny()
-    reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+    reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
     lines = reproduction._lines_in(tmp_path)
     timed = rows_of(table, lines)
     trials = [line for line in lines if line["rule"].startswith("fedavg") and line["seed"] == 9]

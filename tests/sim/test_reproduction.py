@@ -31,8 +31,8 @@ from afflux.sim.papers.paper_tables import (
     rounds_to,
 )
 from afflux.sim.papers.reproduction import (
+    Budget,
     Changes,
-    Limits,
     check,
     folder_page,
     folder_pages,
@@ -68,7 +68,7 @@ def made(monkeypatch):
 
 
 def small(folder, **options):
-    return reproduce(SMALL, folder, (0, 1), limits=Limits(processes=1, **options))
+    return reproduce(SMALL, folder, (0, 1), limits=Budget(processes=1, **options))
 
 
 def test_every_cell_is_a_run_and_has_a_name_of_its_own():
@@ -193,7 +193,7 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     other = Table("other", "Ours", "the same runs", "", 0.0, CELLS[:1], 2)
     assert reproduce(other, tmp_path, (0, 1))[1] == 0
     twice = replace(other, cells=(CELLS[0], CELLS[0]._replace(name="again")))
-    assert reproduce(twice, tmp_path, (2,), limits=Limits(processes=1))[1] == 0
+    assert reproduce(twice, tmp_path, (2,), limits=Budget(processes=1))[1] == 0
     assert len(made) == 5, "two cells show one run"
     monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL, "other": other})
     assert [page.name for page in folder_pages(tmp_path, SMALL)] == ["small"]
@@ -207,14 +207,14 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
 
 @pytest.mark.parametrize("processes", [1, *soak(2)])
 def test_a_budget_of_hours_ends_after_the_runs_that_have_started(processes, tmp_path):
-    _, left = reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=1e-9, processes=processes))
+    _, left = reproduce(SMALL, tmp_path, range(20), limits=Budget(hours=1e-9, processes=processes))
     assert 20 < left < 40
-    assert reproduce(SMALL, tmp_path, range(20), limits=Limits(hours=0.0, processes=processes))[1] == left
+    assert reproduce(SMALL, tmp_path, range(20), limits=Budget(hours=0.0, processes=processes))[1] == left
 
 
 def test_a_page_holds_all_that_the_folder_holds(tmp_path):
     """Whatever part of the table the last command has asked for."""
-    one = Limits(processes=1)
+    one = Budget(processes=1)
     reproduce(SMALL, tmp_path, (0, 1, 2), limits=one)
     part, _ = reproduce(SMALL, tmp_path, (1,), pattern="first", limits=one)
     assert (part.content["seeds"], len(part.content["cells"])) == ([1], 1)
@@ -253,8 +253,8 @@ def tuned():
 
 
 def test_trials_come_first_and_the_best_sets_the_options_of_all_its_cells(tuned, tmp_path, made):
-    assert reproduce(tuned, tmp_path, (0, 1), limits=Limits(runs=1, processes=1))[1] == 1 + 4
-    page, left = reproduce(tuned, tmp_path, (0, 1), limits=Limits(processes=1))
+    assert reproduce(tuned, tmp_path, (0, 1), limits=Budget(runs=1, processes=1))[1] == 1 + 4
+    page, left = reproduce(tuned, tmp_path, (0, 1), limits=Budget(processes=1))
     assert (left, [seed for _, seed in made]) == (0, [9, 9, 0, 0, 1, 1])
     records = [json.loads(line) for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
     trials, rows = records[:2], records[2:]
@@ -273,7 +273,7 @@ def test_trials_come_first_and_the_best_sets_the_options_of_all_its_cells(tuned,
 
 def test_hours_that_the_trials_spend_leave_none_for_the_rows(tuned, tmp_path, made):
     for left in (1 + 4, 4, 3):
-        assert reproduce(tuned, tmp_path, (0, 1), limits=Limits(hours=1e-9, processes=1))[1] == left
+        assert reproduce(tuned, tmp_path, (0, 1), limits=Budget(hours=1e-9, processes=1))[1] == left
 
 
 def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
     table = replace(tuned, cells=cells)
     for _ in range(2):
         with pytest.raises(ConfigError, match="the clients diverged in every trial of a method"):
-            reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+            reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
     monkeypatch.setattr(reproduction, "TABLES", {"tuned": table})
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(2, 4)], "the list still has it"
 
@@ -294,7 +294,7 @@ def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatc
     monkeypatch.setattr("afflux.sim.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
     cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
-    page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Limits(processes=1))
+    page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Budget(processes=1))
     page.draw(tmp_path / "picture.png")
     assert [(name, [label for label, _ in curves]) for name, curves in drawn] == [
         ("p = 1", ["first", "second"]),
@@ -309,7 +309,7 @@ def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatc
 
 def test_numbers_have_the_digits_of_their_unit(tmp_path):
     table = Table("x", "Ours", "", "", 0.0, (Cell("one", CELLS[0].rule, SETTINGS, 2.0),), 2, rounds_to(0.0))
-    page, _ = reproduce(table, tmp_path, (0, 1), limits=Limits(processes=1))
+    page, _ = reproduce(table, tmp_path, (0, 1), limits=Budget(processes=1))
     assert "| one | 2.0 | 0.0 | 0.0 to 0.0 | -2.0 |" in page.markdown
     assert "Mean absolute difference 2.0, largest -2.0 (one)" in page.markdown
 
@@ -359,19 +359,19 @@ def test_the_servers_examples_have_as_many_classes_as_the_task_says():
 def test_a_cell_that_diverges_is_a_result(tmp_path, made):
     wild = Cell("wild", "fedbuff:buffer_size=3", SETTINGS | {"client_lr": 1e38, "local_steps": 3}, 0.5)
     table = Table("wild", "Ours", "one that diverges", "digits", 0.0, (wild, CELLS[0]), 1)
-    page, left = reproduce(table, tmp_path, (0,), limits=Limits(processes=1))
+    page, left = reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
     assert (left, len(made)) == (0, 2)
     assert [cell["ours"] is None for cell in page.content["cells"]] == [True, False]
-    assert reproduce(table, tmp_path, (0,), limits=Limits(processes=1))[1] == 0
+    assert reproduce(table, tmp_path, (0,), limits=Budget(processes=1))[1] == 0
     assert len(made) == 2, "it is not tried again"
-    reproduce(replace(table, long=True), tmp_path / "long", (0,), limits=Limits(processes=1))
+    reproduce(replace(table, long=True), tmp_path / "long", (0,), limits=Budget(processes=1))
     assert not (tmp_path / "long" / reproduction.UNFINISHED).exists()
     page.draw(tmp_path / "picture.png")
 
 
 def test_a_run_that_fails_is_left_and_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compare_module, "simulate", Mock(side_effect=TrainingError("no memory")))
-    assert reproduce(SMALL, tmp_path, (0,), limits=Limits(processes=1))[1] == 2
+    assert reproduce(SMALL, tmp_path, (0,), limits=Budget(processes=1))[1] == 2
     assert "no memory; the other runs go on" in caplog.text
 
 
@@ -379,7 +379,7 @@ def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_pa
     monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL})
     with pytest.raises(ConfigError, match="holds no finished run"):
         check(tmp_path, None)
-    reproduce(SMALL, tmp_path, (0, 1), pattern="first", limits=Limits(processes=1))
+    reproduce(SMALL, tmp_path, (0, 1), pattern="first", limits=Budget(processes=1))
     path = tmp_path / "small.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     said = check(tmp_path, None, seed=1)

@@ -102,7 +102,7 @@ class ShardedPlane(DataPlane):
         self._whole = Pool(self.size, options.dtype, 0)
         self._allocate(parts, [replace(options, size=span.stop - span.start) for span in self._spans])
 
-    def _allocate(self, parts: Sequence["Part"], options: Sequence[PlaneOptions]) -> None:
+    def _allocate(self, parts: Sequence["ShardPart"], options: Sequence[PlaneOptions]) -> None:
         """Make the plane of each part."""
         self.planes = [LocalPlane() for _ in parts]
         self.call("allocate", Shards(options))
@@ -369,7 +369,7 @@ class ShardedPlane(DataPlane):
         pass
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """A part of each vector: a maximal subtree in the range of a shard."""
 
     shard: int
@@ -401,11 +401,11 @@ def superblocks(size: int) -> int:
     return -(-size // SUPERBLOCK)
 
 
-def parts_of(size: int, cuts: Sequence[int]) -> list[Part]:
+def parts_of(size: int, cuts: Sequence[int]) -> list[ShardPart]:
     """Return the parts of a vector of `size` elements; `cuts` are the superblocks with which later shards begin."""
     total = superblocks(size)
     shards = enumerate(pairwise([0, *cuts, total]))
-    return [Part(k, *node) for k, ends in shards for node in subtrees(*ends, total)] or [Part(0, 0, 0)]
+    return [ShardPart(k, *node) for k, ends in shards for node in subtrees(*ends, total)] or [ShardPart(0, 0, 0)]
 
 
 def even_cut(cut: int, slack: int) -> int:

@@ -131,7 +131,7 @@ def _table_command(table: Table) -> Callable[..., None]:
             from afflux.sim.papers import reproduction
             from afflux.sim.papers.publishing import write_page
 
-            limits = reproduction.Limits(at_most, hours, jobs)
+            limits = reproduction.Budget(at_most, hours, jobs)
             changes = reproduction.Changes(data_dir, rounds, device)
             page, left = reproduction.reproduce(
                 table, out, parse_seeds(seeds), pattern=cells, changes=changes, limits=limits, show=show_progress

@@ -61,7 +61,7 @@ class Mailbox:
         self._replies.pop(number).set_result(reply)
 
 
-class Request(NamedTuple):
+class FirstRequest(NamedTuple):
     """The first request of a push, a pull or a checkout."""
 
     name: str
@@ -222,9 +222,9 @@ class ServerHandle:
             return Failure(error.with_traceback(None))
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> Any:
-        return self._request(Request(name, arguments, self._timeout))
+        return self._request(FirstRequest(name, arguments, self._timeout))
 
-    def _request(self, request: Request | Continuation) -> Any:
+    def _request(self, request: FirstRequest | Continuation) -> Any:
         ray = import_ray()
         try:
             data = ray.get(self._send(request))
@@ -235,7 +235,7 @@ class ServerHandle:
             raise reply.error
         return reply
 
-    def _send(self, request: Request | Continuation) -> Any:
+    def _send(self, request: FirstRequest | Continuation) -> Any:
         """Send a request; return the reference of its reply."""
         token = request.token if isinstance(request, Continuation) else None
         connected_ray()

@@ -23,7 +23,7 @@ from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
-from afflux.aggregation.sharded_plane import Part, ShardedPlane, ShardedRound, Shards, part_of, parts_of
+from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, ShardPart, Shards, part_of, parts_of
 from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.pools import Draft
 from afflux.distributed import connection
@@ -153,7 +153,7 @@ class RayPlane(ShardedPlane):
         self.drafts = lambda op: self.objects_later("take", op)
         self._service: Service | None = None
 
-    def _allocate(self, parts: Sequence[Part], options: Sequence[PlaneOptions]) -> None:
+    def _allocate(self, parts: Sequence[ShardPart], options: Sequence[PlaneOptions]) -> None:
         whole = self.size
         self._options = replace(options[0], size=whole)
         if whole < LEAST_ELEMENTS * self._number:
@@ -177,7 +177,7 @@ class RayPlane(ShardedPlane):
         self.connection.path = path
         return path
 
-    def _start(self, parts: Sequence[Part], size: int) -> None:
+    def _start(self, parts: Sequence[ShardPart], size: int) -> None:
         """Start the actors, if they were not started before."""
         if self.remotes:
             return

@@ -23,11 +23,11 @@ from afflux.ops.validation import as_text, brief, count_of, finite, flag
 from afflux.rules import optimizers
 from afflux.rules.optimizers import Momentum, Sgd
 from afflux.rules.registry import registered_parts, to_plain
-from afflux.rules.rule import Arrivals, Step
+from afflux.rules.rule import Arrivals, Optimizer
 from afflux.rules.schedules import Rate
 
 
-class StepPart(Step, Protocol):
+class StepPart(Optimizer, Protocol):
     """A part of afflux.rules.optimizers: its learning rate, and the vectors that it keeps with their initial values."""
 
     @property

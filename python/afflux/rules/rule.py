@@ -273,7 +273,7 @@ class Calibrate:
             raise AffluxError("[Calibrate] quantize_direction is for differences and codecs that round")
 
 
-class Step(Protocol):
+class Optimizer(Protocol):
     """A server optimizer. Its attribute `states`, if any, has the names of the vectors (d,) that it keeps, in the order
     of the engine's step, with their initial values.
     """
@@ -298,7 +298,7 @@ class Rule:
     buffer_size: int  #: M, arrivals per server step
     weigh: Weigh
     calibrate: Calibrate
-    step: Step
+    step: Optimizer
 
     def __post_init__(self) -> None:
         if as_text(self.name) is None:

@@ -20,7 +20,7 @@ from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
 from afflux.rules.registry import MAX_DEPTH, OWN, PART, WORDS, Role, registered_parts
-from afflux.rules.rule import Calibrate, Rule, Step, Weigh
+from afflux.rules.rule import Calibrate, Optimizer, Rule, Weigh
 from afflux.rules.schedules import LearningRate
 from afflux.rules.staleness import StalenessLaw
 
@@ -29,7 +29,7 @@ PARTS: Mapping[object, tuple[Role, str]] = {
     Rule: ("rule", "a rule"),
     Weigh: ("weigh", "a weigh part"),
     Calibrate: ("calibrate", "a calibrate part"),
-    Step: ("step", "a step part"),
+    Optimizer: ("step", "a step part"),
     LearningRate: ("schedule", "a schedule of learning rates"),
     StalenessLaw: ("staleness", "a law of staleness"),
 }

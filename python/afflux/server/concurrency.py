@@ -33,13 +33,13 @@ _RECHECK = 0.05
 _NAP = 0.0005
 
 
-class Job(Protocol):
+class MonitorJob(Protocol):
     """A job, which one thread at a time runs without the mutex."""
 
     driver: int | None  #: the thread that runs it; None: no thread runs it
 
 
-_Job = TypeVar("_Job", bound=Job)
+_Job = TypeVar("_Job", bound=MonitorJob)
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

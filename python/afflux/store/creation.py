@@ -54,7 +54,7 @@ def create_store(
             raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
     codec = codec_of(rule, server["slot_dtype"])
     shapes = shapes_in(server, options, cuts, rule.rule_vectors, rule.buffer_size, codec)
-    facts = {
+    facts: dict[str, Any] = {
         "order_version": ORDER_VERSION,
         "server": {**server, "codec": None if codec is None else codec.name, **({"cuts": [*cuts]} if cuts else {})},
         "options": options,

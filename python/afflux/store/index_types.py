@@ -73,7 +73,7 @@ class StoredOptions(_Facts, frozen=True):
     rounds: str = "full"  #: in stores of servers with rounds="flush"
 
 
-class Commits(_Facts, frozen=True):
+class CommitSettings(_Facts, frozen=True):
     """The settings of commits."""
 
     durability: Literal["process", "power"]
@@ -95,7 +95,7 @@ class StoreFacts(_Facts, frozen=True):
     order_version: int
     server: ServerFacts
     options: StoredOptions
-    commits: Commits
+    commits: CommitSettings
     rule: dict[str, Any]  #: `from_config` checks it
     shapes: dict[str, tuple[str, Size, Positive]]
     repairs: list[RepairEntry]

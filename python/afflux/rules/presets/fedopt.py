@@ -11,7 +11,7 @@
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adagrad, Adam, Yogi
-from afflux.rules.rule import Rule, Step
+from afflux.rules.rule import Optimizer, Rule
 from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
@@ -69,5 +69,5 @@ def fedadagrad(
     return _fedopt("fedadagrad", buffer_size, Adagrad(server_lr, beta1, epsilon=epsilon, initial_v=initial_v))
 
 
-def _fedopt(name: str, buffer_size: int, step: Step) -> Rule:
+def _fedopt(name: str, buffer_size: int, step: Optimizer) -> Rule:
     return Rule(name, "update", buffer_size, Uniform(), NONE, step)

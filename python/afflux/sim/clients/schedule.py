@@ -23,7 +23,7 @@ from afflux.sim.workload.availability import Fate, ReadyTimes, availability_law,
 from afflux.sim.workload.config import SAMPLING, SimConfig, concurrency_steps
 from afflux.sim.workload.delays import Delay, DelayLaw, delay_law
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import Population, Uniform, selection_law
+from afflux.sim.workload.selection import Population, UniformSelection, selection_law
 
 #: Dispatches in a row whose results are lost, after which a run ends with an error.
 MOST_LOST = 10_000
@@ -67,14 +67,14 @@ class Draws(NamedTuple):
     delay: Delay  #: law of the running times
     selection: np.random.Generator  #: for the choice of clients
     times: np.random.Generator  #: for the running times
-    law: Uniform = Uniform()  #: of the choice of clients
+    law: UniformSelection = UniformSelection()  #: of the choice of clients
     takes_now: bool = False  #: whether the law of the running times takes the time of the dispatch
     trace: Callable[[int], ReadyTimes] | None = None  #: when a client is there; None: always
     fate: Callable[[float], tuple[float, Fate | None]] | None = None  #: `Dropouts.fate`; None: no client drops out
     timeout: float = inf
 
     @classmethod
-    def of(cls, law: DelayLaw, num_clients: int, seed: int, selection: Uniform, config: SimConfig) -> "Draws":
+    def of(cls, law: DelayLaw, num_clients: int, seed: int, selection: UniformSelection, config: SimConfig) -> "Draws":
         """Return those of a run with these laws; of `config` the availability, the dropouts and the timeout count."""
         with note_on_errors("while the law of delays was called"):
             delay = law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
@@ -238,7 +238,7 @@ def make_schedule(
     config: SimConfig,
     population: Population,
     delays: DelayLaw | None = None,
-    selection: Uniform | None = None,
+    selection: UniformSelection | None = None,
 ) -> Iterator[Event]:
     """Return the schedule of a run. With a synchronous rule a new cohort starts when the last one has finished.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from afflux.ops.validation import known
 from afflux.sim.data import image_set
-from afflux.sim.data.files import Layout, data_folder, read_first
+from afflux.sim.data.files import FileLayout, data_folder, read_first
 
 DIGITS = "digits"
 #: Layouts of the files, or the name of those of a data set whose examples have owners.
-LAYOUTS: Mapping[str, Sequence[Layout[Any]] | str] = {
+LAYOUTS: Mapping[str, Sequence[FileLayout[Any]] | str] = {
     **image_set.LAYOUTS,
     "femnist": "afflux.sim.papers.leaf:FEMNIST",
     "shakespeare": "afflux.sim.papers.text_set:LAYOUTS",

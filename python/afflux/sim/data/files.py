@@ -91,7 +91,7 @@ def read_text(path: Path, expected: str, encoding: str = "utf-8-sig") -> str:
 
 
 @dataclass(frozen=True)
-class Layout(Generic[Data]):
+class FileLayout(Generic[Data]):
     """One layout of a data set's files in a folder."""
 
     folders: tuple[str, ...]  #: Folders below the user's; any of them; "." is the user's own.
@@ -126,7 +126,7 @@ def data_folder(name: str, data_dir: Path | str | None) -> Path:
     return Path(folder)
 
 
-def read_first(name: str, data_dir: Path, layouts: Sequence[Layout[Data]]) -> Data:
+def read_first(name: str, data_dir: Path, layouts: Sequence[FileLayout[Data]]) -> Data:
     """Read a data set in the first layout that the folder has.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
 from afflux.sim.data.cifar_pickle import read_batch
-from afflux.sim.data.files import Layout, bad_file
+from afflux.sim.data.files import FileLayout, bad_file
 from afflux.sim.data.formats import read_idx, read_npz, read_records
 from afflux.sim.errors import require
 
@@ -191,17 +191,17 @@ class Images:
         read = (lambda: arrays) if self.name == "mnist" else None
         return ImageSet(self.name, *train, *self.part(files[-2:], *arrays[2:]), self.num_classes, files=read)
 
-    def archive(self, *files: str) -> Layout[ImageSet]:
+    def archive(self, *files: str) -> FileLayout[ImageSet]:
         """Return the layout of an archive of NumPy's, which may have one of several names."""
 
         def read(paths: list[Path]) -> ImageSet:
             return self.of_arrays(paths, read_npz(paths[0], PARTS))
 
-        return Layout((".", self.name), ("|".join(files or (f"{self.name}.npz",)),), read)
+        return FileLayout((".", self.name), ("|".join(files or (f"{self.name}.npz",)),), read)
 
     def idx(
         self, folders: tuple[str, ...], train: str, test: str, columns: bool = False, first_label: int = 0
-    ) -> Layout[ImageSet]:
+    ) -> FileLayout[ImageSet]:
         """Return the layout of the four IDX files in which MNIST and its successors are published.
 
         Args:
@@ -227,11 +227,11 @@ class Images:
                     arrays[place] = arrays[place] - np.uint8(first_label)
             return self.of_arrays(paths, arrays)
 
-        return Layout(folders, files, read)
+        return FileLayout(folders, files, read)
 
     def batches(
         self, folders: tuple[str, ...], suffix: str, read: Callable[[Path], Sequence[np.ndarray]]
-    ) -> Layout[ImageSet]:
+    ) -> FileLayout[ImageSet]:
         """Return a layout of CIFAR's batches; `read` returns the images and labels of a file."""
         names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
         if self.name == "cifar100":
@@ -242,16 +242,16 @@ class Images:
             train = np.concatenate(images[:-1]), np.concatenate(labels[:-1])
             return ImageSet(self.name, *train, images[-1], labels[-1], self.num_classes)
 
-        return Layout(folders, tuple(f"{name}{suffix}" for name in names), read_all)
+        return FileLayout(folders, tuple(f"{name}{suffix}" for name in names), read_all)
 
 
-def _like_mnist(name: str, folders: tuple[str, ...], *archives: str) -> list[Layout[ImageSet]]:
+def _like_mnist(name: str, folders: tuple[str, ...], *archives: str) -> list[FileLayout[ImageSet]]:
     # The IDX files of both have the same names: they are not looked for in the user's own folder.
     images = Images(name, 10)
     return [images.archive(*archives), images.idx(folders, "train", "t10k")]
 
 
-def _emnist(split: str, num_classes: int) -> list[Layout[ImageSet]]:
+def _emnist(split: str, num_classes: int) -> list[FileLayout[ImageSet]]:
     images = Images(f"emnist-{split}", num_classes)
     folders, names = ("emnist", "EMNIST/raw", "gzip", "."), (f"{images.name}-train", f"{images.name}-test")
     return [images.archive(), images.idx(folders, *names, columns=True, first_label=int(split == "letters"))]
@@ -261,7 +261,7 @@ _CIFAR10, _CIFAR100 = Images("cifar10", 10, 32, 3), Images("cifar100", 100, 32, 
 #: Classes of each of EMNIST's data sets.
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 
-LAYOUTS: Mapping[str, list[Layout[ImageSet]]] = {
+LAYOUTS: Mapping[str, list[FileLayout[ImageSet]]] = {
     "mnist": _like_mnist("mnist", ("mnist", "MNIST/raw")),
     "fashion-mnist": _like_mnist(
         "fashion-mnist", ("fashion-mnist", "FashionMNIST/raw"), "fashion-mnist.npz", "fashion_mnist.npz"

@@ -8,14 +8,14 @@ from typing import Generic, TypeVar
 import msgspec
 import numpy as np
 
-from afflux.sim.data.files import Layout, bad_file, read_bytes, readable
+from afflux.sim.data.files import FileLayout, bad_file, read_bytes, readable
 from afflux.sim.data.image_set import Images, ImageSet
 
 X = TypeVar("X")
 Y = TypeVar("Y")
 
 
-class Examples(msgspec.Struct, Generic[X, Y], frozen=True):
+class LeafExamples(msgspec.Struct, Generic[X, Y], frozen=True):
     """A user's examples in LEAF's JSON: rows of pixels and labels, or strings and the characters that follow."""
 
     x: list[X]
@@ -26,7 +26,7 @@ class LeafFile(msgspec.Struct, Generic[X, Y], frozen=True):
     """A file of LEAF's."""
 
     users: list[str]
-    user_data: dict[str, Examples[X, Y]]
+    user_data: dict[str, LeafExamples[X, Y]]
 
 
 def leaf_folders(name: str) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def leaf_folders(name: str) -> tuple[str, ...]:
     return name, f"{name}/data", f"data/{name}/data"
 
 
-def read_leaf(folder: Path, kind: type[LeafFile[X, Y]]) -> Iterator[tuple[Path, str, Examples[X, Y]]]:
+def read_leaf(folder: Path, kind: type[LeafFile[X, Y]]) -> Iterator[tuple[Path, str, LeafExamples[X, Y]]]:
     """Yield file, user and examples of all *.json in a folder, in the order of file names and of users in a file.
 
     Args:
@@ -89,4 +89,4 @@ def _read_part(kind: Images, folder: Path, writers: dict[str, int]) -> tuple[np.
     return np.concatenate(images), np.concatenate(labels), np.array(owner, np.int64)
 
 
-FEMNIST = (Layout(leaf_folders("femnist"), ("train", "test"), read_writers),)
+FEMNIST = (FileLayout(leaf_folders("femnist"), ("train", "test"), read_writers),)

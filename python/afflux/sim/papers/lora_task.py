@@ -14,7 +14,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
-from afflux.sim.data.files import Layout, bad_file, data_folder, read_first
+from afflux.sim.data.files import FileLayout, bad_file, data_folder, read_first
 from afflux.sim.data.formats import read_table
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.workload.config import SimConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Part(NamedTuple):
+class Sentences(NamedTuple):
     """The examples of the training or the test part."""
 
     sentences: list[tuple[str, ...]]
@@ -51,7 +51,7 @@ TASKS: Mapping[str, Source] = {
 }
 
 
-def read_glue(name: str, data_dir: Path) -> tuple[Part, Part]:
+def read_glue(name: str, data_dir: Path) -> tuple[Sentences, Sentences]:
     """Read a task of GLUE from RTE/, MRPC/ or SST-2/ (or the same below glue/ or GLUE/): train.tsv and dev.tsv.
 
     Args:
@@ -66,11 +66,13 @@ def read_glue(name: str, data_dir: Path) -> tuple[Part, Part]:
     """
     source = TASKS[name]
     folders = (source.folder, f"glue/{source.folder}", f"GLUE/{source.folder}", name, f"glue/{name}")
-    layout = Layout(folders, ("train.tsv", "dev.tsv"), lambda paths: (_part(paths[0], source), _part(paths[1], source)))
+    layout = FileLayout(
+        folders, ("train.tsv", "dev.tsv"), lambda paths: (_part(paths[0], source), _part(paths[1], source))
+    )
     return read_first(name, data_dir, [layout])
 
 
-def _part(path: Path, source: Source) -> Part:
+def _part(path: Path, source: Source) -> Sentences:
     sentences, labels = [], []
     for number, (*texts, label) in read_table(path, source.columns):
         if label not in source.labels:
@@ -79,7 +81,7 @@ def _part(path: Path, source: Source) -> Part:
         labels.append(source.labels.index(label))
     if not labels:
         raise bad_file(path, "has no example", "a line for each example")
-    return Part(sentences, np.array(labels, np.int64))
+    return Sentences(sentences, np.array(labels, np.int64))
 
 
 #: Nothing is downloaded, and no code of a checkpoint runs.

@@ -51,7 +51,7 @@ CNN_DIFFERENCE = 0.025
 UNFINISHED = "unfinished"
 
 
-class Limits(NamedTuple):
+class Budget(NamedTuple):
     """The ends of a command; the next one continues."""
 
     runs: int | None = None
@@ -59,7 +59,7 @@ class Limits(NamedTuple):
     processes: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = Budget()
 
 #: Returns the evaluations of a line.
 Rows = Callable[[Mapping[str, Any]], Sequence[Evaluation]]
@@ -162,7 +162,7 @@ def reproduce(
     *,
     pattern: str = "*",
     changes: Changes = UNCHANGED,
-    limits: Limits = NO_LIMITS,
+    limits: Budget = NO_LIMITS,
     show: Show | None = None,
 ) -> tuple[Page, int]:
     """Make the runs that `folder` does not hold yet, and return the page of all that have ended.
@@ -208,7 +208,7 @@ def reproduce(
     return page_of(table, runs, lines, rows_of(table, _lines_in(folder))), left + waiting
 
 
-def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Limits, show: Show | None) -> tuple[Limits, int]:
+def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show: Show | None) -> tuple[Budget, int]:
     """Make the runs that `folder` does not hold yet; return what the limits leave, and the number of runs left."""
     different: dict[str, Run] = {}
     for run in runs:  # two cells of a figure may show one

@@ -7,11 +7,11 @@ import numpy as np
 from afflux.sim.clients.schedule import Dispatch, Draws, schedule_events
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.selection import Uniform
+from afflux.sim.workload.selection import UniformSelection
 
 
 @dataclass(frozen=True)
-class Staleness:
+class StalenessSummary:
     """Server steps between a client's pull and the step that its update joins."""
 
     largest: int
@@ -35,7 +35,7 @@ def simulate_staleness(
     steps: int,
     refill: int | None = None,
     seed: int = 0,
-) -> Staleness:
+) -> StalenessSummary:
     """Return the staleness in a run of the event simulator.
 
     Args:
@@ -53,7 +53,7 @@ def simulate_staleness(
     """
     events = schedule_events(
         range(num_clients),
-        Draws.of(law, num_clients, seed, Uniform(), SimConfig()),
+        Draws.of(law, num_clients, seed, UniformSelection(), SimConfig()),
         concurrency=concurrency,
         arrivals=steps * buffer_size,
         refill=buffer_size if refill is None else refill,
@@ -68,4 +68,4 @@ def simulate_staleness(
             staleness.append(version - pulled.pop(event.sequence))
     by_step = np.array(staleness).reshape(steps, buffer_size)
     largest = by_step.max(axis=1)
-    return Staleness(int(largest.max()), float(by_step.mean()), float(largest.mean()), event.time, by_step)
+    return StalenessSummary(int(largest.max()), float(by_step.mean()), float(largest.mean()), event.time, by_step)

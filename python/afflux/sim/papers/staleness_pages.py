@@ -11,7 +11,7 @@ import numpy as np
 from afflux.sim.papers.comparison import Line, table_page
 from afflux.sim.papers.paper_tables import Cell, Table
 from afflux.sim.papers.publishing import Page, markdown_table
-from afflux.sim.papers.staleness import Staleness, simulate_staleness
+from afflux.sim.papers.staleness import StalenessSummary, simulate_staleness
 from afflux.sim.results.run_result import RoundTotals
 from afflux.sim.workload.delays import delay_law
 
@@ -58,7 +58,7 @@ def weights_page(table: Table, setting: Mapping[str, int] = SETTING) -> Page:
     return Page(table.name, markdown, content, partial(_draw, content))
 
 
-class Schedule(NamedTuple):
+class PaperSchedule(NamedTuple):
     """A schedule of 500 rounds, and the staleness that its paper prints."""
 
     law: str
@@ -72,28 +72,28 @@ class Schedule(NamedTuple):
 
 
 CA2FL_TABLE_4 = (
-    Schedule("ca2fl", 15, 10, 3, 0.4888),
-    Schedule("ca2fl", 20, 10, 4, 0.9184),
-    Schedule("ca2fl", 25, 10, 5, 1.312),
-    Schedule("ca2fl", 20, 15, 2, 0.3264),
-    Schedule("ca2fl", 20, 5, 9, 2.6512),
+    PaperSchedule("ca2fl", 15, 10, 3, 0.4888),
+    PaperSchedule("ca2fl", 20, 10, 4, 0.9184),
+    PaperSchedule("ca2fl", 25, 10, 5, 1.312),
+    PaperSchedule("ca2fl", 20, 15, 2, 0.3264),
+    PaperSchedule("ca2fl", 20, 5, 9, 2.6512),
 )
 #: The paper's U(0, 5), U(0, 1), U(0, .5), and halfnorm(5) for all clients, whose tau_max is not printed.
 CA2FL_TABLE_5 = (
-    Schedule("ca2fl", 20, 10, 4, 0.9184),
-    Schedule("ca2fl-1", 20, 10, 6, 0.9092),
-    Schedule("ca2fl-0.5", 20, 10, 6, 0.8992),
-    Schedule("ca2fl-fixed", 20, 10, None, 0.9946),
+    PaperSchedule("ca2fl", 20, 10, 4, 0.9184),
+    PaperSchedule("ca2fl-1", 20, 10, 6, 0.9092),
+    PaperSchedule("ca2fl-0.5", 20, 10, 6, 0.8992),
+    PaperSchedule("ca2fl-fixed", 20, 10, None, 0.9946),
 )
-FADAS_CLAIMS = (Schedule("fadas-large", 25, 5, 127, 10.89, 50),)
+FADAS_CLAIMS = (PaperSchedule("fadas-large", 25, 5, 127, 10.89, 50),)
 
 
 @lru_cache
-def _staleness(law: str, refill: int, seed: int, steps: int, **setting: int) -> Staleness:
+def _staleness(law: str, refill: int, seed: int, steps: int, **setting: int) -> StalenessSummary:
     return simulate_staleness(delay_law(law), refill=refill, seed=seed, steps=steps, **setting)
 
 
-def schedules_page(table: Table, schedules: tuple[Schedule, ...], mean: str = "mean", steps: int = 500) -> Page:
+def schedules_page(table: Table, schedules: tuple[PaperSchedule, ...], mean: str = "mean", steps: int = 500) -> Page:
     """Return the page of the schedules, with both readings of when new clients start; `mean`: of `Staleness`."""
     lines = []
     for one in schedules:

@@ -29,7 +29,7 @@ Accuracy is the mean of the evaluations in the last quarter of a run: a single e
 """
 
 
-class Cell(NamedTuple):
+class PageCell(NamedTuple):
     """One cell of a table: a rule with one setting."""
 
     row: Any  #: classes of a worker, or the rule
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 Runs = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
 
 
-def codecs_page(cells: Sequence[Cell], runs: Runs, seeds: Sequence[int]) -> Page:
+def codecs_page(cells: Sequence[PageCell], runs: Runs, seeds: Sequence[int]) -> Page:
     """Make the page of MF-CA2FL in few bits: one row per codec."""
     config, options = cells[0].config, dict(cells[0].spec.options)
     size, by_rule = num_parameters(config), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}

@@ -8,7 +8,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome
 from afflux.sim.papers.publishing import Measure, Page
-from afflux.sim.papers.table_pages import Cell
+from afflux.sim.papers.table_pages import PageCell
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.workload.config import SimConfig
 
@@ -25,11 +25,11 @@ CODEC_SETTINGS = {"digits": ("cnn", 1600, 40), "mnist": ("wkafl-cnn", 600, 100)}
 CODEC_OPTIONS = {"buffer_size": 10, "server_lr": 0.6}
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """The cells of a table, and the function that makes its page."""
 
-    cells: list[Cell]
-    make_page: Callable[[Sequence[Cell], Sequence[Sequence[Outcome]], Sequence[int]], Page]
+    cells: list[PageCell]
+    make_page: Callable[[Sequence[PageCell], Sequence[Sequence[Outcome]], Sequence[int]], Page]
 
     def jobs(self, seeds: Sequence[int]) -> list[Job]:
         """Return the runs, seed by seed, cell by cell."""
@@ -45,14 +45,14 @@ class Table(NamedTuple):
         return self.page(measure(self.jobs(seeds)), seeds)
 
 
-def mf_ca2fl(data: str, data_dir: str | None = None) -> Table:
+def mf_ca2fl(data: str, data_dir: str | None = None) -> PageTable:
     """Return the table of all codecs; raise ConfigError for an unknown data set."""
     model, arrivals, every = _settings(CODEC_SETTINGS, data, "MF-CA2FL is run on")
     config = SimConfig(
         data=data, data_dir=data_dir, model=model, arrivals=arrivals, eval_every=every, delays="fadas-large"
     )
-    cells = [Cell(rule, "", parse_rule(rule, CODEC_OPTIONS), config) for rule in CODEC_RULES]
-    return Table(cells, table_pages.codecs_page)
+    cells = [PageCell(rule, "", parse_rule(rule, CODEC_OPTIONS), config) for rule in CODEC_RULES]
+    return PageTable(cells, table_pages.codecs_page)
 
 
 def _settings(settings: dict[str, Any], data: str, what: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.data.files import Layout, bad_file, read_text
+from afflux.sim.data.files import FileLayout, bad_file, read_text
 from afflux.sim.data.formats import read_table
 from afflux.sim.data.image_set import shards_of
 from afflux.sim.papers.leaf import LeafFile, leaf_folders, read_leaf
@@ -103,9 +103,9 @@ def _roles(paths: list[Path]) -> TextSet:
 
 
 LAYOUTS = (
-    Layout((".", "shakespeare"), ("shakespeare_speeches.tsv",), _table),
-    Layout(leaf_folders("shakespeare"), ("train", "test"), lambda folders: _text_set(_lines_of_leaf(folders))),
-    Layout(("shakespeare",), ("roles",), _roles),
+    FileLayout((".", "shakespeare"), ("shakespeare_speeches.tsv",), _table),
+    FileLayout(leaf_folders("shakespeare"), ("train", "test"), lambda folders: _text_set(_lines_of_leaf(folders))),
+    FileLayout(("shakespeare",), ("roles",), _roles),
 )
 
 

@@ -51,7 +51,7 @@ def series_style(index: int) -> SeriesStyle:
     return SeriesStyle(index % len(COLOURS), DASHES[index % kinds], MARKERS[index // kinds % len(MARKERS)])
 
 
-class Schedule(NamedTuple):
+class SharedSchedule(NamedTuple):
     """Rules whose arrivals are the same in a respect."""
 
     label: str
@@ -59,14 +59,16 @@ class Schedule(NamedTuple):
     runs: Sequence[RunResult]  #: of the first rule
 
 
-def schedules(groups: Mapping[str, Sequence[RunResult]], name: str) -> list[Schedule]:
+def schedules(groups: Mapping[str, Sequence[RunResult]], name: str) -> list[SharedSchedule]:
     """Return the schedules of the rules by a field of their runs: `staleness` or `clients` of the arrivals."""
     labels: dict[tuple[bytes, ...], list[str]] = {}
     for label, runs in groups.items():
         labels.setdefault(tuple(getattr(run, name).tobytes() for run in runs), []).append(label)
     rules = list(groups)
     return [
-        Schedule("all rules" if len(same) == len(rules) > 1 else ", ".join(same), rules.index(same[0]), groups[same[0]])
+        SharedSchedule(
+            "all rules" if len(same) == len(rules) > 1 else ", ".join(same), rules.index(same[0]), groups[same[0]]
+        )
         for same in labels.values()
     ]
 

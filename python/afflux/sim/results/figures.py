@@ -18,7 +18,7 @@ from afflux.sim.results.curves import (
     MANY_TIMES,
     MOST_MARKERS,
     Curve,
-    Schedule,
+    SharedSchedule,
     cumulated_shares,
     curve,
     schedules,
@@ -188,7 +188,7 @@ def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
     axes.set_ylabel("share of arrivals")
 
 
-def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> list[Schedule]:
+def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> list[SharedSchedule]:
     """Return the schedules; the title says it if rules share a line."""
     lines = schedules(groups, name)
     if len(lines) < len(groups):

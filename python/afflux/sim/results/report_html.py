@@ -18,7 +18,7 @@ from afflux.sim.results import svg
 from afflux.sim.results.curves import (
     COLOURS,
     MANY_TIMES,
-    Schedule,
+    SharedSchedule,
     cumulated_shares,
     curve,
     schedules,
@@ -185,7 +185,7 @@ def _mean_weights(runs: Sequence[RunResult], bins: int) -> Iterator[tuple[float,
             yield bin_, sum(total.bin_weights[bin_] for total in totals) / count
 
 
-def _participation(schedule: Schedule) -> list[str]:
+def _participation(schedule: SharedSchedule) -> list[str]:
     label, _, runs = schedule
     rows = [run.participation for run in runs]
     cells = [label]

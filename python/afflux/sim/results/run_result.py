@@ -139,7 +139,7 @@ class RoundTotals(Struct, forbid_unknown_fields=True):
     bin_weights: list[float] = msgspec.field(default_factory=list)
 
 
-class Participation(NamedTuple):
+class ArrivalsByClient(NamedTuple):
     """Statistics of the number of arrivals per client; clients that hold data and never arrived count as 0."""
 
     clients: int  #: clients that arrived at least once
@@ -162,7 +162,7 @@ def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
     return np.sort(np.concatenate([np.zeros(unseen, np.int64), counts]))
 
 
-def participation(clients: np.ndarray, num_clients: int) -> Participation:
+def participation(clients: np.ndarray, num_clients: int) -> ArrivalsByClient:
     """Return the participation of a run's clients; arguments as in `arrivals_per_client`.
 
     Papers on client selection print the minimum, median and maximum, beside the number of clients that took part. Their
@@ -172,9 +172,9 @@ def participation(clients: np.ndarray, num_clients: int) -> Participation:
     counts = arrivals_per_client(clients, num_clients)
     total, n = int(counts.sum()), len(counts)
     if total == 0:
-        return Participation(0, 0, 0.0, 0, math.nan, math.nan)
+        return ArrivalsByClient(0, 0, 0.0, 0, math.nan, math.nan)
     ranks = 2 * np.arange(1, n + 1) - n - 1
-    return Participation(
+    return ArrivalsByClient(
         clients=int(np.count_nonzero(counts)),
         least=int(counts[0]),
         median=float(np.median(counts)),
@@ -270,7 +270,7 @@ class RunResult(Evaluated):
         return float(self.round_staleness.mean()) if len(self.round_staleness) else math.nan
 
     @property
-    def participation(self) -> Participation:
+    def participation(self) -> ArrivalsByClient:
         """The participation of the clients."""
         return participation(self.clients, self.num_clients)
 

@@ -31,7 +31,7 @@ from afflux.sim.workload.ignored_settings import (
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import Population, Uniform
+from afflux.sim.workload.selection import Population, UniformSelection
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
 
@@ -166,7 +166,7 @@ class SimulationSetup:
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
 
-    def schedule(self, spec: RuleSpec, selection: Uniform | None = None) -> Iterator[Event]:
+    def schedule(self, spec: RuleSpec, selection: UniformSelection | None = None) -> Iterator[Event]:
         """Yield the events; they depend on the rule only if it waits for a cohort, or if `selection` reads results."""
         return make_schedule(spec, self.seed, self.config, self.population, self.delays, selection)
 

@@ -46,7 +46,7 @@ class Population(NamedTuple):
 
 
 @dataclass
-class Uniform:
+class UniformSelection:
     """Each idle client has the same chance."""
 
     purpose: ClassVar[StreamPurpose] = StreamPurpose.SELECTION  #: of the stream from which the law draws
@@ -65,7 +65,7 @@ class Uniform:
 
 
 @dataclass
-class BlockedUntilPassEnds(Uniform):
+class BlockedUntilPassEnds(UniformSelection):
     """A client whose result has arrived is idle again when those of all clients have, which ends the pass (GSGM)."""
 
     def begin(self, population: Population, stream: np.random.Generator) -> None:
@@ -81,7 +81,7 @@ class BlockedUntilPassEnds(Uniform):
 
 
 @dataclass
-class ByExamples(Uniform):
+class ByExamples(UniformSelection):
     """The chance of an idle client is proportional to its number of examples."""
 
     purpose = StreamPurpose.SELECTION_LAW
@@ -99,7 +99,7 @@ class ByExamples(Uniform):
 
 
 @dataclass
-class Oort(Uniform):
+class Oort(UniformSelection):
     """Clients of high loss and speed (Oort, OSDI 2021, Algorithm 1), one at a time.
 
     A client's utility after the R-th arrival, with |B| examples, loss l, its last arrival L and its last duration t:
@@ -159,7 +159,7 @@ class Oort(Uniform):
 
 
 @dataclass
-class OwnSelection(Uniform):
+class OwnSelection(UniformSelection):
     """A law of the user, FILE.py:FUNCTION[:OPTION=VALUE...]: the function (number of clients, stream) returns it.
 
     `pick(idle, now, stream)` of the law returns one of the clients in the tuple `idle`; if that client is away, `pick`
@@ -190,15 +190,15 @@ class OwnSelection(Uniform):
         return idle.index(client)
 
 
-SELECTIONS: Mapping[str, tuple[type[Uniform], Mapping[str, Any]]] = {
-    "uniform": (Uniform, {}),
+SELECTIONS: Mapping[str, tuple[type[UniformSelection], Mapping[str, Any]]] = {
+    "uniform": (UniformSelection, {}),
     "blocked-until-pass-ends": (BlockedUntilPassEnds, {}),
     "examples": (ByExamples, {}),
     "oort": (Oort, {}),
 }
 
 
-def selection_law(text: str) -> Uniform:
+def selection_law(text: str) -> UniformSelection:
     """Return a law that has not begun: a name of `SELECTIONS` with its options, or FILE.py:FUNCTION.
 
     Raises:
