@@ -105,3 +105,18 @@ def test_threads_may_call_at_the_same_time():
         thread.join()
     assert not failed
     assert counted(own) == {"joined": 400}
+
+
+def test_a_client_that_waits_for_the_step_of_another_one_is_not_late():
+    own = aggregator(K=1, num_clients=2, timeout=10.0)
+    own.run.clock, push = Clock(), own.server.push
+    models = {client: own.get_parameters(client_id=client) for client in ("ann", "bob")}
+
+    def slow(**reply):
+        own.run.clock.now += 100.0
+        return push(**reply)
+
+    own.server.push = slow
+    for client, model in models.items():
+        own.aggregate(client, moved(model, 1.0))
+    assert counted(own) == {"joined": 2}

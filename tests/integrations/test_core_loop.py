@@ -157,3 +157,66 @@ def test_the_loop_ends_when_nobody_is_of_use():
     transport = Echo(fails={1, 2}, gone={3})
     with pytest.raises(RuntimeError, match="none of 3 clients is of use"):
         looped(transport, 3, max_failures=2, retry_after=0.001)
+
+
+class Timed(Echo):
+    """Clients that reply within a second; the server does something slow, 100 s each time."""
+
+    def __init__(self, clock, slow="", silent=()):
+        super().__init__()
+        self.clock, self.slow, self.silent, self.sent_at = clock, slow, set(silent), {}
+
+    def take_time(self, name):
+        self.clock.now += 100.0 * (name == self.slow)
+
+    def send(self, address, task):
+        key = super().send(address, task)
+        self.sent_at[key] = self.clock.now
+        if address in self.silent:
+            del self.waiting[key]
+        return key
+
+    def replies(self, keys):
+        return super().replies([key for key in keys if self.clock.now >= self.sent_at[key] + 1.0])
+
+    def wait(self, seconds):
+        self.clock.now += 0.4
+
+    def step_done(self, step, metrics):
+        self.take_time("step_done")
+
+    def evaluate(self, newest):
+        self.take_time("evaluate")
+
+    def notes(self):
+        self.take_time("checkpoint")
+        return {}
+
+
+@pytest.mark.parametrize("slow", ["step_done", "evaluate", "checkpoint", "commit", "choose"])
+def test_the_time_of_the_server_is_no_clients(slow, tmp_path, monkeypatch):
+    """Of metrics, evaluations, checkpoints, steps and choices that take longer than the timeout."""
+    clock = Clock()
+    transport = Timed(clock, slow, silent=[3])
+    run = run_of(num_clients=3, clock=clock, timeout=10.0, store=tmp_path / "store", checkpoint_every=1)
+    push = run.server.push
+    monkeypatch.setattr(run.server, "push", lambda **reply: transport.take_time("commit") or push(**reply))
+    run.clients.select = lambda idle, count: transport.take_time("choose") or idle[:count]
+    with Loop(run, transport) as loop:
+        loop.run(30)
+    assert run.server.counts["joined"] == 60
+    assert run.server.counts["expired"] == run.lost["failed"] == run.lost["unknown"] == 0
+    assert 1 <= run.lost["overdue"] <= 3  # of the silent client
+    assert clock.now > 3000.0
+
+
+def test_a_reply_that_is_there_is_taken_before_its_client_is_judged():
+    """One look finds nothing just before the timeout, and the next one a reply just after it."""
+    clock = Clock()
+    transport = Timed(clock)
+    with Loop(run_of(fedbuff(buffer_size=3), num_clients=3, clock=clock, timeout=1.1), transport) as loop:
+        loop.send_out()
+        for _ in range(4):  # at 0, .4, .8 and 1.2 s
+            loop.take_replies(1)
+        assert loop.training.counts["joined"] == 3
+        assert loop.training.lost == {"unknown": 0, "failed": 0, "overdue": 0}

@@ -128,6 +128,25 @@ def test_clients_that_are_all_too_late_end_the_run():
         runner.run()
 
 
+@pytest.mark.parametrize("timeout", [None, 20])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_run_whose_clients_have_left_ends(first, timeout, monkeypatch):
+    """At the start, and with the models of the first clients in a buffer that no other client fills."""
+
+    class Left(simulator()):
+        def update_client_availability(self):
+            there = [float(client < first and self.gv.clock.current_time < 99) for client in self.all_clients]
+            self.set_variable(self.all_clients, "prob_available", there)
+            self.set_variable(self.all_clients, "prob_unavailable", [1.0 - each for each in there])
+
+    monkeypatch.setattr(adapter, "_MOST_IDLE", 200)
+    runner = started(algorithm(fedbuff(buffer_size=6), timeout=timeout), simulator=Left, sample="uniform_available")
+    with pytest.raises(RuntimeError, match=rf"no client has trained for 200 moments .* apart from {first} whose"):
+        runner.run()
+    assert runner.server.version == 0
+    assert runner.lost["overdue"] == 0
+
+
 def test_versions_and_tasks_are_bounded():
     """10,000 packages, of which 1 per cent never come."""
     runner = started(algorithm(fedbuff(buffer_size=10), timeout=30), clients=16)

@@ -137,6 +137,25 @@ def test_the_end_waits_for_evaluations_in_proportion_to_the_slowest_reply(slept)
     assert 20.0 + 60.0 <= slept[0] <= 20.0 + 60.0 + 20.0 + 1.0
 
 
+def test_the_time_of_evaluations_is_no_nodes(slept):
+    """evaluate_fn and the aggregation of evaluations take longer than the timeout, and no node is late."""
+
+    def slow(value):
+        slept[0] += 100.0
+        return MetricRecord({"mean": value})
+
+    grid = FakeGrid({1: adds(1.0), 2: adds(1.0)})
+    grid.pull_messages = partial(all_of, grid)
+    options = {"fraction_evaluate": 1.0, "evaluate_metrics_aggr_fn": lambda contents, key: slow(2.0)}
+    own = strategy(fedbuff(buffer_size=2), timeout=5.0, max_failures=2, **options)
+    result = own.start(grid, initial(), num_rounds=8, evaluate_fn=lambda step, arrays: slow(1.0))
+    assert set(own.lost.values()) == {0}
+    assert len([sent for sent in grid.sent if sent.metadata.message_type == "train"]) <= 8 * 2 + 1
+    assert [*result.evaluate_metrics_serverapp] == [*range(9)]
+    assert [*result.evaluate_metrics_clientapp] == [*range(1, 9)]
+    assert min(sent.metadata.ttl for sent in grid.sent) > 100.0  # else the SuperLink would have deleted replies
+
+
 def test_evaluations_of_many_steps_are_bounded(monkeypatch, slept):
     """Nodes that come, withhold an evaluation and go: the oldest evaluation ends with the replies that it has."""
     most, evaluate = [], _flower_run.FlowerTransport.evaluate

@@ -73,7 +73,7 @@ class KnownClients:
 
     def sent_without_id(self, pulled: Pulled) -> None:
         """Record that an unknown client trains from this version."""
-        now = self._run.clock()
+        now = self._run.now()
         before, until = self._first
         unique = now >= until or (before is not None and before.version == pulled.version)
         self._first = (pulled if unique else None, max(until, now + self._run.timeout))
@@ -82,7 +82,7 @@ class KnownClients:
         """Assign the version that was sent without an id to a client that sends its first model."""
         pulled, until = self._first
         new = not self._resumed and client not in self._seen and trainings <= 1
-        if self._run.clock() >= until:
+        if self._run.now() >= until:
             self._first = (None, 0.0)  # the version is no longer held
         elif pulled is not None and new:
             self._seen.add(client)

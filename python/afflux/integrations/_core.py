@@ -60,7 +60,7 @@ class Assignment:
 
     task: Task
     address: ClientId
-    start: float  #: its start, by the run's clock
+    start: float  #: its start, by `TrainingRun.now`
     pulled: Pulled | None = None  #: an older version than the task's, from which the client trains instead
 
     @property
@@ -87,7 +87,10 @@ class TrainingRun:
         lost: counts of replies without an assignment ("unknown"), of clients that failed ("failed"), and of clients
             that exceeded the timeout ("overdue").
         slowest: the longest duration of a reply, in seconds.
-        clock: returns the seconds of the run's clock; an adapter may replace it by a virtual time.
+        clock: returns the seconds of the run's clock; an adapter may replace it by a virtual time. `now` measures the
+            time of clients.
+        expires_at_looks: whether the adapter looks for replies and then calls `expire`, again and again: a reply that a
+            look finds came after the look before, when its task was not overdue, so it is not late.
         assignments: the open assignments, by the key of the reply.
         fact_names: the names of the facts that pushes may have.
         report: the report of the last step of this run.
@@ -116,6 +119,9 @@ class TrainingRun:
         self.lost: dict[str, int] = {"unknown": 0, "failed": 0, "overdue": 0}
         self.slowest = 0.0
         self.assignments: dict[Any, Assignment] = {}
+        self.expires_at_looks = False
+        self._own_time = 0.0  # seconds of `untimed` blocks that have ended
+        self._stopped: float | None = None  # the clock's time at the start of the present block; None: there is none
         self._metrics: dict[int, tuple[ClientId, Metrics]] = {}  # by the number of the join
         self._adapter = ""
         self.report: Report | None = None
@@ -125,6 +131,25 @@ class TrainingRun:
     def counts(self) -> dict[str, int]:
         """The number of replies by outcome: `Server.counts`, and `lost`."""
         return {**self.server.counts, **self.lost}
+
+    # Time
+
+    def now(self) -> float:
+        """Return the seconds of the run's clock without those in steps, in commits and in the user's functions."""
+        return (self.clock() if self._stopped is None else self._stopped) - self._own_time
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Stop `now`, the time that clients have for their replies, in the block."""
+        if self._stopped is not None:  # in another block
+            yield
+            return
+        start = self._stopped = self.clock()
+        try:
+            yield
+        finally:
+            self._own_time += self.clock() - start
+            self._stopped = None
 
     # Clients that train
 
@@ -137,7 +162,8 @@ class TrainingRun:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
         free = self.concurrency - len(self.assignments)
         enough = free >= min(self.settings.dispatch_size, self.concurrency)
-        return self.clients.choose(free, self.busy, self.clock()) if enough else []
+        with self.untimed():  # the user may choose
+            return self.clients.choose(free, self.busy, self.clock()) if enough else []
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""
@@ -158,7 +184,7 @@ class TrainingRun:
             task.cancel()
             self.drop(where, "nothing can be sent to it")
         else:
-            self.assignments[key] = Assignment(task, where, self.clock(), pulled=pulled)
+            self.assignments[key] = Assignment(task, where, self.now(), pulled=pulled)
 
     def drop(self, address: ClientId, reason: str) -> None:
         """Record that a client without an assignment has failed."""
@@ -183,7 +209,7 @@ class TrainingRun:
             self.lost["unknown"] += 1
             return None
         task, trained = assigned.task, None
-        if late := self.note_duration(assigned.start) >= self.timeout:
+        if late := self.note_duration(assigned.start) >= self.timeout and not self.expires_at_looks:
             task.cancel()  # the reply becomes "expired"
         base = assigned.base if self.report is None else None
         try:
@@ -192,7 +218,8 @@ class TrainingRun:
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
-        receipt = self.server.push(**arguments)
+        with self.untimed():  # it may make a step, and commit it
+            receipt = self.server.push(**arguments)
         if receipt.report is not None:
             self._note(receipt.report, base)
         if "task" not in arguments:
@@ -277,13 +304,15 @@ class TrainingRun:
             self._failed(assigned, reason)
 
     def note_duration(self, start: float) -> float:
-        """Record the duration of a reply to a task that was sent at this time of the clock, and return it."""
-        self.slowest = max(self.slowest, duration := self.clock() - start)
+        """Record the duration of a reply to a task that was sent at this time of `now`, and return it."""
+        self.slowest = max(self.slowest, duration := self.now() - start)
         return duration
 
     def poll(self) -> None:
         """Make the step that `flush_after` requires, if one is due."""
-        if (report := self.server.poll()) is not None:
+        with self.untimed():
+            report = self.server.poll()
+        if report is not None:
             self._note(report)
 
     def _note(self, report: Report, base: Pulled | None = None) -> None:
@@ -294,9 +323,13 @@ class TrainingRun:
             text = "All updates of step %d are exactly 0: its clients replied with the models that they got"
             self.clients.warn(text, report.version)
 
-    def expire(self) -> bool:
-        """End the assignments that exceed the timeout; return whether there are any."""
-        now = self.clock()
+    def expire(self, now: float | None = None) -> bool:
+        """End the assignments that exceed the timeout; return whether there are any.
+
+        Args:
+            now: the time of `now` from which on replies were looked for; None: now.
+        """
+        now = self.now() if now is None else now
         overdue = {key: each for key, each in self.assignments.items() if now - each.start >= self.timeout}
         for key, assigned in overdue.items():
             self.cancel(key)
@@ -305,7 +338,8 @@ class TrainingRun:
         return bool(overdue)
 
     def _failed(self, assigned: Assignment, reason: str) -> None:
-        self.clients.failed(assigned.address, reason, assigned.start, self.clock())
+        clock = self.clock()
+        self.clients.failed(assigned.address, reason, clock - (self.now() - assigned.start), clock)
 
     def cancel(self, key: Key) -> Assignment | None:
         """End an assignment, if it is open; return it."""

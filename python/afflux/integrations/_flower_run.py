@@ -38,14 +38,15 @@ _MOST_STEPS = 100
 #: At its end, a run waits for evaluations this number of seconds, or 3 times the duration of its slowest reply if that
 #: is longer, but not longer than the timeout: a node may have to train, and then to evaluate two versions.
 _LEAST_WAIT = 10.0
-#: Seconds from the timeout to the end of a message's life: the SuperLink would answer for the node at its end.
-_TTL_MARGIN = 10.0
+#: Seconds from the timeout to the end of a message's life. At its end the SuperLink deletes a reply that the server has
+#: not pulled, for example because evaluate_fn takes long, and answers for the node.
+_TTL_MARGIN = 3600.0
 
 
 class _Asked(NamedTuple):
     step: int
     node: int | None  #: None: the Grid gives messages other ids
-    start: float  #: its start, by the run's clock
+    start: float  #: its start, by `TrainingRun.now`
 
 
 @dataclass(eq=False)
@@ -89,10 +90,12 @@ class FlowerTransport(Transport):
         """Push a message; return its id, or None."""
         strategy, step = self.strategy, task.version + 1
         config, of_node = self.train_config, strategy.node_config
-        if callable(config):
-            config = _checked(config(step), f"train_config for step {step}")
-        if of_node is not None:
-            config = {**config, **_checked(of_node(address, step), f"node_config for node {address} and step {step}")}
+        with self.training.untimed():
+            if callable(config):
+                config = _checked(config(step), f"train_config for step {step}")
+            if of_node is not None:
+                what = f"node_config for node {address} and step {step}"
+                config = {**config, **_checked(of_node(address, step), what)}
         config = ConfigRecord({**config, "server-round": step})
         content = RecordDict({strategy.arrayrecord_key: self.arrays(task.pulled), strategy.configrecord_key: config})
         ttl = self.training.timeout + _TTL_MARGIN
@@ -102,12 +105,13 @@ class FlowerTransport(Transport):
     def replies(self, keys: list[str]) -> list[tuple[str, Reply]]:
         """Return the replies of nodes that train; store those of nodes that evaluate."""
         found: list[tuple[str, Reply]] = []
+        now = self.training.now()
         for key, message, error in self._pulled([*keys, *self.asked]):
             if key in self.asked:
                 self._take_evaluation(self.asked.pop(key), message, error)
             else:
                 found.append((key, error or partial(self._trained, message)))
-        self._end_evaluations(self.training.timeout)
+        self._end_evaluations(now, self.training.timeout)
         return found
 
     def _pulled(self, keys: list[str]) -> list[tuple[str, Message | None, str | None]]:
@@ -172,7 +176,7 @@ class FlowerTransport(Transport):
         if isinstance(messages, str):
             log(INFO, "Step %d is not evaluated by nodes: %s", step, messages)
         elif messages:
-            now, keys = self.training.clock(), self.grid.push_messages(messages)
+            now, keys = self.training.now(), self.grid.push_messages(messages)
             # The Grid has set the ids of the messages, and need not return one for each of them.
             node_of = {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
             for key in filter(None, keys):
@@ -209,9 +213,8 @@ class FlowerTransport(Transport):
                 message.content[name] = MetricRecord(bounded(record, self.strategy.weighted_by_key))
             self.evaluated[asked.step].append(message)
 
-    def _end_evaluations(self, seconds: float) -> None:
-        """End the evaluations that have waited longer than `seconds`, and the steps without open evaluations."""
-        now = self.training.clock()
+    def _end_evaluations(self, now: float, seconds: float) -> None:
+        """End the evaluations that have waited for `seconds` at the time `now`, and the steps without open ones."""
         for key in [key for key, asked in self.asked.items() if now - asked.start >= seconds]:
             step, node, start = self.asked.pop(key)
             log(WARNING, "No evaluation of step %d by node %s within %.1f s", step, node, now - start)
@@ -222,7 +225,8 @@ class FlowerTransport(Transport):
         strategy, what, replies = self.strategy, f"Evaluation of step {step}", self.evaluated.pop(step)
         contents, aggregate = (each.content for each in replies), partial(strategy.aggregate_evaluate, step)
         strategy.evaluated_arrays = self.evaluated_arrays.pop(step, None)
-        mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate, needs_weight=self.is_default)
+        with self.training.untimed():
+            mean = mean_of(what, replies, contents, strategy.weighted_by_key, aggregate, needs_weight=self.is_default)
         strategy.evaluated_arrays = None
         if mean is not None:
             history = strategy.result.evaluate_metrics_clientapp
@@ -234,12 +238,12 @@ class FlowerTransport(Transport):
     def finish(self) -> None:
         """Wait for the open evaluations, but only a limited time for nodes that do not reply."""
         training = self.training
-        until = training.clock() + min(training.timeout, max(_LEAST_WAIT, 3 * training.slowest))
+        until = training.now() + min(training.timeout, max(_LEAST_WAIT, 3 * training.slowest))
         self.replies([])
-        while self.evaluated and training.clock() < until:
+        while self.evaluated and training.now() < until:
             self.wait(training.settings.poll_interval)
             self.replies([])
-        self._end_evaluations(0.0)
+        self._end_evaluations(training.now(), 0.0)
 
     # Checkpoints
 

@@ -88,7 +88,7 @@ class Loop:
 
     def __init__(self, training: TrainingRun, transport: Transport) -> None:
         self.training, self.transport = training, transport
-        training.clients.warn = transport.logger.warning
+        training.clients.warn, training.expires_at_looks = transport.logger.warning, True
         with training.closed_on_error():
             transport.restore(training.resume(transport.schema, adapter=transport.name))
             training.clients.are(transport.clients())
@@ -158,7 +158,8 @@ class Loop:
         now = training.clock()
         if now - self._looked > _CLIENTS_EVERY:
             addresses, self._looked = list(self.transport.clients()), now
-            clients.are(addresses)
+            with training.untimed():
+                clients.are(addresses)
             clients.require_some_of_use(now)
             self._note_gone(len(addresses))
         for address in training.choose():
@@ -183,6 +184,7 @@ class Loop:
     def take_replies(self, last: int) -> None:
         """Receive the replies that have arrived, and handle the steps that they make, up to `last`."""
         training = self.training
+        now = training.now()
         replies = self.transport.replies([*training.assignments])
         for key, reply in replies:
             if training.server.version < last:
@@ -192,7 +194,7 @@ class Loop:
                     training.receive(key, reply)
                 training.clients.require_some_of_use()
                 self._note_step(last)
-        if training.expire() or not replies:  # messages that could not be sent are failures, too
+        if training.expire(now) or not replies:  # messages that could not be sent are failures, too
             training.clients.require_some_of_use()
         if not replies:
             training.poll()
@@ -202,9 +204,12 @@ class Loop:
 
     def _note_step(self, last: int) -> None:
         """Log, evaluate and store the newest version, once, independent of what caused its step."""
+        if self.training.server.version != self._noted:
+            with self.training.untimed():
+                self._note_newest(last)
+
+    def _note_newest(self, last: int) -> None:
         before, settings = self._noted, self.training.settings
-        if self.training.server.version == before:
-            return
         newest = self.training.server.pull()  # may make a further step: that is the one to note
         step = self._noted = newest.version
         text, report = str(self.transport.step_done(step, self.training.take_metrics())), self.training.report

@@ -38,7 +38,8 @@ class RunSettings:
         dispatch_size: number of free places from which on clients get tasks: 1 fills each place at once; with M and
             the concurrency, each step takes replies of one version.
         timeout: seconds after which another client trains instead of one that has not replied, and a later reply has
-            no effect; None: the framework's value, or an hour if it has none.
+            no effect, without those in steps, in commits and in the user's functions; None: the framework's value, or
+            an hour if it has none.
         store: a folder for the server's state; if it holds a server, the run continues from it. Then roles and
             server_options that are not given are those of the store, and given ones that differ replace them, with a
             warning, or are an error that names both values (see `Server.open`). None: in memory.

@@ -101,7 +101,7 @@ class AffluxAggregator(BaseAggregator):
             kwargs: APPFL's arguments; with init_model=False, a request without a known id does not count as the start
                 of a training.
         """
-        with self._lock:
+        with self._lock, self.run.untimed():  # clients that wait for the lock are not late
             client = id_of(client_id)
             if client is not None:
                 self._clients.of(client).last = None
@@ -127,7 +127,7 @@ class AffluxAggregator(BaseAggregator):
             RuntimeError: the models of all num_clients clients were unusable, each max_failures times in a row; or once
                 each, if no model has joined; or the rule has room for none of these clients.
         """
-        with self._lock:
+        with self._lock, self.run.untimed():  # clients that wait for the lock are not late
             client = id_of(client_id)
             if client is None:
                 return self._of_no_use(client_id, "its id is no int in 64 bits and no str", self.server.pull())

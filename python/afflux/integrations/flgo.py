@@ -30,6 +30,8 @@ __all__ = ["AffluxServer", "algorithm"]
 
 #: The key of a package, beside FLGo's own `__cid` and `__t`, with the id of the task that it answers.
 TASK = "__afflux_task"
+#: The moments of FLGo's clock after which a run without an available client ends: more than half a day of seconds.
+_MOST_IDLE = 50_000
 
 
 def algorithm(
@@ -109,6 +111,7 @@ class AffluxServer(StoredRounds):
             raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
         self.buffered_clients = self._in_buffer
         self.server.pull(out=self.model)
+        self._idle = 0  # moments since a client has trained
         self.current_round = self.server.version + 1
 
     @property
@@ -117,13 +120,23 @@ class AffluxServer(StoredRounds):
         return set(self.training.waiting().values())
 
     def iterate(self) -> bool:
-        """Process one moment of FLGo's clock."""
+        """Process one moment of FLGo's clock.
+
+        Raises:
+            RuntimeError: all clients have failed repeatedly, or none has been available for a long time.
+        """
         if self.training.expire():
             self._require_some_of_use()
         # FLGo's own set keeps clients that drop out, which would block their places.
         self.concurrent_clients = self.training.busy
         self._dropped_selected_clients: list[int] = []  # FLGo's simulator sets it when it draws clients
         updated: bool = super().iterate()
+        self._idle = 0 if self.training.assignments else self._idle + 1
+        if self._idle >= _MOST_IDLE:
+            raise RuntimeError(
+                f"no client has trained for {self._idle} moments of FLGo's clock: none of {self.num_clients} was "
+                f"available, apart from {len(self._in_buffer)} whose models wait for a step"
+            )
         for client in self._dropped_selected_clients:
             self.training.drop(client, "it has dropped out")
         self.buffered_clients = self._in_buffer
