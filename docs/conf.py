@@ -1,9 +1,12 @@
 """Sphinx configuration: `make docs` writes the site to build/docs."""
 
+import argparse
 import re
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import _MockObject
@@ -68,22 +71,42 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "commands" else "")
 
 
-def options_of_commands() -> str:
-    """Returns a table of the options of each command, from their help; what `run` shares with `compare` stands once."""
+def params_of_commands() -> Iterator[tuple[str, list[Any]]]:
+    """Yields each command, and its options and arguments, of argparse or, for the simulator's, of typer."""
     import typer
 
-    from afflux.cli import app
+    from afflux.cli import parser
+    from afflux.cli.simulator import app
 
-    lines, waiting, settings = ["", "## Options"], [("afflux", typer.main.get_command(app))], set[tuple[str, str]]()
+    waiting, simulators = [("afflux", parser())], typer.main.get_command(app).commands
     while waiting:
         name, command = waiting.pop(0)
-        waiting += [(f"{name} {part}", one) for part, one in getattr(command, "commands", {}).items()]
-        options = [one for one in command.params if getattr(one, "help", None) and one.name not in ("help", "version")]
+        params = command._actions if isinstance(command, argparse.ArgumentParser) else command.params
+        groups = [one.choices for one in params if isinstance(one, argparse._SubParsersAction)]
+        parts = groups[0] if groups else getattr(command, "commands", {})
+        waiting += [(f"{name} {part}", simulators.get(part, one)) for part, one in parts.items()]
+        yield name, [one for one in params if getattr(one, "help", None)]
+
+
+def name_of(param: Any) -> str:
+    """Returns an option's first name, or the name of an argument in capitals."""
+    names = getattr(param, "option_strings", ()) or getattr(param, "opts", ())
+    if names and names[0].startswith("-"):
+        return str(names[0])
+    return str(param.name if hasattr(param, "name") else param.dest).upper()
+
+
+def options_of_commands() -> str:
+    """Returns a table of the options of each command, from their help; what `run` shares with `compare` stands once."""
+    lines, settings = ["", "## Options"], set[tuple[str, str]]()
+    for name, params in params_of_commands():
+        options = {name_of(one): one for one in params}
+        for unlisted in ("-h", "--help", "--version"):
+            options.pop(unlisted, None)
         if not options:
             continue
         lines += ["", f"### {name}", "", "| option | default | |", "|---|---|---|"]
-        for one in options:
-            option = one.opts[0] if one.param_type_name == "option" else one.name.upper()
+        for option, one in options.items():
             default = "" if one.default is None or one.default is False or callable(one.default) else f"`{one.default}`"
             text = re.sub(r"(?<![\w`-])--[\w-]+", r"`\g<0>`", " ".join(one.help.split()))
             if name != "afflux run" or (option, text) not in settings:

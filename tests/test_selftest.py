@@ -6,12 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from afflux import Server, ops
-from afflux.cli import app, selftest
+from afflux.cli import selftest
 from afflux.rules import ca2fl
 from afflux.selftest import digest
+from commands import invoke
 from conftest import ROOT, found
 
 #: All modules that the extras bring.
@@ -26,7 +26,7 @@ from afflux.cli import main
 import json
 for arguments in json.loads(sys.argv[1]):
     sys.argv[1:] = arguments
-    code = None
+    code = 0
     print("$")
     try:
         main()
@@ -45,12 +45,12 @@ def quick(monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["selftest", *map(str, arguments)])
+    return invoke("selftest", *arguments)
 
 
 def test_a_sound_installation_passes_and_the_report_is_also_in_the_file(quick, tmp_path):
     result = run("--out", tmp_path / "report.txt")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stdout
     assert (tmp_path / "report.txt").read_text() == result.stdout
     names = [backend.name for backend in ops.backends() if backend.device == "cpu" and backend.runs]
     lines = result.stdout.splitlines()

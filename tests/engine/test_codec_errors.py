@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rows
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.ops import codecs
 from afflux.ops.errors import ConfigError
 from afflux.sim.papers import codec_errors, table_pages

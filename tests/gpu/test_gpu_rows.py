@@ -15,6 +15,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
+from commands import invoke
 from conftest import bits
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, index_of, slots_limit, store_of
@@ -454,17 +455,14 @@ def test_what_is_planned(kept, moved):
 
 
 def test_the_command_says_what_is_where():
-    runner = pytest.importorskip("typer.testing").CliRunner()
-    from afflux.cli import app
-
     asked = ["plan", "--rule", "ca2fl", "--clients", "50", "--params", "1_000_000", "--rows-on"]
-    told = runner.invoke(app, [*asked, "host", "--gpu", "--buffer", "4"])
-    lines = {tuple(line.split()[:2]) for line in told.output.splitlines()}
+    told = invoke(*asked, "host", "--gpu", "--buffer", "4")
+    lines = {tuple(line.split()[:2]) for line in told.stdout.splitlines()}
     assert ("pinned", "rows") in lines
-    assert "staged rows" in told.output
-    told = runner.invoke(app, [*asked, "disk"])
+    assert "staged rows" in told.stdout
+    told = invoke(*asked, "disk")
     assert told.exit_code != 0
-    assert "rows_on is 'disk'" in told.output
+    assert "rows_on is 'disk'" in told.stderr
 
 
 def test_a_budget_is_of_the_device(moved):

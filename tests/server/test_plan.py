@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from afflux import AffluxError, Server, store
 from afflux.aggregation.options import ServerOptions
-from afflux.cli import app
 from afflux.ops.units import in_bytes
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, gsgm
 from afflux.server.plan import fitted, plan
 from afflux.store.lock import promises_space
+from commands import invoke
 from conftest import ready
 from inside import aggregator_of, slots_limit
 from variants import VARIANTS, make
@@ -223,7 +222,7 @@ def test_a_server_opened_again_keeps_its_limits(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["plan", *arguments])
+    return invoke("plan", *arguments)
 
 
 def test_the_command_prints_what_the_function_says():

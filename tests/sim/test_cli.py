@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from afflux import __version__, ops
-from afflux.cli import app
+from afflux import __version__, cli, ops
+from afflux.cli.simulator import app
 from afflux.rules import RULES
 from afflux.sim.results import run_folder
+from commands import invoke
 from conftest import ROOT
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_version():
@@ -55,15 +51,28 @@ def test_the_help_is_short_and_help_all_has_every_option(command, monkeypatch):
     assert "--help-all" in short
 
 
+def commands_in(parser):
+    """The commands of a parser of argparse or typer, by name; empty: it is one itself."""
+    groups = [action for action in getattr(parser, "_actions", ()) if isinstance(action.choices, dict)]
+    return groups[0].choices if groups else getattr(parser, "commands", {})
+
+
 def leaves(command, words=()):
     """The words of every command that has no commands of its own, but for tables that are not run."""
-    if not hasattr(command, "commands"):
-        return [] if command.hidden else [words]
-    return [leaf for name, part in command.commands.items() for leaf in leaves(part, (*words, name))]
+    commands = commands_in(command)
+    if not commands:
+        return [] if getattr(command, "hidden", False) else [words]
+    return [leaf for name, part in commands.items() for leaf in leaves(part, (*words, name))]
+
+
+def every_command():
+    simulators, core = typer.main.get_command(app), cli.parser()
+    assert {*commands_in(simulators)} == {*cli.SIMULATOR} < {*commands_in(core)}
+    return leaves(simulators) + [words for words in leaves(core) if words[0] not in cli.SIMULATOR]
 
 
 def test_the_help_of_every_command_has_examples_of_it():
-    commands = leaves(typer.main.get_command(app))
+    commands = every_command()
     assert len(commands) == 64
     for words in commands:
         shown = invoke(*words, "--help").stdout
@@ -73,7 +82,7 @@ def test_the_help_of_every_command_has_examples_of_it():
 
 def test_the_page_lists_every_command():
     page = (ROOT / "docs/commands.md").read_text()
-    words = {command[0] for command in leaves(typer.main.get_command(app))} | {"store reshard"}
+    words = {command[0] for command in every_command()} | {"store reshard"}
     assert [word for word in sorted(words) if not re.search(rf"^afflux {word}\b", page, re.MULTILINE)] == []
 
 
@@ -170,6 +179,12 @@ def test_missing_packages_are_named(monkeypatch):
 def test_python_m_afflux_is_the_command_line():
     command = [sys.executable, "-m", "afflux", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"afflux {__version__}\n"
+
+
+def test_a_reader_that_ends_is_no_error():
+    command = f"{sys.executable} -m afflux rules | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.stdout.split()[0], done.stderr) == ("fedavg", "")
 
 
 def test_help_and_rules_list_every_preset():

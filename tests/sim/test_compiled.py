@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import own_tasks
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import processes
-from afflux.cli import app, demo
+from afflux.cli import demo
+from afflux.cli.simulator import app
 from afflux.ops.errors import AffluxError
 from afflux.rules.specs import parse_rule
 from afflux.sim.runs import compare as runs_compare

@@ -4,14 +4,13 @@ import json
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from afflux.cli import app
 from afflux.rules.files import code_digests
 from afflux.sim import interrupts
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.finished_runs import FinishedRuns
 from afflux.sim.results.run_history import RunHistory
+from commands import invoke
 from pairwise import soak
 
 RULE = """
@@ -52,10 +51,6 @@ CHANGES = [
     ("tasks.py", TASK + "# a comment\n"),
     ("beside.py", "SCALE = 0.25\n"),
 ]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_the_digests(files, tmp_path):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import afflux.sim.runs.compare
 import own_tasks
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, Task, partitioned, read_results, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points

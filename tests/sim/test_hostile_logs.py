@@ -9,23 +9,18 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from afflux.cli import app
 from afflux.ops.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.runs import simulation
 from afflux.store.index_types import Name
+from commands import invoke
 from forged import DEEP, dumped, forge_state
 from hostile_stores import replaced
 from pairwise import soak
 
 SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
 LOG = "audit/fedbuff_buffer_size=4-seed0.jsonl"
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from afflux.cli import app
 from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec, parse_rule
@@ -16,6 +14,7 @@ from afflux.sim.papers.lora_task import checkpoint_folder
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
+from commands import invoke
 from pairwise import soak
 
 SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
@@ -32,10 +31,6 @@ def mine(*, buffer_size: int = 10):
 def other(*, buffer_size: int = 10):
     return fedbuff(buffer_size=buffer_size, server_lr=0.5)
 """
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from afflux import Layout, Server
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.ops.errors import ConfigError
 from afflux.rules import fedasync
 from afflux.rules.specs import parse_rule

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from afflux.cli import app, simulate
-from afflux.cli.common import parse_rules, rule_of_preset
+from afflux.cli import simulate
+from afflux.cli.common import parse_rules
+from afflux.cli.settings import rule_of_preset
 from afflux.sim import read_audit_log
 from afflux.sim.models.networks import NETWORKS
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
 from afflux.sim.papers.reproduction import jobs_of
 from afflux.sim.workload.config import SimConfig
+from commands import invoke
 from conftest import ROOT
 from made_runs import run
 from pairwise import soak
@@ -83,10 +84,6 @@ CA2FL_TABLE_7 = {
     "ca2fl-cnn": "0.01 1.0 0.3  0.01 1.0 0.5 0.3",
     "ca2fl-resnet18": "0.01 0.1 ?  ? 0.1 0.3 0.3",
 }
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture(scope="module")

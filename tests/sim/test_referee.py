@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
 from afflux.rules.specs import parse_rule

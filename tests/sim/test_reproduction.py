@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim import read_audit_log, replay

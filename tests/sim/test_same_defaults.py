@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import own_tasks
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log

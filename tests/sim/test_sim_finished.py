@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import afflux.sim.runs.compare
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages, tables

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.reproduction import jobs_of

@@ -15,11 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import afflux
 from afflux import Server, StoreError
-from afflux.cli import app
 from afflux.cli.terminal import show_progress
 from afflux.ops.errors import ConfigError
 from afflux.rules import ca2fl
@@ -28,6 +26,7 @@ from afflux.sim import interrupts
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
+from commands import invoke
 from conftest import FORKS, reproducible
 from crashes import in_child
 from made_runs import audit_folder, resume, run, run_in_store
@@ -401,7 +400,7 @@ LOG = "audit/ca2fl_buffer_size=3-seed0.jsonl"
 
 def called(*arguments):
     """The command in this process, whose imports are made."""
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+    return invoke("run", *arguments)
 
 
 #: The command, which gets a signal during one of its pushes.
@@ -496,7 +495,7 @@ def test_the_commands_mistakes(tmp_path):
         f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is fedb"
     )
     for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
-        result = CliRunner().invoke(app, ["store", command[0], str(tmp_path / "run"), *command[1:]])
+        result = invoke("store", command[0], tmp_path / "run", *command[1:])
         assert result.stderr == f"error: {tmp_path}/run is the folder of a run, with audit/; its store is {run_in}\n"
     part = tmp_path / "part"
     (part / "audit").mkdir(parents=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.results import tensorboard

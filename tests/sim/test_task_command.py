@@ -6,22 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import own_tasks
-from afflux.cli import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, interrupts, read_audit_log
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
+from commands import invoke
 from pairwise import soak
 
 SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--alpha", "1", "--eval-every", "10"]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture

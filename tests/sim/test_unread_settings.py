@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 import own_tasks
-from afflux.cli import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, partitioned, sgd
 from afflux.sim.papers.grid import parse_grid, points
 from afflux.sim.results import run_folder
 from afflux.sim.workload.config import UNLIMITED, SimConfig
+from commands import invoke
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=12, local_steps=1)
@@ -40,10 +39,6 @@ def _elsewhere(monkeypatch, tmp_path):
 
 def flags(settings):
     return [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.mark.parametrize(("settings", "reader"), UNREAD)

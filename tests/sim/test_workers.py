@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import own_tasks
 import stateful_models
 from afflux import UnavailableError
-from afflux.cli import app
+from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, interrupts, partitioned
 from afflux.sim.errors import ProcessKilledError, TrainingError

@@ -16,6 +16,7 @@ from afflux import AffluxError, Server, StoreError, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.store import resharding as module
 from afflux.store.reader import locked_reader
+from commands import invoke
 from conftest import bits
 from sharded_runs import CASES, SUPERBLOCK
 
@@ -155,6 +156,5 @@ def test_a_store_is_there_until_the_new_one_takes_its_place(atomic, store, monke
 
 
 def test_the_command(store):
-    runner, app = pytest.importorskip("typer.testing").CliRunner(), __import__("afflux.cli.store").cli.store.app
-    assert "has 3 shards" in runner.invoke(app, ["reshard", str(store), "--shards", "3"]).output
-    assert "already" in runner.invoke(app, ["reshard", str(store), "--shards", "3"]).output
+    assert "has 3 shards" in invoke("store", "reshard", store, "--shards", 3).stdout
+    assert "already" in invoke("store", "reshard", store, "--shards", 3).stdout

@@ -256,7 +256,7 @@ def test_repair_loses_no_more_than_was_agreed_to(more, path, monkeypatch):
     else:
         (path / "rows" / "zarr.json").unlink()
         said = "the sum is damaged, which it was not when it was checked; nothing was changed"
-    monkeypatch.setattr("typer.confirm", agrees)
+    monkeypatch.setattr("afflux.cli.store._confirm", agrees)
     told = run("repair", path)
     assert (told.exit_code, told.stderr.startswith(f"error: [repair] {said}")) == (2, True)
     assert contents(path) == damaged[0]

@@ -3,11 +3,10 @@
 import sqlite3
 
 import numpy as np
-from typer.testing import CliRunner
 
 from afflux import Server
-from afflux.cli import app
 from afflux.rules import ca2fl
+from commands import invoke
 from damage import damage, place
 
 SIZE, CLIENTS, M = 70_001, 30, 3
@@ -35,7 +34,7 @@ def make(path):
 
 
 def run(*arguments, **more):
-    return CliRunner().invoke(app, ["store", *map(str, arguments)], **more)
+    return invoke("store", *arguments, **more)
 
 
 def damage_row(path, client, where=1000):

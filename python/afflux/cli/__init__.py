@@ -1,67 +1,61 @@
-"""The command line: `afflux demo`, `compare`, `run`, `replay`, `reproduce`, `codecs`, `store`, `plan`, `bench`, ..."""
+"""The command line: `afflux store`, `plan`, `bench`, ... by argparse, and the simulator's commands by typer."""
 
+import os
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from importlib.util import find_spec
 
 from afflux import __version__
 from afflux.cli import bench, listings, plan, selftest, store
-from afflux.cli.options import INSTALLED, typer
+from afflux.cli.common import Parser, report_errors
 from afflux.sim import interrupts
 
-#: The commands that need packages of the extra `sim`.
-SIMULATOR = ("demo", "compare", "run", "replay", "reproduce", "codecs")
-
-app = typer.Typer(
-    help="Asynchronous federated learning: the server's arithmetic, and a simulator around it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # tables cut the names of options on a terminal of 80 columns
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"afflux {__version__}")
-        raise typer.Exit
+#: The simulator's commands, in `afflux.cli.simulator`; they need packages of the extra `sim`.
+SIMULATOR = {
+    "demo": "A rule of each paper on handwritten digits; a run that is killed and resumed.",
+    "compare": "Compare aggregation rules in one simulation.",
+    "run": "Simulate one aggregation rule with one seed.",
+    "replay": "Replay the kept updates of a run with other rules.",
+    "reproduce": "Reproduce tables of papers.",
+    "codecs": "The error of every codec of cached rows.",
+}
 
 
-@app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+def parser() -> Parser:
+    """Return the parser of the core's commands, which also lists those of the simulator."""
+    text = "Asynchronous federated learning: the server's arithmetic, and a simulator around it."
+    parser = Parser(prog="afflux", description=text)
+    parser.add_argument("--version", action="version", version=f"afflux {__version__}", help="Print the version.")
+    commands = parser.group()
+    for name, text in SIMULATOR.items():
+        commands.add_parser(name, help=text)
+    for module in (listings, store, plan, bench, selftest):
+        module.add_to(commands)
+    return parser
 
 
-if INSTALLED:
-    from afflux.cli import demo, reproduce, simulate
-    from afflux.cli.common import Command
-
-    app.command(help=demo.DEMO_HELP)(demo.demo)
-    app.command(help=simulate.COMPARE_HELP)(simulate.compare)
-    app.command(help=simulate.RUN_HELP)(simulate.run)
-    app.command(help=simulate.REPLAY_HELP)(simulate.replay)
-app.command(help=bench.HELP)(bench.bench)
-app.command(help=listings.RULES_HELP)(listings.rules)
-app.command(help=listings.PAPERS_HELP)(listings.papers)
-if INSTALLED:
-    app.add_typer(reproduce.app, name="reproduce")
-    app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
-app.add_typer(store.app, name="store")
-app.command(help=plan.HELP)(plan.plan)
-app.command(help=listings.BACKENDS_HELP)(listings.backends)
-app.command(help=selftest.HELP)(selftest.selftest)
-if INSTALLED:
-    for command in (*app.registered_commands, *reproduce.app.registered_commands, *store.app.registered_commands):
-        command.cls = Command
+def run_core(command_line: Sequence[str]) -> None:
+    """Run a command of the core."""
+    arguments = parser().parse_args(command_line)
+    try:
+        with report_errors():
+            arguments.run(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # of `afflux rules | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 def main() -> None:
     """Run the command line. The process must end afterwards: Ctrl-C is ignored while the interpreter ends."""
-    if not INSTALLED and sys.argv[1:2] and sys.argv[1] in SIMULATOR:
-        sys.exit(f"afflux: {sys.argv[1]} needs typer: pip install 'afflux[sim]'")
+    command_line = sys.argv[1:]
     with interrupts.deferred(then=signal.SIG_IGN):
-        app()
+        if not {*command_line[:1]} & SIMULATOR.keys():
+            run_core(command_line)
+        elif find_spec("typer") is None:
+            sys.exit(f"afflux: {command_line[0]} needs typer: pip install 'afflux[sim]'")
+        else:
+            from afflux.cli.simulator import app
+
+            app()

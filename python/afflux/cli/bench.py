@@ -3,29 +3,30 @@
 `bench/` of the checkout measures more.
 """
 
+import argparse
 import json
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from afflux import __version__, ops
-from afflux.cli.common import report_errors
-from afflux.cli.options import typer
+from afflux.cli.common import Parser, add_command, at_least
 from afflux.ops import codecs
 
 HELP = """Time the engine's operations beside NumPy and torch, in one table, in some seconds.
 
-The bytes are those of the definition: each input is read once, each output is written once. The share is relative to \
-the speed at which this machine copies memory, measured in the same run. An operation that reads more than it writes \
-may be faster than a copy. A checkout has the full benchmark: python -m bench.
+The bytes are those of the definition: each input is read once, each output is
+written once. The share is relative to the speed at which this machine copies
+memory, measured in the same run. An operation that reads more than it writes may
+be faster than a copy. A checkout has the full benchmark: python -m bench.
 
-\b
 Examples:
   afflux bench
   afflux bench -d 1_000_000 -M 32 --threads 1
@@ -295,32 +296,36 @@ def lines(results: Sequence[dict[str, Any]]) -> list[str]:
     return table
 
 
-def bench(
-    d: Annotated[int, typer.Option("-d", min=1, help="Length of the vectors.")] = 5_000_000,
-    m: Annotated[int, typer.Option("-M", min=1, help="Updates a round.")] = 10,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all usable cores.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Samples of each contender.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Print the table (see HELP)."""
-    with report_errors():
-        num_threads = threads or ops.default_threads()
-        if find_spec("torch"):
-            import torch
+def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the command."""
+    parser = add_command(commands, bench, HELP)
+    parser.option("-d", type=at_least(1), default=5_000_000, help="Length of the vectors.")
+    parser.option("-M", dest="m", type=at_least(1), default=10, help="Updates a round.")
+    parser.option("--threads", type=at_least(1), help="Default: all usable cores.")
+    parser.option("--repeats", type=at_least(1), default=9, help="Samples of each contender.")
+    parser.flag("--json", help="Print JSON.")
 
-            torch.set_num_threads(num_threads)
-        inputs = Inputs(d, m, num_threads)
-        copy_speed = inputs.copy_speed(repeats)
-        results = []
-        for operation in operations(inputs):
-            operation.measure(repeats)
-            results.append(operation.figures(copy_speed))
-        isa = next(backend.name for backend in ops.backends() if backend.chosen)
-        settings = {"d": d, "m": m, "threads": num_threads, "repeats": repeats}
-        if as_json:
-            box = {"afflux": __version__, "instruction_set": isa, "copy_gbps": copy_speed / 1e9}
-            typer.echo(json.dumps(box | settings | {"operations": results}, indent=1))
-            return
-        about = f"afflux {__version__}, {isa}, {num_threads} threads; d = {d:_}, M = {m}; medians of {repeats}"
-        typer.echo(f"{about}; a copy: {copy_speed / 1e9:.1f} GB/s\n")
-        typer.echo("\n".join(lines(results)))
+
+def bench(arguments: Namespace) -> None:
+    """Print the table (see HELP)."""
+    num_threads = arguments.threads or ops.default_threads()
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(num_threads)
+    inputs = Inputs(arguments.d, arguments.m, num_threads)
+    copy_speed = inputs.copy_speed(arguments.repeats)
+    results = []
+    for operation in operations(inputs):
+        operation.measure(arguments.repeats)
+        results.append(operation.figures(copy_speed))
+    isa = next(backend.name for backend in ops.backends() if backend.chosen)
+    settings = {"d": arguments.d, "m": arguments.m, "threads": num_threads, "repeats": arguments.repeats}
+    if arguments.json:
+        box = {"afflux": __version__, "instruction_set": isa, "copy_gbps": copy_speed / 1e9}
+        print(json.dumps(box | settings | {"operations": results}, indent=1))
+        return
+    about = f"afflux {__version__}, {isa}, {num_threads} threads"
+    sizes = f"d = {arguments.d:_}, M = {arguments.m}; medians of {arguments.repeats}"
+    print(f"{about}; {sizes}; a copy: {copy_speed / 1e9:.1f} GB/s\n")
+    print("\n".join(lines(results)))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from afflux.cli.common import OutFolder, parse_rules, parse_seeds, report_errors
+from afflux.cli.common import parse_rules, report_errors
+from afflux.cli.settings import OutFolder, parse_seeds
 from afflux.cli.simulate import make_runs
 from afflux.ops.errors import AffluxError
 from afflux.rules.specs import RuleSpec

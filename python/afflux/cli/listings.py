@@ -2,15 +2,16 @@
 devices.
 """
 
+import argparse
 import inspect
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 from afflux import ops
 from afflux._engine_library import CUDA_STATE
-from afflux.cli.common import report_errors
-from afflux.cli.options import typer
+from afflux.cli.common import Parser, add_command
 from afflux.rules import RULES
 from afflux.rules.files import rule_function
 from afflux.rules.registry import registered_parts
@@ -19,24 +20,22 @@ from afflux.rules.staleness import StalenessLaw
 
 RULES_HELP = """Print the presets: their formulas, options and defaults.
 
-\b
 Examples:
   afflux rules
   afflux rules wkafl
 """
 PAPERS_HELP = """Print the presets of the papers' experiments, for `afflux run --paper`.
 
-\b
 Examples:
   afflux papers
   afflux papers ca2fl-cnn
 """
-BACKENDS_HELP = """Print the instruction sets and devices that the engine was compiled for, and which of them run here.
+BACKENDS_HELP = """Print the instruction sets and devices of the engine, and which of them run here.
 
-The last two lines are the default number of threads (the CPUs that this process may use, by its affinity and its
-container's quota) and the policy: how sweeps on the CPU use memory. Neither changes a bit of a result.
+The last two lines are the default number of threads (the CPUs that this process
+may use, by its affinity and its container's quota) and the policy: how sweeps
+on the CPU use memory. Neither changes a bit of a result.
 
-\b
 Examples:
   afflux backends
   AFFLUX_ISA=avx2 afflux backends
@@ -44,36 +43,40 @@ Examples:
 """
 
 
-def rules(name: Annotated[str | None, typer.Argument(help="A rule; default: all, two lines each.")] = None) -> None:
+def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the three commands."""
+    parser = add_command(commands, rules, RULES_HELP)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="A rule; default: all, two lines each.")
+    parser = add_command(commands, papers, PAPERS_HELP)
+    text = "A preset: all values with their sources; default: all presets."
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
+    add_command(commands, backends, BACKENDS_HELP)
+
+
+def rules(arguments: Namespace) -> None:
     """Print presets (see RULES_HELP)."""
-    with report_errors():
-        for line in describe_all_rules() if name is None else describe_rule(name):
-            typer.echo(line)
+    for line in describe_all_rules() if arguments.name is None else describe_rule(arguments.name):
+        print(line)
 
 
-def papers(
-    name: Annotated[
-        str | None, typer.Argument(help="A preset: all values with their sources; default: all presets.")
-    ] = None,
-) -> None:
+def papers(arguments: Namespace) -> None:
     """Print the papers' experiments (see PAPERS_HELP)."""
     from afflux.sim.papers.presets import registry
 
-    with report_errors():
-        for line in registry.describe_all() if name is None else registry.describe(registry.find_preset(name)):
-            typer.echo(line)
+    name = arguments.name
+    for line in registry.describe_all() if name is None else registry.describe(registry.find_preset(name)):
+        print(line)
 
 
-def backends() -> None:
+def backends(arguments: Namespace) -> None:
     """Print instruction sets, the number of threads and the policy (see BACKENDS_HELP)."""
-    with report_errors():
-        for backend in ops.backends():
-            state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
-            if backend.device == "cuda" and backend.compiled and CUDA_STATE:
-                state += f"; {CUDA_STATE}"
-            typer.echo(f"{backend.name:<10}{backend.device:<6}{state}")
-        typer.echo(f"threads   cpu   {ops.default_threads()} by default")
-        typer.echo(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")
+    for backend in ops.backends():
+        state = "chosen" if backend.chosen else "runs here" if backend.runs else backend.why_not
+        if backend.device == "cuda" and backend.compiled and CUDA_STATE:
+            state += f"; {CUDA_STATE}"
+        print(f"{backend.name:<10}{backend.device:<6}{state}")
+    print(f"threads   cpu   {ops.default_threads()} by default")
+    print(f"policy    cpu   {ops.policy()} ({ops.processor_family()})")
 
 
 def describe_all_rules() -> Iterator[str]:

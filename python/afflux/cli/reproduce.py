@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afflux.cli.common import OutFolder, Processes, parse_seeds, report_errors
+from afflux.cli.common import report_errors
+from afflux.cli.settings import OutFolder, Processes, parse_seeds
 from afflux.sim.errors import EXTRA, require
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.paper_tables import PLANNED, Table

@@ -1,5 +1,6 @@
 """`afflux selftest`: whether this installation computes the right bits, keeps a store, and is as fast as it can be."""
 
+import argparse
 import logging
 import os
 import platform
@@ -7,29 +8,28 @@ import re
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import numpy as np
 
 from afflux import Server, __version__, _engine, ops, store
 from afflux.cli.bench import Inputs, applied
-from afflux.cli.common import report_errors
-from afflux.cli.options import typer
+from afflux.cli.common import Parser, add_command
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.rules import RULES
 from afflux.selftest import digest, pushes
 
 HELP = """Test this installation in under a minute, and print a report, which can be attached to an issue.
 
-The digests of all operations and rules on each instruction set; the choice of the instruction set, against \
-/proc/cpuinfo; a store; a server on a store, whose process is killed three times amid 200 pushes; the speed beside a \
-copy. The exit code is 1 if a test fails. No other package is needed than those of the core.
+The digests of all operations and rules on each instruction set; the choice of
+the instruction set, against /proc/cpuinfo; a store; a server on a store, whose
+process is killed three times amid 200 pushes; the speed beside a copy. The exit
+code is 1 if a test fails. No other package is needed than those of the core.
 
-\b
 Examples:
   afflux selftest
   afflux selftest --out report.txt
@@ -55,44 +55,47 @@ def expect(condition: bool, message: str) -> None:
         raise FailedError(message)
 
 
-def selftest(
-    device: Annotated[str, typer.Option(help="cpu, or cuda: also all rules with params on the GPU.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="A file for the report as well.")] = None,
-) -> None:
+def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the command."""
+    parser = add_command(commands, selftest, HELP)
+    parser.option("--device", default="cpu", help="cpu, or cuda: also all rules with params on the GPU.")
+    parser.option("--out", type=Path, help="A file for the report as well.")
+
+
+def selftest(arguments: Namespace) -> None:
     """Run all tests (see HELP)."""
-    with report_errors():
-        if device not in ("cpu", "cuda"):
-            raise AffluxError(f"--device is {device!r}, must be cpu or cuda")
-        put = on_gpu() if device == "cuda" else None
-        lines = list[str]()
+    if arguments.device not in ("cpu", "cuda"):
+        raise AffluxError(f"--device is {arguments.device!r}, must be cpu or cuda")
+    put = on_gpu() if arguments.device == "cuda" else None
+    lines = list[str]()
 
-        def say(line: str) -> None:
-            typer.echo(line)
-            lines.append(line)
+    def say(line: str) -> None:
+        print(line)
+        lines.append(line)
 
-        for line in machine():
-            say(line)
-        failures = 0
-        tests: dict[str, Callable[[], str]] = {"instruction set": chosen_instruction_set}
-        for backend in ops.backends():
-            if backend.device == "cpu" and backend.runs:
-                tests[f"bits, {backend.name}"] = lambda name=backend.name: bits(name)  # type: ignore[misc]
-        if put is not None:
-            tests["bits, cuda"] = lambda: bits_on(put)
-        tests |= {"store": stored, "kills": killed, "speed": speed}
-        for name, test in tests.items():
-            start = time.perf_counter()
-            try:
-                result = test()
-            except Exception as error:
-                failures += 1
-                result = f"FAILED: {error if isinstance(error, FailedError) else repr(error)}"
-            say(f"{name:<16}{result}  [{time.perf_counter() - start:.1f} s]")
-        say(f"{len(tests) - failures} tests passed, {failures} failed")
-        if out is not None:
-            out.write_text("\n".join(lines) + "\n")
-        if failures:
-            raise typer.Exit(1)
+    for line in machine():
+        say(line)
+    failures = 0
+    tests: dict[str, Callable[[], str]] = {"instruction set": chosen_instruction_set}
+    for backend in ops.backends():
+        if backend.device == "cpu" and backend.runs:
+            tests[f"bits, {backend.name}"] = lambda name=backend.name: bits(name)  # type: ignore[misc]
+    if put is not None:
+        tests["bits, cuda"] = lambda: bits_on(put)
+    tests |= {"store": stored, "kills": killed, "speed": speed}
+    for name, test in tests.items():
+        start = time.perf_counter()
+        try:
+            result = test()
+        except Exception as error:
+            failures += 1
+            result = f"FAILED: {error if isinstance(error, FailedError) else repr(error)}"
+        say(f"{name:<16}{result}  [{time.perf_counter() - start:.1f} s]")
+    say(f"{len(tests) - failures} tests passed, {failures} failed")
+    if arguments.out is not None:
+        arguments.out.write_text("\n".join(lines) + "\n")
+    if failures:
+        raise SystemExit(1)
 
 
 def machine() -> Iterator[str]:

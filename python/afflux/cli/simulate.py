@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afflux.cli.common import (
+from afflux.cli.common import echo, parse_rules, report_errors
+from afflux.cli.settings import (
     BufferSize,
     OutFolder,
     Paper,
     Processes,
     ServerLr,
-    echo,
     is_on_command_line,
-    parse_rules,
     parse_seeds,
     refuse_other_options,
-    report_errors,
     rule_of_preset,
     rules_of_preset,
     settings_for_task,

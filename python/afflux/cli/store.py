@@ -1,19 +1,19 @@
 """`afflux store`: facts, checks and repair of a server's folder, and export of its rows; works without the rule."""
 
+import argparse
 import csv
 import json
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
 
 from afflux import store
 from afflux.aggregation.reports import DECISIONS
-from afflux.cli.common import echo, report_errors
-from afflux.cli.options import typer
+from afflux.cli.common import Parser, add_command, echo
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import brief, printable
@@ -23,54 +23,49 @@ from afflux.store.metadata import BACKUP, INDEX
 
 INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
 
-Reads the index and checks that all files exist, also while a server uses the store; the exit code is 1 if one is \
-missing or too short. `afflux store check` reads every byte.
+Reads the index and checks that all files exist, also while a server uses the
+store; the exit code is 1 if one is missing or too short. `afflux store check`
+reads every byte.
 
-\b
 Examples:
   afflux store info runs/ca2fl.store
   afflux store info runs/ca2fl.store --json
 """
 CHECK_HELP = """Read every byte of a store: all checksums, the index, the sum of the rows against the rows.
 
-Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a server uses it.
+Writes nothing. Exit code 0: sound; 1: damaged; 2: it cannot be opened, or a
+server uses it.
 
-\b
 Examples:
   afflux store check runs/ca2fl.store
 """
 REPAIR_HELP = """Drop damaged rows and waiting arrivals of clients, and recompute the sum of the rows.
 
-If a file of rows is missing or cut off, the rows in the missing part are damaged. \
-The server treats clients of dropped rows as never seen. All later bits differ from those without the damage; the \
-store records the version, and `afflux store info` shows it. Asks before it drops anything, and names the clients.
+If a file of rows is missing or cut off, the rows in the missing part are
+damaged. The server treats clients of dropped rows as never seen. All later bits
+differ from those without the damage; the store records the version, and `afflux
+store info` shows it. Asks before it drops anything, and names the clients.
 
-\b
 Examples:
   afflux store repair runs/ca2fl.store
   afflux store repair runs/ca2fl.store --yes
 """
 RESHARD_HELP = """Write a store again with another number of shards; later bits do not change.
 
-The new folder takes the store's place when it is complete. Until then both need their space, which is checked first.
+The new folder takes the store's place when it is complete. Until then both need
+their space, which is checked first.
 
-\b
 Examples:
   afflux store reshard runs/ca2fl.store --shards 4
 """
 EXPORT_HELP = """Write clients' rows, decoded, or the model's params to a file that NumPy reads.
 
-\b
 Examples:
   afflux store export runs/ca2fl.store --out rows.npz
   afflux store export runs/ca2fl.store --clients 3,17,4 --out rows.npy
   afflux store export runs/ca2fl.store --clients 'ann,"Smith, Bob"' --out rows.npz
   afflux store export runs/ca2fl.store --params --out model.npz
 """
-
-Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Whole = Annotated[bool, typer.Option("--all", help="Print every line of a long list.")]
 
 #: The outcome of a push, by the name of its count; see `Server.counts`.
 ENDS = {
@@ -88,93 +83,103 @@ ENDS = {
 #: Lines of a list that are printed without --all.
 MOST = 20
 
-app = typer.Typer(help="Facts about a store; check, repair and export.", no_args_is_help=True, rich_markup_mode=None)
+
+def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the group of commands."""
+    text = "Facts about a store; check, repair and export."
+    group = commands.add_parser("store", help=text, description=text).group()
+    texts = {info: INFO_HELP, check: CHECK_HELP, repair: REPAIR_HELP, reshard: RESHARD_HELP, export: EXPORT_HELP}
+    for run, text in texts.items():
+        parser = add_command(group, run, text)
+        parser.add_argument("path", type=Path, metavar="PATH", help="The store's folder.")
+        if run in (info, check, repair):
+            parser.flag("--all", help="Print every line of a long list.")
+        if run in (info, check):
+            parser.flag("--json", help="Print JSON.")
+        if run is repair:
+            parser.flag("--yes", help="Do not ask.")
+        if run is reshard:
+            parser.option("--shards", type=int, required=True, help="Their number; 1: one piece.")
+    text = "A file .npy (rows, or params) or .npz (clients and rows, or the model); replaced."
+    parser.option("--out", type=Path, required=True, help=text)
+    parser.option("--clients", help="Ids between commas, quoted as in CSV; default: all with a row.")
+    parser.flag("--params", help="The params of the last commit, in place of rows.")
 
 
-@app.command(help=INFO_HELP)
-def info(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
+def info(arguments: Namespace) -> None:
     """Print the facts about a store (see INFO_HELP)."""
-    with report_errors():
-        _refuse_run_folder(path)
-        found = store.info(path)
-        if as_json:
-            echo(json.dumps(asdict(found), indent=2))
-        for name, value in () if as_json else _lines(found, whole):
-            echo(f"{name:<12}{printable(value)}")
-        if found.problems:
-            raise typer.Exit(1)
+    _refuse_run_folder(arguments.path)
+    found = store.info(arguments.path)
+    if arguments.json:
+        echo(json.dumps(asdict(found), indent=2))
+    for name, value in () if arguments.json else _lines(found, arguments.all):
+        echo(f"{name:<12}{printable(value)}")
+    if found.problems:
+        raise SystemExit(1)
 
 
-@app.command(help=CHECK_HELP)
-def check(path: Folder, whole: Whole = False, as_json: AsJson = False) -> None:
+def check(arguments: Namespace) -> None:
     """Read every byte (see CHECK_HELP)."""
-    with report_errors():
-        _refuse_run_folder(path)
-        with _bar("checking") as progress:
-            health = store.check(path, progress)
-        if as_json:
-            echo(json.dumps(asdict(health), indent=2))
-        else:
-            _print_health(health, whole, f"; {_remedy(path, health)}")
-        if not health.sound:
-            raise typer.Exit(1)
+    health = _checked(arguments.path)
+    if arguments.json:
+        echo(json.dumps(asdict(health), indent=2))
+    else:
+        _print_health(health, arguments.all, f"; {_remedy(arguments.path, health)}")
+    if not health.sound:
+        raise SystemExit(1)
 
 
-@app.command(help=REPAIR_HELP)
-def repair(
-    path: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, whole: Whole = False
-) -> None:
+def repair(arguments: Namespace) -> None:
     """Drop damaged rows (see REPAIR_HELP)."""
-    with report_errors():
-        _refuse_run_folder(path)
-        with _bar("checking") as progress:
-            health = store.check(path, progress)
-        _print_health(health, whole)
-        if health.sound:
-            return
-        if health.mendable and not (yes or typer.confirm(_question(health))):
-            raise typer.Exit(1)
-        with _bar("repairing") as progress:
-            done = store.repair(path, progress, agreed=None if yes else health)
-        if done is None:
-            echo("repaired: every file is whole again; no row was lost")
-        else:
-            lost = [_counted(len(done.dropped), "row")] if done.dropped or not done.arrivals else []
-            lost += [f"the waiting arrivals of clients {_named(done.arrivals, whole)}"] if done.arrivals else []
-            echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
+    health = _checked(arguments.path)
+    _print_health(health, arguments.all)
+    if health.sound:
+        return
+    if health.mendable and not (arguments.yes or _confirm(_question(health))):
+        raise SystemExit(1)
+    with _bar("repairing") as progress:
+        done = store.repair(arguments.path, progress, agreed=None if arguments.yes else health)
+    if done is None:
+        echo("repaired: every file is whole again; no row was lost")
+    else:
+        lost = [_counted(len(done.dropped), "row")] if done.dropped or not done.arrivals else []
+        lost += [f"the waiting arrivals of clients {_named(done.arrivals, arguments.all)}"] if done.arrivals else []
+        echo(f"repaired: {' and '.join(lost)} dropped; bit continuity ends at version {done.version}")
 
 
-@app.command(help=RESHARD_HELP)
-def reshard(path: Folder, shards: Annotated[int, typer.Option(help="Their number; 1: one piece.")]) -> None:
+def reshard(arguments: Namespace) -> None:
     """Write a store again with other shards (see RESHARD_HELP)."""
-    with report_errors():
-        _refuse_run_folder(path)
-        with _bar("writing") as progress:
-            done = store.reshard(path, shards, progress)
-        echo(f"{path} has {_counted(shards, 'shard')}{'' if done else ' already'}")
+    _refuse_run_folder(arguments.path)
+    with _bar("writing") as progress:
+        done = store.reshard(arguments.path, arguments.shards, progress)
+    echo(f"{arguments.path} has {_counted(arguments.shards, 'shard')}{'' if done else ' already'}")
 
 
-@app.command(help=EXPORT_HELP)
-def export(
-    path: Folder,
-    out: Annotated[
-        Path, typer.Option(help="A file .npy (rows, or params) or .npz (clients and rows, or the model); replaced.")
-    ],
-    clients: Annotated[
-        str | None, typer.Option(help="Ids between commas, quoted as in CSV; default: all with a row.")
-    ] = None,
-    params: Annotated[bool, typer.Option("--params", help="The params of the last commit, in place of rows.")] = False,
-) -> None:
+def export(arguments: Namespace) -> None:
     """Write rows or params to a file (see EXPORT_HELP)."""
-    with report_errors():
-        _refuse_run_folder(path)
-        if params:
-            if clients is not None:
-                raise AffluxError("[export] give --clients for rows, or --params")
-            echo(f"wrote params of version {store.export_params(path, out)} to {out}")
-            return
-        written = store.export(path, out, None if clients is None else _ids(path, clients))
-        echo(f"wrote {_counted(len(written), 'row')} to {out}")
+    path, out, clients = arguments.path, arguments.out, arguments.clients
+    _refuse_run_folder(path)
+    if arguments.params:
+        if clients is not None:
+            raise AffluxError("[export] give --clients for rows, or --params")
+        echo(f"wrote params of version {store.export_params(path, out)} to {out}")
+        return
+    written = store.export(path, out, None if clients is None else _ids(path, clients))
+    echo(f"wrote {_counted(len(written), 'row')} to {out}")
+
+
+def _checked(path: Path) -> Health:
+    _refuse_run_folder(path)
+    with _bar("checking") as progress:
+        return store.check(path, progress)
+
+
+def _confirm(question: str) -> bool:
+    """Ask for a yes on the terminal; the end of the input is a no."""
+    try:
+        return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _ids(path: Path, text: str) -> list[int | str]:
