@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from afflux import AffluxError, Cut, Server, StoreError, replay
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
-from afflux.server.checkout import reading
+from afflux.server.versions import reading
 from conftest import bits
 from inside import aggregator_of, monitor_of, mutex_of, rounds_of, stopped_clock, store_of
 

@@ -97,7 +97,7 @@ class Switch:
         return output
 
 
-@pytest.mark.parametrize("place", ["checkout", "make"])
+@pytest.mark.parametrize("place", ["checkout", "make", "pull", "step"])
 @pytest.mark.parametrize("hold", [True, False])
 def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
     """Nobody but the server holds a version: no push fails, wherever another thread was switched away from."""
@@ -112,8 +112,13 @@ def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
 
     if place == "checkout":
         switch = Switch(monkeypatch, checkout, "Task", push)
-    else:  # the round of the other thread waits for this one
-        switch = Switch(monkeypatch, LocalPlane, "make", push, waits=True)
+    else:  # the round of the other thread waits for this one, or for the end of the copy
+        target = (LocalPlane, "make") if place == "make" else (InputAdapter, "copy_out")
+        switch = Switch(monkeypatch, *target, push, waits=True)
+    if place == "pull":
+        assert server.pull(out=ones()) == 0
+    if place == "step":
+        server.step([], out=ones())
     push("ann", 1)
     switch.thread.join(60)
     assert (outcomes, server.version) == (["joined"] * 4, 4)

@@ -19,8 +19,8 @@ from afflux.distributed.handle import RemoteTask, SliceCalls, VersionParts, erro
 from afflux.distributed.shard import Call, Failure
 from afflux.ops.errors import AffluxError, PlaneError
 from afflux.ops.validation import brief
-from afflux.server.checkout import reading
 from afflux.server.server import Server
+from afflux.server.versions import reading
 
 #: What is wrong if a request cannot be unpickled.
 UNREADABLE = "the server's process cannot read the request"

@@ -1,7 +1,5 @@
 """`Server.checkout`: the tasks of clients, and closing a task without a push."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NoReturn
 
@@ -13,7 +11,6 @@ from afflux.rules.rule import ClientId
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
-from afflux.server.pending_push import Ticket
 from afflux.server.tracebacks import clears_tracebacks
 
 
@@ -73,6 +70,7 @@ class Task:
         return versions.shared(self._aggregator, pulled)
 
     @property
+    @clears_tracebacks
     def params(self) -> Params:
         """The params of `pulled`, (d,)."""
         return self.pulled.params
@@ -84,7 +82,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or as `Server.pull`; nothing is written.
         """
-        with reading(self._aggregator):
+        with versions.reading(self._aggregator):
             self._adapter.copy_out("Task.load", self.pulled, target)
 
     @clears_tracebacks
@@ -98,7 +96,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or a value is not finite in the dtype of its array.
         """
-        with reading(self._aggregator):
+        with versions.reading(self._aggregator):
             return self._adapter.copied_tree(self.pulled)
 
     @clears_tracebacks
@@ -119,18 +117,6 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.id!r}, client={brief(self.client)}, version={self.version})"
-
-
-@contextmanager
-def reading(aggregator: Aggregator) -> Iterator[None]:
-    """Mark a block that reads a version of a task. A step that needs the version's memory waits for the block."""
-    ticket = Ticket()
-    try:
-        aggregator.reading.add(ticket)
-        yield
-    finally:
-        aggregator.reading.discard(ticket)
-        aggregator.notify_waiters()
 
 
 def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lease: object, hold: bool) -> Task:

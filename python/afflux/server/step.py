@@ -1,6 +1,7 @@
 """`Server.step`: the round of pushes that a caller has all at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -68,7 +69,7 @@ class StepReceiver(PushReceiver):
         aggregator, adapter = self._aggregator, self._adapter
         aggregator.enter("step")
         if out is not None:
-            adapter.copy_out("step", versions.newest(aggregator), out, check=True)
+            versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
         if self.options.flush_after is not None:
             aggregator.flush_late()
         close_overdue(aggregator)
@@ -105,9 +106,10 @@ class StepReceiver(PushReceiver):
             aggregator.notify_waiters()
         if out is not None:
             try:
-                versions.copied(aggregator, lambda now: adapter.copy_out("step", now, out))
+                versions.copied(aggregator, partial(adapter.copy_out, "step", out=out))
             except AffluxError as error:
                 raise AffluxError(f"{error}; the round is made, as version {aggregator.admission.version}") from None
+        del self, aggregator, adapter  # an error that a rule's part has caught and kept keeps this frame
         return receipts, report
 
 

@@ -1,11 +1,13 @@
 """The newest version for callers: the server's own memory, or a copy if a round may overwrite it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from afflux.aggregation.reports import Pulled
 from afflux.server.aggregator import Aggregator
+from afflux.server.pending_push import Ticket
 
 
 def newest(aggregator: Aggregator) -> Pulled:
@@ -28,13 +30,26 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
     return version if params is version.params else replace(version, params=params)
 
 
+@contextmanager
+def reading(aggregator: Aggregator) -> Iterator[None]:
+    """Mark a block that reads a version. A step that needs the version's memory waits for the block."""
+    ticket = Ticket()
+    try:
+        aggregator.reading.add(ticket)
+        yield
+    finally:
+        aggregator.reading.discard(ticket)
+        aggregator.notify_waiters()
+
+
 def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copy the newest version with `copy`. Return its number."""
     if aggregator.plane.inplace:
         return aggregator.when_idle("pull", partial(_copied_newest, aggregator, copy))
     _check_pull(aggregator)
     aggregator.check_storage()
-    return _copied_newest(aggregator, copy)
+    with reading(aggregator):
+        return _copied_newest(aggregator, copy)
 
 
 def _copied_newest(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
