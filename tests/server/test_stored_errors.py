@@ -247,10 +247,8 @@ def test_an_error_holds_no_vector_of_its_client(copy):
 #: Public calls that use no slot and no version.
 PLAIN = {
     *(
-        "open",
         "rule",
         "version",
-        "params",
         "layout",
         "constants",
         "arrivals_waiting",
@@ -266,7 +264,8 @@ PLAIN = {
 @pytest.mark.parametrize("kind", [Server, Task])
 def test_every_call_clears_the_tracebacks_of_its_errors(kind):
     for name, call in vars(kind).items():
-        if name.startswith("_") or name in PLAIN or (kind is Task and name in ("version", "copied", "params")):
+        public = not name.startswith("_") or (kind is Server and name in ("__init__", "__exit__", "__reduce__"))
+        if not public or name in PLAIN or (kind is Task and name in ("version", "copied")):
             continue
         call = call.fget if isinstance(call, property) else call
         assert name in ("push", "pull") or hasattr(call, "__wrapped__"), name
@@ -340,6 +339,7 @@ RAISING = {
     "push of a round": lambda box: (pushed(box[0], 1), box[0].push(client=2, version=0, update=UPDATE)),
     "push of a task": lambda box: box[0].push(task=box[0].checkout(1), client=1, update=UPDATE),
     "step": lambda box: box[0].step([(1, 0, NAN)]),
+    "step into another length": lambda box: box[0].step([(1, 0, UPDATE)], out=np.zeros(D + 1)),
     "step of a round": lambda box: box[0].step([(1, 0, UPDATE), (2, 0, UPDATE)]),
     "pull": lambda box: box[0].pull(out=np.zeros(D + 1)),
     "flush": lambda box: (pushed(box[0], 1), box[0].flush()),
@@ -352,6 +352,8 @@ RAISING = {
     "checkpoint": lambda box: box[0].checkpoint(object()),
     "load_state_dict": lambda box: box[0].load_state_dict({}),
     "pickle": lambda box: pickle.dumps(box[0]),
+    "open": lambda box: Server.open(box[0]._store.path),
+    "Task.params": lambda box: (box[0].checkout(1, hold=False), box[0].set_params(UPDATE), box[0].tasks[-1].params),
     "Task.load": lambda box: box[0].checkout(1).load(np.zeros(D + 1)),
     "Task.pickle": lambda box: pickle.dumps(box[0].checkout(1)),
 }
@@ -376,3 +378,43 @@ def test_errors_that_are_kept_hold_no_server(name, tmp_path):
     finally:
         gc.enable()
     Server.open(tmp_path / "store", rule=rule).close()
+
+
+def raised():
+    try:
+        raise ValueError("of the user")
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("place", ["weigh", "on_step", "log"])
+@pytest.mark.parametrize("call", ["push", "flush", "step", "poll", "pull"])
+def test_errors_that_functions_of_the_user_keep_hold_no_server(place, call, caplog):
+    """The frames above such a function are those of a call that has returned."""
+    errors = []
+
+    def on_step(report):
+        errors.append(raised())
+        if place == "log":  # caplog keeps the traceback
+            raise errors.pop()
+
+    weigh = Failing()
+    weigh.on_weigh = lambda: errors.append(raised())
+    box = [
+        Server(
+            own(weigh if place == "weigh" else Failing(), 2),
+            np.zeros(D, np.float32),
+            on_step=None if place == "weigh" else on_step,
+            flush_after=1e-9 if call in ("poll", "pull") else None,
+        )
+    ]
+    server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))
+    gc.disable()  # only references count
+    try:
+        pushed(box[0], 1, 0)
+        arguments = {"push": {"client": 2, "version": 0, "update": UPDATE}, "step": {"pushes": [(2, 0, UPDATE)]}}
+        getattr(box[0], call)(**arguments.get(call, {}))
+        assert (box.pop().version, server(), aggregator()) == (1, None, None)
+        assert len(errors or caplog.records) == 1
+    finally:
+        gc.enable()

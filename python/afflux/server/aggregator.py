@@ -74,7 +74,7 @@ class Aggregator:
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
         self.task_ids = TaskIds()
-        self.reading: set[Ticket] = set()  #: tickets of pushes whose conversion reads a version
+        self.reading: set[Ticket] = set()  #: tickets of calls that read a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self.failed_late: tuple[int, float] | None = None  #: `number` and `since` at a failed `flush_late`
@@ -150,31 +150,28 @@ class Aggregator:
         With `overdue`, also after the overdue rounds, if they can be made; their reports are added to `reports`.
         """
         begun: list[Report] = [] if reports is None else reports
-
-        def attempt() -> tuple[_Result] | None:
-            self._check_open(op)
-            self.check_storage()
-            if self.admission.unfinished:
-                return None
-            if overdue:
-                with suppress(Exception):  # a round that cannot be made waits in the state
-                    if not self._begin_overdue(op, begun):
-                        return None
-            return (action(),)
-
+        attempt = partial(self._when_idle, op, action, begun if overdue else None)  # no closure
         me, waits = get_ident(), self._waiting_for_idle
         try:
             waits.add(me)  # pushes leave no terms meanwhile
             outcome = self._monitor.wait_for(attempt)
-        except BaseException:
-            del self, action  # tracebacks keep closures
-            raise
         finally:
             waits.discard(me)
         assert outcome is not None  # it was given no timeout
         if begun:
             self.report_steps()
         return outcome[0]
+
+    def _when_idle(self, op: str, action: Callable[[], _Result], begun: list[Report] | None) -> tuple[_Result] | None:
+        self._check_open(op)
+        self.check_storage()
+        if self.admission.unfinished:
+            return None
+        if begun is not None:
+            with suppress(Exception):  # a round that cannot be made waits in the state
+                if not self._begin_overdue(op, begun):
+                    return None
+        return (action(),)
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
         """Call `action` with the mutex, when no thread makes a round or terms; start no such job."""
@@ -427,14 +424,11 @@ class Aggregator:
             outcome = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
-        except BaseException:
-            del self
-            raise
+            prepared = batch = None  # the round holds versions of params, and on_step may take long
+            self.report_steps()
+            return None if outcome is None else outcome[0]
         finally:
-            # The round holds versions of params; on_step may take long, and tracebacks keep closures.
-            prepared = batch = None
-        self.report_steps()
-        return None if outcome is None else outcome[0]
+            prepared = batch = self = None  # type: ignore[assignment]  # errors that are kept keep closures
 
     def flush_late(self) -> None:
         """Make the step if arrivals have waited longer than `flush_after`, and it can be made now.
@@ -456,6 +450,7 @@ class Aggregator:
             self.failed_late = moment
         finally:
             clear_stored_frames()
+            del self
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""

@@ -229,6 +229,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         aggregator.notify_waiters()
         if ticket.made_step or ticket.overdue:
             aggregator.report_steps()
+            clear_stored_frames()
         del receiver, aggregator
 
 

@@ -77,6 +77,7 @@ class Server(StepReceiver):
     [2.0, 2.0, 2.0]
     """
 
+    @clears_tracebacks
     def __init__(
         self,
         rule: Rule,
@@ -113,6 +114,7 @@ class Server(StepReceiver):
             self._store = persistence.make_store(self._aggregator, folder, self._adapter, options)
 
     @classmethod
+    @clears_tracebacks
     def open(
         cls,
         path: "str | PathLike[str]",
@@ -224,11 +226,12 @@ class Server(StepReceiver):
                 aggregator.flush_late()
             if out is None:
                 return versions.newest(aggregator)
-            return versions.copied(aggregator, lambda now: adapter.copy_out("pull", now, out))
+            return versions.copied(aggregator, partial(adapter.copy_out, "pull", out=out))
         except BaseException as error:
             clear_tracebacks(error)
-            del self, aggregator, adapter, out  # this frame, and the closure, are in the traceback
             raise
+        finally:
+            del self, aggregator, adapter, out  # an error that is kept keeps this frame
 
     @clears_tracebacks
     def replace_rule(self, rule: Rule) -> bool:
@@ -421,6 +424,7 @@ class Server(StepReceiver):
         return self._aggregator.admission.version
 
     @property
+    @clears_tracebacks
     def params(self) -> Params:
         """The newest params, (d,), read-only; a copy if inplace."""
         return self.pull().params
@@ -591,6 +595,7 @@ class Server(StepReceiver):
     def __enter__(self) -> Self:
         return self
 
+    @clears_tracebacks
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from os import getpid
 
+from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.reports import Report
 
 #: The type of `Server(on_step=...)`.
@@ -44,6 +45,7 @@ class StepCalls:
                     self._on_step(report)
                 except Exception:
                     _LOGGER.exception("[on_step] raised for version %d; the step is made", report.version)
+                note_stored_frames()
         finally:
             if self._running is token:
                 self._running = None

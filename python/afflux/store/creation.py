@@ -84,7 +84,7 @@ def create_store(
             lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
-    warn_of_own_parts(path, facts["rule"])
+    warn_of_own_parts(path, rule.to_config())
 
 
 def shapes_in(
