@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 
 from conftest import ROOT
 
@@ -41,3 +42,15 @@ def test_every_pip_install_line_names_extras_that_exist():
     }
     assert named
     assert named <= set(extras)
+
+
+def test_flowers_example_takes_the_versions_of_the_extra():
+    """`flwr run` installs them: those that the tests run with."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["flower"]
+    example = tomllib.loads((ROOT / "examples" / "flower" / "pyproject.toml").read_text())["project"]["dependencies"]
+    ranges = [
+        Requirement(next(each for each in texts if each.startswith("flwr"))).specifier for texts in (extras, example)
+    ]
+    assert ranges[0] == ranges[1]
+    tested = re.search(r"^flwr\S*==(.+)$", (ROOT / ".ci" / "frameworks.txt").read_text(), re.MULTILINE)
+    assert all(version in ranges[0] for version in ("1.41.0", tested[1]))

@@ -13,6 +13,7 @@ from afflux import AffluxError, Join, Server
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings
+from afflux.ops.validation import brief
 from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
 from afflux.rules.rule import Needs
 from afflux.rules.weights import Given
@@ -186,9 +187,12 @@ def test_a_fraction_counts_only_as_the_number_of_examples():
         run.sent("a", run.assign(client), client)
         run.receive("a", partial(trained, num_examples=1, facts=facts))
     assert run.report.weights.tolist() == [0.5, 0.5]
-    for number in (-0.25, nan, "0.25", 1e-320):
+    for number in (-0.25, nan, np.float32("inf"), "0.25", 1e-320):
         run.sent("a", run.assign(1), 1)
-        assert run.receive("a", partial(trained, num_examples=number)).status == "faulty"
+        receipt = run.receive("a", partial(trained, num_examples=number))
+        assert receipt.status == "faulty"
+        if number != 1e-320:
+            assert f"its number of examples is {brief(number)}, must be a finite number of at least 0" in receipt.reason
 
 
 def test_a_store_of_a_server_that_counts_whole_numbers_takes_no_fractions(tmp_path):

@@ -27,7 +27,7 @@ from afflux.integrations._server import are_zero, open_server, weighs_by_example
 from afflux.integrations._settings import RunSettings
 from afflux.integrations._versions import VersionArrays, require_names
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import MOST_COUNT, as_int, brief
+from afflux.ops.validation import MOST_COUNT, as_int, brief, zero_dim
 from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
 Arrays = Mapping[str, Any]
@@ -247,6 +247,9 @@ class TrainingRun:
             arguments["num_examples"] = count
         elif self._needs_examples:
             raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+        number = 0.0 if count is None else finite_number(zero_dim(count))
+        if type(count) is not int and (number is None or number < 0):
+            raise ValueError(f"its number of examples is {brief(count)}, must be a finite number of at least 0")
         if type(count) is not int and (weight := fraction_of(count)) is not None:
             if self._needs_examples and not self._takes_fractions:
                 raise ValueError(f"its number of examples is {weight:g}, and the store's server counts whole numbers")

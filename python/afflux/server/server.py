@@ -652,7 +652,7 @@ class Server(StepReceiver):
 
     @clears_tracebacks
     def __reduce__(self) -> NoReturn:
-        raise AffluxError("[Server] a server is not pickled: save its state_dict(), which is plain arrays and JSON")
+        raise AffluxError("[Server] a server is not pickled: save its state_dict(). For a copy, see docs/host.md")
 
     @property
     def _state(self) -> ServerState:
