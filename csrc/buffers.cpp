@@ -55,15 +55,6 @@ Type type_named(const std::string& name) {
 
 PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
 
-std::unique_ptr<Buffer> lend(const py::object& vector, std::int64_t size, const std::string& dtype, int gpu) {
-  auto array = std::make_unique<Array>(Argument{"push", "vector"}, vector, Access::read, Shape::any);
-  array->check_on(gpu < 0 ? Device{} : Device{DeviceKind::cuda, gpu});
-  const View<void> view = array->view();
-  check::type("push", "vector", view.type, {type_named(dtype)});
-  check::view("push", "vector", view, size);
-  return std::make_unique<Buffer>(std::move(array), vector);
-}
-
 }  // namespace
 
 Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, std::int64_t until_read)
@@ -139,32 +130,16 @@ std::int64_t Pool::allocated() const {
 Buffer::Buffer(std::shared_ptr<Pool> pool)
     : pool_(std::move(pool)), view_(pool_->take(), pool_->size(), {}, pool_->type()) {}
 
-Buffer::Buffer(std::unique_ptr<Array> lent, py::object vector)
-    : lent_(std::move(lent)),
-      vector_(std::move(vector)),
-      moves_(py::hasattr(vector_, "untyped_storage")),
-      view_(lent_->view()),
-      frozen_(true) {}
-
-Buffer::~Buffer() {
-  if (pool_ != nullptr) pool_->give_back(view_.data);
-}
-
-View<void> Buffer::view() const {
-  View<void> now = view_;
-  if (moves_) now.data = reinterpret_cast<void*>(vector_.attr("data_ptr")().cast<std::uintptr_t>());
-  return now;
-}
+Buffer::~Buffer() { pool_->give_back(view_.data); }
 
 const Buffer* Buffer::in(py::handle object) {
   return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
 }
 
 py::buffer_info Buffer::buffer() const {
-  if (view_.device.kind != DeviceKind::cpu) throw py::buffer_error("it lies on " + check::where(view_.device));
   const char* const format = view_.type == Type::float32 ? "f" : view_.type == Type::float64 ? "d" : "H";
   const py::ssize_t item = afflux::bytes(view_.type);
-  return {view().data, item, format, 1, {view_.size}, {item}, frozen_};
+  return {view_.data, item, format, 1, {view_.size}, {item}, frozen_};
 }
 
 void bind_buffers(py::module_& module) {
@@ -181,9 +156,6 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("buffer_bytes", &Pool::bytes);
   py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final(), py::module_local());
   buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
-      .def_static("lent", lend, py::arg("vector"), py::arg("size"), py::arg("dtype"), py::arg("gpu"))
-      .def_property_readonly("is_lent", &Buffer::lent)
-      .def_property_readonly("vector", &Buffer::vector)
       .def("freeze", &Buffer::freeze)
       .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })
       .def_property_readonly("size", [](const Buffer& self) { return self.view().size; })

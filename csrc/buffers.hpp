@@ -1,5 +1,5 @@
-// Pooled buffers for versions of params and for slots, and buffers that lend a caller's vector. A pooled buffer exists
-// as long as a view of it is held; then its memory is used again.
+// Pooled buffers for versions of params and for slots. A buffer exists as long as a view of it is held; then its memory
+// is used again.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -11,8 +11,6 @@
 #include "afflux/view.hpp"
 
 namespace afflux::python {
-
-class Array;
 
 // The memory of the buffers of one server. It exists longer than the server while a buffer is held. It is thread-safe.
 // All methods run with the GIL held, so that the mutex is never locked during a fork by Python.
@@ -57,14 +55,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::int64_t allocated_ = 0;
 };
 
-// A buffer of a pool, which is written and may then be frozen; freezing is final. Or a caller's vector that is only
-// lent: it is frozen, and held until the destruction of the buffer. A buffer exports its memory by the buffer protocol
-// (bfloat16 as uint16), read-only if it is frozen; it is the base of every NumPy view. The destructor gives memory back
-// to the pool without a call of Python.
+// A buffer of a pool, which is written and may then be frozen; freezing is final. A buffer exports its memory by the
+// buffer protocol (bfloat16 as uint16), read-only if it is frozen; it is the base of every NumPy view. The destructor
+// gives memory back to the pool without a call of Python.
 class Buffer {
  public:
   explicit Buffer(std::shared_ptr<Pool> pool);
-  Buffer(std::unique_ptr<Array> lent, pybind11::object vector);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -74,17 +70,12 @@ class Buffer {
 
   void freeze() { frozen_ = true; }
   bool frozen() const { return frozen_; }
-  bool lent() const { return lent_ != nullptr; }
-  pybind11::object vector() const { return lent() ? vector_ : pybind11::none(); }
-  View<void> view() const;
-  std::int64_t until_read() const { return pool_ == nullptr ? 0 : pool_->until_read(); }
+  View<void> view() const { return view_; }
+  std::int64_t until_read() const { return pool_->until_read(); }
   pybind11::buffer_info buffer() const;
 
  private:
-  std::shared_ptr<Pool> pool_;   // null if the vector is lent
-  std::unique_ptr<Array> lent_;  // null if the buffer is of a pool
-  pybind11::object vector_;      // the lent vector
-  bool moves_ = false;           // the lent vector is torch's, which may move its memory (share_memory_)
+  std::shared_ptr<Pool> pool_;
   View<void> view_;
   bool frozen_ = false;
 };

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "parts.hpp"
 
 namespace py = pybind11;
 
@@ -241,14 +240,6 @@ py::object Ledger::faults() const {
   return std::move(all);
 }
 
-std::int64_t Ledger::own_slots() const {
-  std::int64_t own = 0;
-  for (const py::object& arrival : now_.waiting) own += !is_lent(item(arrival, kSlot));
-  if (now_.passes)
-    for (const py::object& arrival : now_.passes->queue) own += !is_lent(item(arrival, kSlot));
-  return own;
-}
-
 py::object Ledger::snapshot(const State& state, std::int64_t logged, std::int64_t events) const {
   py::object passes = py::none();
   if (state.passes)
@@ -336,10 +327,9 @@ bool Ledger::is_open(py::handle id) const {
 
 py::object Ledger::log_entry(Status status, py::handle arrival) const {
   const auto fact = [arrival](Fact which) { return item(arrival, which); };
-  const py::bool_ lent(is_lent(fact(kSlot)));
-  return tuple_of<10>(classes_.join,
-                      {fact(kJoin), texts->statuses[status], fact(kClient), fact(kVersion), fact(kStaleness),
-                       fact(kExamples), fact(kLoss), lent, fact(kLocalSteps), fact(kOwnFacts)});
+  return tuple_of<9>(classes_.join,
+                     {fact(kJoin), texts->statuses[status], fact(kClient), fact(kVersion), fact(kStaleness),
+                      fact(kExamples), fact(kLoss), fact(kLocalSteps), fact(kOwnFacts)});
 }
 
 // Returns the event that a push has closed its task, and makes room for `close_pushed`; None if it has none.

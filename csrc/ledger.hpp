@@ -149,7 +149,7 @@ class Ledger {
   // Makes a draft: decisions about pushes that `begun` has not made yet, of which none completes the buffer.
   explicit Ledger(Ledger& begun);
 
-  // For the collector of reference cycles: a rule, or a lent vector, may refer to the server.
+  // For the collector of reference cycles: a rule may refer to the server.
   int traverse(visitproc visit, void* argument) const;
   void clear();
 
@@ -256,7 +256,6 @@ class Ledger {
   std::int64_t task_count() const { return tasks().size(); }
   double next_deadline() const { return tasks().next_deadline(); }
   bool has_overdue_task() const;
-  std::int64_t own_slots() const;
 
  private:
   // The facts about a decided round.

@@ -132,7 +132,6 @@ void bind_ledger(py::module_& module) {
   add_attribute<&Ledger::task_count>(type, "task_count");
   add_attribute<&Ledger::next_deadline>(type, "next_deadline");
   add_attribute<&Ledger::has_overdue_task>(type, "has_overdue_task");
-  add_attribute<&Ledger::own_slots>(type, "own_slots");
   module.def("clock", now);
   module.def("set_clock", [](std::optional<double> seconds) { fixed_time = seconds; }, py::arg("seconds"));
 }

@@ -3,13 +3,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "arrays.hpp"
-#include "buffers.hpp"
 #include "foreign.hpp"
 
 namespace py = pybind11;
@@ -69,12 +67,6 @@ PartsObject::PartsObject(const py::object& arrays, const py::object& borders, co
   const bool fits =
       PyTuple_Check(shapes.ptr()) && PyTuple_GET_SIZE(shapes.ptr()) == PyTuple_GET_SIZE(this->arrays.ptr());
   if (!shapes.is_none() && !fits) throw Error("[Parts] shapes is no tuple with a shape for each array");
-}
-
-bool is_lent(py::handle slot) {
-  if (const Buffer* const buffer = Buffer::in(slot)) return buffer->lent();
-  const PartsObject* const parts = PartsObject::in(slot);
-  return parts != nullptr && std::any_of(parts->arrays.begin(), parts->arrays.end(), is_lent);
 }
 
 Converted::Converted(const char* op, const py::object& conversion) {
@@ -137,7 +129,6 @@ void bind_parts(py::module_& module) {
           .def_property_readonly("arrays", [](const PartsObject& self) { return self.arrays; })
           .def_property_readonly("borders", [](const PartsObject& self) { return self.borders; })
           .def_property_readonly("conversion", [](const PartsObject& self) { return self.conversion; })
-          .def_property_readonly("is_lent", [](py::handle self) { return is_lent(self); })
           .def_property_readonly("dtype", [](const PartsObject& self) {
             return self.dtype ? py::object(py::str(name(*self.dtype))) : py::object(py::none());
           });

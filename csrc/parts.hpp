@@ -32,9 +32,6 @@ struct PartsObject {
   const pybind11::object shapes;      // a tuple of tuples, or None: any shapes
 };
 
-// Returns true if a slot is a caller's own memory: a lent Buffer, or parts of which one is.
-bool is_lent(pybind11::handle slot);
-
 void bind_parts(pybind11::module_& module);
 
 }  // namespace afflux::python

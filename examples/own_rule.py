@@ -24,7 +24,9 @@ class Clipped:
     """w_i = min(1, clip / norm(u_i)) / M. The sweep that copies a pushed update computes its norm."""
 
     clip: float
-    needs: ClassVar[Needs] = Needs(norms=True)  # a vector that is lent (copy=False) has no norm: it is refused
+    needs: ClassVar[Needs] = Needs(
+        norms=True
+    )  # a step then copies the vectors, which have no norm where it reads them in place
 
     def __call__(self, arrivals: Arrivals, /) -> np.ndarray:
         """The weights, in the order of the arrivals."""

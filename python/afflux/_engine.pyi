@@ -37,11 +37,7 @@ class Pool:
 class Buffer:
     dtype: str
     size: int
-    is_lent: bool
-    vector: object  # the lent vector, else None
     def __init__(self, pool: Pool) -> None: ...
-    @staticmethod
-    def lent(vector: object, size: int, dtype: str, gpu: int) -> Buffer: ...
     def freeze(self) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -271,8 +267,6 @@ class Ledger:
     def next_deadline(self) -> float: ...
     @property
     def has_overdue_task(self) -> bool: ...
-    @property
-    def own_slots(self) -> int: ...
 
 def clock() -> float: ...  # seconds, by the monotonic clock
 def set_clock(seconds: float | None) -> None: ...  # stops the clock, for tests; None: it goes on
@@ -318,7 +312,6 @@ class Parts:
     borders: list[int]
     conversion: object | None
     dtype: str | None
-    is_lent: bool  # whether one of the arrays is a lent Buffer
     def __init__(
         self,
         arrays: list[Any] | tuple[Any, ...],

@@ -20,7 +20,7 @@ D, M = 3_001, 7
 ROWS = GROUPS["peers"]
 PACKAGES = ("appfl", "fedlab", "flgo", "fluke", "flwr", "nvflare", "omegaconf", "pfl")
 BFLOAT16 = "afflux, bfloat16 slots"
-FLAT = {"afflux, lent", "afflux, streaming", BFLOAT16, "torch copy_, addmv_"}
+FLAT = {"afflux, step", "afflux, streaming", BFLOAT16, "torch copy_, addmv_"}
 #: Row -> those who need no peer.
 HERE = {
     "peers-native": {"torch mv"},
@@ -130,7 +130,7 @@ def check(name, line, *, differences=False):
     is rounded too, ours once more.
     """
     unit = (6 if name.startswith("appfl") else 1) * (M + 20) * U32
-    exact = name in ("afflux", "afflux, lent", "afflux, streaming")
+    exact = name in ("afflux", "afflux, step", "afflux, streaming")
     if name == BFLOAT16:
         unit = 2.0**-9 + U32
     elif exact:

@@ -128,21 +128,6 @@ def test_slots_run_out_and_come_free(moved, vectors):
     assert slots_taken(server) == 0
 
 
-def test_lent_vectors_are_read_where_they_lie(moved, vectors):
-    mine, theirs = (Server(fedbuff(buffer_size=4), put(vectors[0]), max_slots=4) for put in (np.array, moved))
-    pushes(mine, vectors[:8], copy=False)
-    for place, vector in enumerate(vectors[:8]):
-        theirs.push(
-            client=place % 5, **{theirs.rule.kind: moved(vector)}, version=theirs.version, copy=False
-        )  # the only reference to it
-        gc.collect()
-        assert slots_taken(theirs) == 0
-    assert bits(to_numpy(theirs.params)) == bits(mine.params)
-    vectors[2][100] = np.inf
-    report = pushes(theirs, [moved(vector) for vector in vectors[:4]], copy=False)[-1].report
-    assert report.rejected == ("", "", "non-finite value at index 100", "")
-
-
 def test_a_version_that_was_pulled_is_the_callers_object(moved, vectors):
     server = Server(fedbuff(buffer_size=1), moved(vectors[0]))
     pulled = server.pull()
@@ -169,15 +154,8 @@ def test_what_lies_elsewhere(moved, vectors):
     here, there = (Server(fedbuff(buffer_size=4), put(vectors[0])) for put in (np.array, moved))
     with pytest.raises(AffluxError, match=r"client 1's update: \[ingest\] slot is on the CPU, update is on cuda:0"):
         here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0)
-    with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on cuda:0, expected the CPU"):
-        here.push(client=1, **{here.rule.kind: moved(vectors[1])}, version=0, copy=False)
-    with pytest.raises(UnavailableError, match=r"in place \(copy=False\): it is on the CPU, expected cuda:0"):
-        there.push(client=1, **{there.rule.kind: vectors[1]}, version=0, copy=False)
     assert there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0).status == "joined"
-    with pytest.raises(AffluxError, match=r"in place \(copy=False\): it is of another library than params"):
-        server = Server(fedbuff(), moved(vectors[0][:5]))
-        server.push(client=1, **{server.rule.kind: OfAnotherLibrary()}, version=0, copy=False)
-    assert (here.counts["refused"], there.counts["refused"]) == (2, 1)
+    assert (here.counts["refused"], there.counts["refused"]) == (1, 0)
     with pytest.raises(AffluxError, match=r"\[Server\] params is on several devices: a on cuda:0, b on the CPU"):
         Server(fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
 

@@ -226,7 +226,6 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
         ({"update": vector[1:]}, f"has {SIZE - 1} elements"),
         ({"update": vector, "version": 7}, "the server has made 0 to 0"),
         ({"update": vector, "model": vector}, "give one of"),
-        ({"update": vector, "copy": False}, "copy=False: a handle sends"),
         ({"update": vector, "colour": "blue"}, "colour"),
     ):
         with pytest.raises((AffluxError, UnavailableError, TypeError), match=message):
@@ -369,9 +368,7 @@ def test_the_page_runs(cluster, capsys):
 
 def test_what_a_plane_on_ray_cannot_do(planes):
     with pytest.warns(RuntimeWarning, match=r"RayPlane. 50 elements a shard: below 4000000"):
-        server = Server(rules.fedbuff(), np.zeros(100), plane=planes(2))
-    with pytest.raises(AffluxError, match="copy=False: the update cannot be read in place: the server"):
-        server.push(client=1, version=0, update=np.zeros(100), copy=False)
+        Server(rules.fedbuff(), np.zeros(100), plane=planes(2))
     with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
         RayPlane(2, actor_options=[{}])
     with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):

@@ -14,7 +14,7 @@ import server_plugins
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.store.index import Index
 
-#: What these tests look at, shards have not: callers have copies of versions, vectors are not lent, and the files of a
+#: What these tests look at, shards have not: callers have copies of versions, and the files of a
 #: store are in folders of shards.
 OF_ONE_PIECE = (
     "test_a_damaged_row_is_found_when_its_client_pushes",
@@ -29,13 +29,10 @@ OF_ONE_PIECE = (
     "test_a_view_into_a_version_keeps_it",
     "test_an_error_of_the_server_is_no_fault_of_a_client",
     "test_checksums_of_a_round_that_could_not_be_kept_at_first",
-    "test_checksums_of_a_round_that_is_made_again",
     "test_damaged_vectors_are_found_at_opening",
     "test_foreign_arrays",
-    "test_lent_vectors",
     "test_longer_ids_of_older_stores",
     "test_max_versions_raises_and_loses_nothing",
-    "test_one_element_of_any_stride_can_be_lent",
     "test_pulled_versions_and_their_numbers",
     "test_repair_lists_and_drops_ids_of_every_kind",
     "test_the_sweep_that_copies_a_vector_converts_it",

@@ -229,53 +229,14 @@ def test_a_wrong_call_of_the_extension_changes_nothing():
         Ledger(1)
 
 
-class Calls(np.ndarray):
-    """A vector at whose end the server is called."""
-
-    server, seen = None, None
-
-    def __del__(self):
-        if self.seen is not None:
-            try:
-                self.seen.append(self.server().push(client=9, version=self.server().version, update=vector()).status)
-            except AffluxError as error:
-                self.seen.append(str(error))
-
-
-@pytest.mark.parametrize("end", ["discard", "load_state_dict", "flush", "replaced"])
-def test_a_vector_that_a_decision_drops_may_call_the_server(end):
-    """It is released after the decision, without the mutex; after a round with it, so that the call is refused."""
-    server = Server(fedbuff(buffer_size=4), vector(0.0), duplicates="latest" if end == "replaced" else "both")
-    state, seen = server.state_dict(), []
-    lent = vector().view(Calls)
-    lent.server, lent.seen = weakref.ref(server), seen
-    server.push(client=1, version=0, update=lent, copy=False)
-    del lent
-    gc.collect()
-    assert seen == []
-    if end == "load_state_dict":
-        server.load_state_dict(state)
-    elif end == "replaced":
-        server.push(client=1, version=0, update=vector())
-    else:
-        getattr(server, end)()
-    gc.collect()
-    if end == "flush":
-        assert "amid another call of this thread" in seen[0]
-        assert (server.version, server.arrivals_waiting) == (1, 0)
-    else:
-        assert seen == ["joined"]
-        assert server.arrivals_waiting == (2 if end == "replaced" else 1)
-
-
-def test_a_server_to_which_its_rule_or_a_lent_vector_refers_is_collected():
+def test_a_server_to_which_its_rule_refers_is_collected():
     servers = []
 
     def weigh(arrivals, servers=servers):
         return np.ones(len(servers))
 
     servers.append(Server(replace(fedbuff(buffer_size=4), weigh=weigh), vector(0.0), log=True))
-    servers[0].push(client=1, version=0, update=vector(), copy=False)
+    servers[0].push(client=1, version=0, update=vector())
     servers[0].checkout(2)
     gone = weakref.ref(aggregator_of(servers[0]).plane)
     del servers, weigh

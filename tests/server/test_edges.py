@@ -17,14 +17,6 @@ def test_buffers_may_require_grad():
     assert (receipt.status, server.pull().buffers.tolist()) == ("joined", [0.5, 2.0])
 
 
-def test_one_element_of_any_stride_can_be_lent():
-    server = Server(rules.fedbuff(buffer_size=1), np.zeros(1, np.float32))
-    vector = torch.arange(6.0)[2:5:3]
-    assert vector.stride() == (3,)
-    assert server.push(client=1, version=0, update=vector, copy=False).version == 1
-    assert server.params.tolist() == [2.0]
-
-
 @pytest.mark.parametrize("kind", [list, dict])
 def test_a_tree_that_holds_itself(kind):
     tree = kind()

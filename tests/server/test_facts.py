@@ -181,14 +181,14 @@ def test_a_push_of_wrong_facts(facts, message):
 
 
 def test_a_plain_push_never_passes_a_rule_that_needs_a_fact():
-    """Nor does one with a task, or without a copy."""
+    """Nor does one with a task."""
     server = Server(seen(("tokens",), 3), np.ones(3, np.float32))
     task = server.checkout(7)
     update = np.ones(3, np.float32)
-    for arguments in ({"client": 7, "version": 0}, {"task": task}, {"client": 7, "version": 0, "copy": False}):
+    for arguments in ({"client": 7, "version": 0}, {"task": task}):
         with pytest.raises(AffluxError, match="client 7's facts lack 'tokens'"):
             server.push(update=update, **arguments)
-    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 3)
+    assert (server.arrivals_waiting, server.counts["refused"]) == (0, 2)
     assert server.push(update=update, task=task, facts={"tokens": 1.0}).status == "joined"
 
 

@@ -243,19 +243,6 @@ def test_a_server_is_not_pickled():
     assert out.startswith("[Server] a server is not pickled: save its state_dict()")
 
 
-def test_lent_vectors_that_wait_are_the_childs_too():
-    out = run("""
-    server.push(client=0, update=one, version=0, copy=False)
-    assert server.arrivals_waiting == 1
-    def child(_):
-        server.push(client=1, update=one, version=0, copy=False)
-        return server.version, float(server.params[7])
-    with fork.Pool(2) as pool:
-        print(pool.map(child, range(2), chunksize=1) == [(1, 1.0)] * 2, server.version)
-    """)
-    assert out.split() == ["True", "0"]
-
-
 def test_a_fork_by_c_code_is_seen(tmp_path):
     """It runs none of Python's hooks."""
     run(f"""

@@ -145,8 +145,6 @@ def test_the_operators_own_mistakes_raise_also_where_faults_are_recorded():
     task = server.checkout(2)
     mistakes = [
         (dict(timeout=-1), AffluxError, "timeout is -1"),
-        (dict(copy="no"), AffluxError, "copy is 'no'"),
-        (dict(copy=False), AffluxError, "copy=False: the update cannot be read in place"),
         (dict(model=vector()), CallError, "not update= and model="),
         (dict(update=None), CallError, "give one of update=, gradient= and model=, not none"),
         (dict(version=None), CallError, "give task=, or client= and version="),

@@ -21,15 +21,14 @@ class Mapped(np.ndarray):
 
 
 @pytest.mark.parametrize("vector", [masked(), masked(dtype=np.int64), np.ma.masked_array(np.ones(D))])
-@pytest.mark.parametrize("copy", [True, False])
-def test_a_push_refuses_it(vector, copy):
+def test_a_push_refuses_it(vector):
     server = Server(fedbuff(buffer_size=2), np.zeros(D))
     before = server.state_dict()
     with pytest.raises(AffluxError, match=r"^\[push\] client 7's update.* " + REFUSED):
-        server.push(client=7, update=vector, version=0, copy=copy)
+        server.push(client=7, update=vector, version=0)
     assert server.state_dict()["meta"]["joins"] == before["meta"]["joins"]
-    server.push(client=7, update=vector.filled(0).astype(np.float32), version=0, copy=copy)
-    server.push(client=7, update=np.ones(D, np.float32).view(Mapped), version=0, copy=copy)
+    server.push(client=7, update=vector.filled(0).astype(np.float32), version=0)
+    server.push(client=7, update=np.ones(D, np.float32).view(Mapped), version=0)
     assert server.version == 1
 
 

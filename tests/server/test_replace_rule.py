@@ -92,11 +92,11 @@ def test_arrivals_in_a_sum_keep_their_rule():
     assert server.params.tolist() == [5.0] * D
 
 
-def test_lent_arrivals_keep_their_rule():
+def test_waiting_arrivals_keep_their_rule():
     server = Server(fedavg(buffer_size=2), vector(0.0))
-    server.push(client=0, update=vector(1.0), version=0, copy=False)
+    server.push(client=0, update=vector(1.0), version=0)
     server.replace_rule(fedavg(buffer_size=2, server_lr=10.0))
-    server.push(client=1, update=vector(3.0), version=0, copy=False)
+    server.push(client=1, update=vector(3.0), version=0)
     assert server.params.tolist() == [2.0] * D
 
 

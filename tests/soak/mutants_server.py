@@ -197,10 +197,10 @@ SERVER = {
         "",
         "test_task_versions.py",
     ),
-    "limits: a lent vector may hold anything finite": (
-        ", before.limits.max_abs if lent else inf\n",
+    "limits: a vector that a step reads in place may hold anything finite": (
+        ", before.limits.max_abs if unchecked else inf\n",
         ", inf\n",
-        "test_lent.py",
+        "test_step.py",
     ),
     "limits: the least element is not looked at": (
         "return -self.max_abs <= low and high <= self.max_abs",

@@ -27,10 +27,10 @@ def pool(size):
 
 
 class Worker(threading.Thread):
-    def __init__(self, number, server, vectors, pushes, lend):
+    def __init__(self, number, server, vectors, pushes):
         super().__init__(daemon=True)
         self.rng = np.random.default_rng(number)
-        self.server, self.vectors, self.pushes, self.lend = server, vectors, pushes, lend
+        self.server, self.vectors, self.pushes = server, vectors, pushes
         self.picks, self.refused, self.seen, self.failure = {}, 0, [], None
 
     def run(self):
@@ -48,8 +48,7 @@ class Worker(threading.Thread):
         pick, lag, client = (int(self.rng.integers(0, high)) for high in (len(self.vectors), 12, 23))
         version = pulled.version - lag + 1  # now and then from the future, or too old
         try:
-            copy = not self.lend or turn % 3 == 0
-            facts = dict(version=version, num_examples=1 + pick, loss=float(pick), copy=copy)
+            facts = dict(version=version, num_examples=1 + pick, loss=float(pick))
             receipt = server.push(client=client, **{server.rule.kind: self.vectors[pick]}, **facts)
         except AffluxError:
             self.refused += 1
@@ -68,31 +67,22 @@ def restless():
 
 
 @pytest.mark.parametrize(
-    ("rule", "size", "pushes", "lend"),
+    ("rule", "size", "pushes"),
     [
-        (fedbuff(buffer_size=7), 331, PUSHES, False),
-        (fedbuff(buffer_size=7), 331, PUSHES // 5, True),
-        (ca2fl(buffer_size=5), 331, PUSHES // 3, False),
-        (fedbuff(buffer_size=3), 70_001, max(PUSHES // 40, 500), False),
-        (fedbuff(buffer_size=3), 70_001, max(PUSHES // 40, 500), True),
-        (ca2fl(buffer_size=3), 70_001, max(PUSHES // 40, 500), False),
+        (fedbuff(buffer_size=7), 331, PUSHES),
+        (ca2fl(buffer_size=5), 331, PUSHES // 3),
+        (fedbuff(buffer_size=3), 70_001, max(PUSHES // 40, 500)),
+        (ca2fl(buffer_size=3), 70_001, max(PUSHES // 40, 500)),
     ],
-    ids=[
-        "fedbuff",
-        "fedbuff, lent",
-        "ca2fl",
-        "fedbuff, long vectors",
-        "fedbuff, long vectors, lent",
-        "ca2fl, long vectors",
-    ],
+    ids=["fedbuff", "ca2fl", "fedbuff, long vectors", "ca2fl, long vectors"],
 )
-def test_eight_threads(restless, rule, size, pushes, lend):
+def test_eight_threads(restless, rule, size, pushes):
     def fresh():
         options = dict(num_clients=23, num_threads=2, max_staleness=8, faults="record", max_slots=rule.buffer_size + 4)
         return Server(rule, np.linspace(-1, 1, size), log=True, **options)
 
     vectors, server = pool(size), fresh()
-    workers = [Worker(i, server, vectors, pushes // THREADS, lend) for i in range(THREADS)]
+    workers = [Worker(i, server, vectors, pushes // THREADS) for i in range(THREADS)]
     for worker in workers:
         worker.start()
     for worker in workers:

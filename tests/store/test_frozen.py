@@ -8,7 +8,7 @@ import pytest
 
 import forged
 import frozen_files
-from afflux import Server, StoreError, replay, store
+from afflux import AffluxError, Server, StoreError, replay, store
 from afflux.selftest.pushes import state_digest
 
 ARCHIVES = sorted(frozen_files.FOLDER.glob("*.tar.gz"))
@@ -57,6 +57,20 @@ def test_a_state_loads_and_its_log_replays_to_the_same_bits(files):
     again = replay(server.log, frozen_files.make(), lambda join: frozen_files.POOL[join.number % 15])
     assert again.params.tobytes() == server.params.tobytes()
     assert frozen_files.push(server, 11) == digests["continued"]
+
+
+def test_vectors_that_were_not_copied(files):
+    """Those of push(copy=False): a log may name them, and none may wait in a state: no push has checked it."""
+    folder, digests = files
+    state = state_in(folder)
+    joins = [entry for entry in state["meta"]["log"] if entry[7:8] == [False]]
+    assert len(joins) == 25
+    for entry in joins:
+        entry[7] = True
+    assert state_digest(frozen_files.loaded(state)) == digests["saved"]
+    state["meta"]["waiting"][0][4] = None
+    with pytest.raises(AffluxError, match=r"client \d+ waits with a vector that was pushed with copy=False"):
+        frozen_files.loaded(state)
 
 
 def test_other_bits_are_noticed(files):

@@ -367,26 +367,6 @@ def test_checksums_of_a_round_that_could_not_be_kept_at_first(commit_every, tmp_
     same(there, here)
 
 
-def test_checksums_of_a_round_that_is_made_again(tmp_path, mapped, monkeypatch):
-    """Without what turned out not to be finite; its first sweep was of other bits."""
-    path, commits, commit = tmp_path / "store", [], Index.commit
-
-    def looked_at(index, change):
-        commit(index, change)
-        commits.append(path)
-        sound_at(path, tmp_path / str(len(commits)))
-
-    monkeypatch.setattr(Index, "commit", looked_at)
-    there, here = (Server(fedbuff(buffer_size=3), np.zeros(5000), **to) for to in ({"store": path}, {}))
-    for k in range(12):
-        vector = np.random.default_rng(k).standard_normal(5000).astype(np.float32)
-        vector[k] = np.nan if k in (1, 3, 4, 11) else 0
-        for server in (there, here):
-            server.push(client=k, update=vector, version=server.version, copy=False)
-    assert (there.version, len(commits)) == (4, 5)
-    same(there, here)
-
-
 def test_what_was_not_flushed_is_as_soon_as_that_is_asked_for(tmp_path, monkeypatch):
     """A power cut must not take rows that an earlier commit without flushes refers to."""
     server = made("ca2fl", 30, tmp_path / "store")

@@ -36,7 +36,7 @@ PLAYED = {
     "mf_ca2fl-2": {"rule": {"buffer_size": M, "bits": 2, "codec": "rotated", "quantize_direction": True}},
     "mf_ca2fl-vector": {"rule": {"buffer_size": M, "bits": 4, "codec": "affine-vector"}, "commit_every": 2},
     "afa_cs": {"dtype": "float64"},
-    "fedbuff": {"lends": True},
+    "fedbuff": {},
     "fedbuff-streaming": {"accumulate": True, "commit_every": 2},
     "fadas": {"durability": "power"},
     "fadas-clip": {"clip_norms": 1.0},
@@ -67,7 +67,6 @@ class Play(RuleBasedStateMachine):
         name = self.name.partition("-")[0]
         own = options.pop("rule", {} if name == "zenopp" else {"buffer_size": M})
         self.rule = RULES[name](**own)
-        self.lends = options.pop("lends", False)
         self.settings = {key: options.pop(key) for key in ("commit_every", "durability") if key in options}
         self.every = self.settings.get("commit_every", 1)
         given = {
@@ -116,19 +115,17 @@ class Play(RuleBasedStateMachine):
                 answers.append(str(error))
         return answers
 
-    @rule(client=st.integers(0, CLIENTS - 1), age=st.integers(0, 6), what=st.sampled_from("vvvvvvvnlx"))
+    @rule(client=st.integers(0, CLIENTS - 1), age=st.integers(0, 6), what=st.sampled_from("vvvvvvvvnx"))
     def push(self, client, age, what):
-        """A vector; one with a NaN, a lent one, or one that is too short."""
+        """A vector; one with a NaN, or one that is too short."""
         before = self.here.version
         rng = np.random.default_rng([self.here.joins, client])
         vector = rng.standard_normal(D - (what == "x")).astype(np.float32)
         if what == "n":
             vector[5] = np.nan
-        copy, version = not (what == "l" and self.lends), max(0, before - age)
+        version = max(0, before - age)
         there, here = self.both(
-            lambda server: server.push(
-                client=client, **{server.rule.kind: vector}, version=version, loss=age / 7, copy=copy
-            )
+            lambda server: server.push(client=client, **{server.rule.kind: vector}, version=version, loss=age / 7)
         )
         assert there.status == here.status
         if self.every is not None and there.join is not None:

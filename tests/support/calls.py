@@ -341,8 +341,6 @@ def _push(rng, server):
         given |= {"client_lr": 0.1, "local_steps": 3}
     if rng.random() < 0.2:
         given["facts"] = {"tokens": 8192.0} if server.options.facts else {}
-    if rng.random() < 0.2:
-        given["copy"] = False
     if rng.random() < 0.3 and server.layout is not None:
         given["buffers"] = rng.choice(
             [_tree_of(rng, server.layout), vector(rng, "float64", server.layout.buffers_size)]

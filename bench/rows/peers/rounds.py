@@ -164,10 +164,7 @@ def into_buffer(inputs: Inputs, params: Any) -> Callable[[list[Float32]], object
 FLAT = [
     ours("afflux", "Server.push each, the last with the round", streaming.a_round(), lambda m: m + 4),
     ours(
-        "afflux, lent",
-        "the same with copy=False: the round reads each vector where it lies",
-        streaming.a_round(copy=False),
-        2,
+        "afflux, step", "Server.step of all, whose round reads each where it lies", streaming.a_round(at_once=True), 2
     ),
     ours("afflux, streaming", "the same of Server(accumulate=True)", streaming.a_round(accumulate=True), 6),
     ours(

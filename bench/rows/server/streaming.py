@@ -28,11 +28,11 @@ def cases(asked: Asked) -> list[Case]:
     return [*(one_case(asked, SMALL, SMALL) if asked.d is None else []), *one_case(asked)]
 
 
-def a_round(*, copy: bool = True, pushers: int = 1, **options: Any) -> Callable[[Inputs], Round]:
+def a_round(*, at_once: bool = False, pushers: int = 1, **options: Any) -> Callable[[Inputs], Round]:
     """Return a contender that pushes M new vectors to a server with these options; the last one makes the step.
 
     Args:
-        copy: as in `Server.push`.
+        at_once: whether one `Server.step` takes all vectors, in place of pushes.
         pushers: the number of threads that push.
         options: of `Server`.
     """
@@ -47,9 +47,12 @@ def a_round(*, copy: bool = True, pushers: int = 1, **options: Any) -> Callable[
             version = server.version
 
             def push(client_id: int, vector: Float32) -> None:
-                server.push(client=client_id, update=vector, version=version, copy=copy)
+                server.push(client=client_id, update=vector, version=version)
 
-            list(each(push, range(inputs.m), inputs.vectors[k]))
+            if at_once:
+                server.step([(client_id, version, vector) for client_id, vector in enumerate(inputs.vectors[k])])
+            else:
+                list(each(push, range(inputs.m), inputs.vectors[k]))
             return server.params
 
         return Round(
@@ -111,7 +114,7 @@ CONTENDERS = [
         OF_PUSHERS,
     ),
     ours("afflux, buffered", "Server.push, M times", a_round(), buffered),
-    ours("afflux, lent", "Server.push(copy=False), read in place", a_round(copy=False), 1),
+    ours("afflux, step", "Server.step of M vectors, read in place", a_round(at_once=True), 1),
     Contender(
         "numpy +=",
         "total += w * u, no copy and no check",

@@ -12,7 +12,7 @@ from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.options import Duplicates
-from afflux.aggregation.plane import NamedVectors, is_lent
+from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     Closed,
     Cut,
@@ -65,7 +65,6 @@ class Admission(Ledger):
         max_staleness: int | None,
         limits: Limits,
         log: bool,
-        copies: str | None,
         flush_after: float | None = None,
         reporting: bool = False,
         max_deferred: int | None = None,
@@ -81,7 +80,6 @@ class Admission(Ledger):
             max_staleness: likewise.
             limits: the limits of vectors.
             log: as in `ServerOptions`.
-            copies: the reason why vectors are always copied; None: they may be lent.
             flush_after: as in `ServerOptions`.
             reporting: whether reports of steps are kept until `next_report`.
             max_deferred: as in `ServerOptions`.
@@ -97,7 +95,6 @@ class Admission(Ledger):
         self.limits = limits
         self.averaged: int | None = None  #: the number of the model's buffers that are averaged; None: all
         self.fact_names = fact_names
-        self.copies = copies
 
     def entries(self) -> list[Entry]:
         """Return all decisions.
@@ -163,7 +160,7 @@ class Admission(Ledger):
     def slots_held(self) -> int:
         """The number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
         total = self.total
-        return self.own_slots if total is None else self.filled - total.added
+        return self.filled + self.deferred_count if total is None else self.filled - total.added
 
     def before(self, arrivals: int, slot_bytes: int) -> RoundStart:
         """Return the start of a round of this number of arrivals.
@@ -255,17 +252,14 @@ class Admission(Ledger):
         rows = 0 if self.rows is None else len(self.rows)
         self.commit_round(current, current.version, rule_vectors, done.scalars, done.norms, done.report, rows)
 
-    def load(self, state: ServerState) -> list[PendingArrival]:
+    def load(self, state: ServerState) -> None:
         """Replace the state by a saved one, and close all tasks.
 
         After this the server keeps a log only if it kept one before and the saved state has one: a log never begins in
         the middle.
-
-        Returns:
-            The lent arrivals that waited before; the slots of the others are free.
         """
         rule, later, rows, passes = state.rule, state.next_rule, state.rows, state.passes
-        waited = self.load_state(
+        self.load_state(
             (state.current, state.current.version),
             (rule, rule.buffer_size, later, 0 if later is None else later.buffer_size),
             None if rows is None else (rows, rows.slots, len(rows), rows.num_clients, rows.reads_ahead),
@@ -275,7 +269,6 @@ class Admission(Ledger):
             (state.rule_vectors, state.handed, state.scalars, state.norms),
             None if passes is None else (passes.num_clients, passes.order[: passes.entered], passes.queue),
         )
-        return [arrival for arrival in waited if is_lent(arrival.slot)]
 
     def _check_clients(self, client_id: ClientId) -> None:
         rows, making = self.rows, self.round

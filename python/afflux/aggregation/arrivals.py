@@ -20,10 +20,10 @@ class PendingArrival(NamedTuple):
     version: int
     num_examples: int
     loss: float
-    norm: float  #: NaN: the vector was lent, and not checked
+    norm: float  #: NaN: a step reads the vector in place, and no push has checked it
     slot: Slot | Term  #: a term if the server accumulates
     buffers: Float64 | None
-    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if it was lent
+    extremes: tuple[float, float]  #: the vector's least and largest element; NaN if a step reads it in place
     local_steps: int  #: 0 if not reported
     facts: Facts
     join: int

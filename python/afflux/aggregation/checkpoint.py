@@ -124,9 +124,12 @@ def arrival_record(w: PendingArrival) -> list[Any]:
 
 
 def log_record(entry: Entry) -> list[Any]:
-    """Return the fields of a Join, or the kind and the fields of another entry, JSON-able."""
+    """Return the fields of a Join, or the kind and the fields of another entry, JSON-able.
+
+    The eighth field of a Join, here False, is True in logs of afflux 0.1.0 for vectors that were not copied.
+    """
     if isinstance(entry, Join):
-        return [*entry[:6], _without_nan(entry.loss), entry.lent, *_reported(entry)]
+        return [*entry[:6], _without_nan(entry.loss), False, *_reported(entry)]
     if isinstance(entry, Opened):
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
@@ -403,12 +406,10 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Opened(task, _id(client_id), _count(version), hold, until, lease)
         case ["close", str(task), "pushed" | "expired" | "cancelled" as why]:
             return Closed(task, why)
-        case [number, status, client_id, version, staleness, examples, loss, bool(lent), *reported] if (
-            status in DECISIONS
-        ):
+        case [number, status, client_id, version, staleness, examples, loss, bool(), *reported] if status in DECISIONS:
             counts = _count(version), _count(staleness), _count(examples, _MOST_EXAMPLES)
             steps, facts = _steps_and_facts(reported)
-            return Join(_count(number), status, _id(client_id), *counts, _number(loss), lent, steps, facts)
+            return Join(_count(number), status, _id(client_id), *counts, _number(loss), steps, facts)
     raise AffluxError(f"[load_state_dict] the log has an unknown entry {brief(record)}")
 
 

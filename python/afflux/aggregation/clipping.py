@@ -14,7 +14,7 @@ def median_norm(window: Sequence[float], norms: Sequence[float]) -> float | None
 
     Fewer than half of the norms cannot move it beyond the others.
     """
-    buffered = [norm for norm in norms if norm > 0]  # not NaN, the norm of a lent vector
+    buffered = [norm for norm in norms if norm > 0]  # not NaN, the norm of a vector that a step reads in place
     positive = sorted([norm for norm in window if norm > 0] + buffered)
     if len(positive) < FEWEST:
         positive = sorted(buffered)
@@ -32,5 +32,5 @@ def clip_factors(multiple: float, window: Sequence[float], norms: Sequence[float
 
 
 def next_window(window: tuple[float, ...], norms: Sequence[float]) -> tuple[float, ...]:
-    """Return the window after a round. Norms of lent vectors are unknown, and no saved state has an infinite one."""
-    return (*window, *(norm for norm in norms if 0 <= norm < inf))[-WINDOW:]
+    """Return the window after a round: no saved state has an infinite norm."""
+    return (*window, *(norm for norm in norms if norm < inf))[-WINDOW:]

@@ -2,23 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from sys import float_info
+from math import inf
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from afflux import ops
 from afflux._engine import Buffer, Pool, PreparedPass
 from afflux.aggregation.cache.rows import MemoryRows
 from afflux.aggregation.cache.staging import NewRows
-from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, is_lent
+from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import all_own, engine_holds_own, first_beyond, gpu_of, is_torch, on_host
+from afflux.arrays.interop import all_own, engine_holds_own, first_beyond, is_torch, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
-from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Float64, Int64
 
 
@@ -31,7 +29,7 @@ class LocalRound(Struct, frozen=True, eq=False):
     rows: NewRows
     before: NamedVectors  #: the rule vectors before the sweep
     rule_vectors: NamedVectors  #: after the sweep
-    checked: PreparedPass | None  #: the sweep for the engine; None on a GPU, and where vectors are lent
+    checked: PreparedPass | None  #: the sweep for the engine; None on a GPU
     checksums: list[ops.Checksums] | None  #: of the vectors that the sweep has written, for a store; None: no store
     swept: list[bool] = field(default_factory=list)  #: not empty once a sweep with staged rows has been made
 
@@ -109,13 +107,6 @@ class LocalPlane(DataPlane):
     ) -> ops.Ingested:
         return self.device.ingest(parts, vector, num_threads, conversion, shapes, beside)
 
-    def lend(self, vector: ops.Array, size: int) -> Slot:
-        if gpu_of(vector) is not None and not self.device.owns(vector):
-            raise AffluxError("is of another library than params, whose work a round does not wait for")
-        slot = Buffer.lent(vector, size, self.options.slot_dtype, self.device.index)
-        self.device.wait()  # because a round may read the vector on another stream
-        return slot
-
     def in_parts(
         self,
         arrays: list[Any],
@@ -177,7 +168,7 @@ class LocalPlane(DataPlane):
         """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
         draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
-        spares = self._apart if plan.lent else vectors
+        spares = self._apart if plan.most < inf else vectors
         if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
         cache, memory, new_rows = None, None, _NO_ROWS
@@ -192,35 +183,21 @@ class LocalPlane(DataPlane):
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, memory, outs)
         checked = ops.check(sweep)
-        # Whether the sweep reads the addresses of the arrays again.
-        lent = plan.lent and any([is_lent(plan.slots[i]) for i in plan.lent])
-        reads_again = lent or not isinstance(draft.buffer, Buffer)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
-        return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if reads_again else checked, checksums)
+        return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if self.gpu else checked, checksums)
 
-    def make(self, prepared: LocalRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
-        sweep, rows, swept = prepared.sweep, prepared.rows, done
-        if weights is not None:
-            sweep = replace(sweep, combine=ops.Combine(prepared.plan.slots, *weights))
+    def make(self, prepared: LocalRound, done: list[bool]) -> None:
+        rows, swept = prepared.rows, done
         if rows.staging is not None:
             swept = prepared.swept
             if not swept:
                 rows.staging.begin_sweep(rows)
         if rows.staging is None or not swept:
-            threads, checked = self.num_threads, prepared.checked if weights is None else None
-            ops.apply(sweep, num_threads=threads, done=swept, checksums=prepared.checksums, checked=checked)
+            checked, checksums = prepared.checked, prepared.checksums
+            ops.apply(prepared.sweep, num_threads=self.num_threads, done=swept, checksums=checksums, checked=checked)
         if rows.staging is not None:
             rows.staging.copy_back(rows)
             done.append(swept[0])
-
-    def problems(self, prepared: LocalRound) -> dict[int, str]:
-        problems, plan = dict[int, str](), prepared.plan
-        for i in plan.lent:
-            index = None if plan.weights[i] == 0 else first_beyond(plan.slots[i], plan.most)
-            if index is not None:
-                finite = first_beyond(plan.slots[i], float_info.max) != index
-                problems[i] = f"{'value beyond max_abs' if finite else 'non-finite value'} at index {index}"
-        return problems
 
     def publish(self, prepared: LocalRound) -> tuple[Vector, NamedVectors, NewRows]:
         for name, spare in self._apart.items():

@@ -101,9 +101,8 @@ class ServerOptions:
         faults: how `push` handles invalid arguments from a client: a vector of the wrong length, dtype or shape or with
             a non-finite value, a version that was never made, and so on. "raise": an AffluxError. "record": a receipt
             with the status "faulty" and the reason; `Server.faults` lists the newest 1000, and `Server.counts` counts
-            all. Errors in the calling program raise in both cases. The values of a lent vector (push(copy=False)) are
-            not checked by the push; its round rejects non-finite values.
-        max_slots: the largest number of copies of pushed vectors, without lent vectors; at least M (1 if
+            all. Errors in the calling program raise in both cases.
+        max_slots: the largest number of copies of pushed vectors; at least M (1 if
             accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not allowed for rules whose
             arrivals wait for the next pass: the pass would never end if waiting arrivals took all slots.
         max_deferred: for these rules, the largest number of arrivals that wait for the next pass, by default 10 N.
@@ -128,17 +127,16 @@ class ServerOptions:
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
             limit overflow within a million rounds, its first round raises an error; initial params beyond half of the
             largest finite number are refused. A model's buffers have the same limit. The limit is rounded as elements
-            are (to `slot_dtype`), if that makes it larger. The round of a lent vector checks each of its elements, and
-            rejects a vector beyond the limit.
+            are (to `slot_dtype`), if that makes it larger.
         max_norm: a vector whose Euclidean norm, after the conversion and the rounding to `slot_dtype`, is larger is
-            refused; None: no limit. With a limit, vectors cannot be lent.
+            refused; None: no limit.
         clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,
             so that one update of a large norm cannot dominate a round, nor the second moments of an adaptive rule. The
             median is that of the positive norms of the last 64 arrivals that entered rounds and of this buffer,
             clipped or not; of the buffer alone while there are fewer than 8. With fewer than 3 in the buffer, too, no
             weight is clipped. So norms may grow and shrink, and fewer than half of the arrivals cannot move the
             median. `Report.clips` has the factors. 10 clips only vectors that are exceptional. For updates and
-            gradients, and rules that cache no rows; then vectors cannot be lent, and `accumulate` is not possible.
+            gradients, and rules that cache no rows; then `accumulate` is not possible.
             None (default): the rule is that of its paper. A rule with second moments then logs one warning, about the
             first vector with a norm beyond 100 medians.
         durability: what a commit to the store survives. "process": every kind of end of this process.
@@ -427,27 +425,12 @@ def why_unclipped(rule: Rule, *, accumulate: bool) -> str | None:
     return None
 
 
-def why_copied(rule: Rule, options: ServerOptions) -> str | None:
-    """Return the reason why a server copies pushed vectors; None if a round may read them in place.
-
-    A round that has read a non-finite value in a vector that is not copied is repeated without this vector. So such a
-    round writes new memory only; with inplace it looks for such values first.
-    """
-    if options.accumulate:
-        return "accumulate=True adds it up at once"
-    if options.max_norm is not None:
-        return "max_norm needs its norm"
-    if options.clip_norms is not None:
-        return "clip_norms needs its norm"
-    if rule.needs.norms:
-        return f"{rule.name} reads its norm"
-    if rule.needs.products:
-        return f"{rule.name} takes inner products first"
-    if rule.calibrate.cached:
-        return f"{rule.name} overwrites cached rows"
-    if rule.needs.passes:
-        return f"{rule.name} has arrivals wait for the next pass"
-    return None
+def reads_in_place(rule: Rule, options: ServerOptions) -> bool:
+    """Return whether the round of a step reads a vector only in its sweep, so that it need not be copied."""
+    if options.accumulate or options.max_norm is not None or options.clip_norms is not None:
+        return False
+    needs = rule.needs
+    return not (needs.norms or needs.products or needs.passes or rule.calibrate.cached)
 
 
 def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:

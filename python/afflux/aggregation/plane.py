@@ -37,11 +37,6 @@ Parts = Any
 NamedVectors = Mapping[str, Vector]
 
 
-def is_lent(slot: Slot) -> bool:
-    """Return whether the slot is a caller's own vector."""
-    return getattr(slot, "is_lent", False)
-
-
 class RoundPlan(Struct, frozen=True, eq=False):
     """A round that is decided and not prepared. Its repr is what the round is about to do.
 
@@ -59,8 +54,7 @@ class RoundPlan(Struct, frozen=True, eq=False):
     next: Float64 | None  #: row s: the new values of rule vector s, from the direction and all of them
     states: Sequence[str]  #: the names of the vectors of the step
     rows: RowPlan | None
-    lent: tuple[int, ...]  #: the slots that no push has checked
-    most: float  #: the largest magnitude of an element of these
+    most: float  #: the largest magnitude of an element of the slots, if no push has checked some of them; else inf
 
 
 class PlaneOptions(Struct, frozen=True):
@@ -83,7 +77,6 @@ class DataPlane(ABC):
 
     size: int  #: d
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
-    copies: str | None = None  #: the reason why pushed vectors are always copied; None: they may be lent
     inplace: bool = False  #: whether there is one version, which rounds overwrite
     reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
     reads_parts: bool = False  #: whether a round may read callers' arrays that no push has checked, see `in_parts`
@@ -145,10 +138,6 @@ class DataPlane(ABC):
         parallel with the sweep.
         """
 
-    @abstractmethod
-    def lend(self, vector: ops.Array, size: int) -> Slot:
-        """Return the caller's own vector, or a part of `size` elements, as a slot that is read in place."""
-
     def in_parts(
         self,
         arrays: list[Any],
@@ -202,18 +191,9 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def make(self, prepared: Prepared, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
-        """Make the sweep. Append to `done` whether all values that it has written are finite.
-
-        A sweep that overwrites none of its inputs can be made again, also with other `weights`: of the slots, and of
-        params. Any other is made once, also if an interrupted call is repeated.
-        """
-
-    @abstractmethod
-    def problems(self, prepared: Prepared) -> dict[int, str]:
-        """Return the problem of each lent vector, by index, that has a non-finite value or a value beyond `most`.
-
-        Vectors of weight 0 are not checked: the sweep does not read them.
+    def make(self, prepared: Prepared, done: list[bool]) -> None:
+        """Make the sweep, once, also if an interrupted call is repeated. Append to `done` whether all values that it
+        has written are finite.
         """
 
     @abstractmethod

@@ -56,14 +56,14 @@ class Report(Struct, frozen=True, eq=False):
     versions: Int64  #: (M,) the versions that the clients pulled
     staleness: Int64  #: (M,)
     weights: Float64  #: (M,) the weights in the direction
-    norms: Float64  #: (M,); NaN for vectors that were pushed with copy=False
+    norms: Float64  #: (M,); NaN for vectors that a step has read in place
     #: (M,) cosines with the rule's estimate, NaN for an arrival that it did not weigh; None if the rule has none
     cosines: Float64 | None
     rejected: tuple[str, ...]  #: (M,) the reason why the rule or the server rejected an arrival; empty if accepted
     server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
     #: False: no step was made, and the version did not change. The rule has skipped it, or no arrival had a usable
-    #: weight. Weights that are all 0 make a step, and so do lent vectors that are all rejected
+    #: weight. Weights that are all 0 make a step
     stepped: bool
     seconds: float  #: duration of weigh and apply
     nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot
@@ -178,7 +178,6 @@ class Join(NamedTuple):
     staleness: int
     num_examples: int
     loss: float  #: NaN if unknown
-    lent: bool = False  #: whether it was pushed with copy=False
     local_steps: int = 0  #: 0 if not reported
     facts: Facts = ()  #: names and values, sorted by name
 

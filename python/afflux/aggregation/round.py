@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf, nan
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -42,19 +42,6 @@ class RoundStart(Struct, frozen=True, eq=False):
     averaged: int | None  #: the number of the model's buffers that are averaged; None: all
 
 
-class LentArrivals(NamedTuple):
-    """The data with which a round is decided again without some of its lent vectors.
-
-    A push does not check a lent vector. A round with lent vectors overwrites none of its inputs, so that it can be
-    repeated.
-    """
-
-    rule: Rule
-    before: RoundStart
-    ordered: list[PendingArrival]
-    weights: Weights
-
-
 class Round(Struct, eq=False):
     """A decided step. `prepare` does everything that can fail; then only the sweep remains."""
 
@@ -65,7 +52,6 @@ class Round(Struct, eq=False):
     scalars: Scalars  #: after the round
     norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
-    lent: LentArrivals | None  #: if it has vectors that were not checked when they were pushed
     prepared: Prepared = None
     done: list[bool] = []  #: not empty once the sweep has been made
     saved: bool = True  #: whether the store, if any, has recorded the round
@@ -85,7 +71,6 @@ class Round(Struct, eq=False):
     def release(self, plane: DataPlane) -> None:
         """Release slots and versions after the round: the push that has made the round may hold it longer."""
         plane.release(self.prepared)
-        self.lent = None
         del self.prepared, self.plan, self.terms
 
     def make(self, plane: DataPlane) -> None:
@@ -94,10 +79,7 @@ class Round(Struct, eq=False):
             start = perf_counter()
             if self.terms:
                 self.terms[0].total.add(self.terms, plane)
-            if self.lent is None:
-                plane.make(self.prepared, self.done)
-            else:
-                self._make_with_lent(self.lent, plane)
+            plane.make(self.prepared, self.done)
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
@@ -111,39 +93,8 @@ class Round(Struct, eq=False):
         if self.report.stepped and all(self.plan.weights.tolist()):
             plane.make(self.prepared, sound)
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
-        self.done, self.lent = sound, None
+        self.done = sound
         return sound == [True]
-
-    def _make_with_lent(self, lent: LentArrivals, plane: DataPlane) -> None:
-        """Make the sweep; repeat it without vectors that are invalid. An interrupted call may be repeated.
-
-        A sweep that overwrites params is made once, after a look at all lent vectors.
-        """
-        sound = self.done if plane.inplace else list[bool]()
-        if not plane.inplace:
-            plane.make(self.prepared, sound)
-        if sound != [True]:
-            # In the engine's floating-point mode, like `prepare`.
-            strict_float_mode(lambda vectors: self._make_without(vectors, plane, sound), lent)
-        if sound is not self.done:
-            self.done.append(sound[-1])
-
-    def _make_without(self, lent: LentArrivals, plane: DataPlane, sound: list[bool]) -> None:
-        """Make the sweep without the arrivals that hold invalid values; do nothing if it was made, and none does."""
-        bad = plane.problems(self.prepared)
-        if not bad:
-            if not sound:
-                plane.make(self.prepared, sound)
-            return  # if it was made, a result of the round is not finite
-        vectors = np.array(lent.weights.vectors)
-        vectors[list(bad)] = 0.0  # the other weights do not change
-        weights = replace(lent.weights, vectors=frozen(vectors, np.float64), rejected={**lent.weights.rejected, **bad})
-        again = weights.vectors, params_weight(lent.rule.kind, weights)
-        # Before the sweep: one that overwrites params is not made again after an interrupt.
-        self.buffers = _buffers_of(lent.rule, lent.before, lent.ordered, self.plan.step, weights)
-        force_setattr(self.report, "weights", weights.vectors)
-        force_setattr(self.report, "rejected", reasons(weights))
-        plane.make(self.prepared, sound, again)
 
 
 def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane, op: str) -> Round:
@@ -191,7 +142,6 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         step = replace(step, lr=-lr)
     elif type(step.lr) is not float:  # the round's own number, also if the rule changes its object later
         step = replace(step, lr=lr)
-    lent = tuple([i for i, norm in enumerate(arrivals.measured_norms.tolist()) if norm != norm])
     factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
         slots = terms[0].total.vectors
@@ -203,10 +153,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     if before.rows is not None:
         extremes = [w.extremes for w in ordered]
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
-    base, most = params_weight(rule.kind, weights), before.limits.max_abs if lent else inf
-    plan = RoundPlan(
-        version, slots, factors, base, step, names, weights.rule_vectors, weights.next, states, rows, lent, most
-    )
+    unchecked = np.isnan(arrivals.measured_norms).any()
+    base, most = params_weight(rule.kind, weights), before.limits.max_abs if unchecked else inf
+    plan = RoundPlan(version, slots, factors, base, step, names, weights.rule_vectors, weights.next, states, rows, most)
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         version - weights.skip,
@@ -226,8 +175,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         decision.clips,
     )
     buffers = _buffers_of(rule, before, ordered, step, weights)
-    again = LentArrivals(rule, before, ordered, weights) if lent else None
-    return Round(plan, terms, moves, buffers, scalars, decision.window, report, again)
+    return Round(plan, terms, moves, buffers, scalars, decision.window, report)
 
 
 def params_weight(kind: Kind, weights: Weights) -> float:

@@ -54,8 +54,8 @@ class ShardedRound(Struct, frozen=True, eq=False):
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
 
-    Such a server has no copy=False. `pull` and `Task.params` copy a version, once as long as
-    callers have the copy; neither max_versions nor memory_budget counts the copies.
+    `pull` and `Task.params` copy a version, once as long as callers have the copy; neither max_versions nor
+    memory_budget counts the copies.
 
     With a store, each shard has a folder of its own in the store's; `Server.open` needs a plane with the same shards.
 
@@ -69,8 +69,6 @@ class ShardedPlane(DataPlane):
     >>> float(server.params.sum())
     200000.0
     """
-
-    copies = "the server's vectors are in shards"
 
     def __init__(self, shards: int = 2, *, cuts: Sequence[int] | None = None) -> None:
         self._shards = integer(1)("ShardedPlane", "shards", shards)
@@ -239,9 +237,6 @@ class ShardedPlane(DataPlane):
         dtype = np.asarray(vector.parts[0]).dtype.name
         return "bfloat16" if dtype == "uint16" else dtype
 
-    def lend(self, vector: ops.Array, size: int) -> Slot:
-        raise AffluxError("cannot be read in place: " + self.copies)
-
     def first_beyond(self, vector: Shards, most: float) -> int | None:
         pairs = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
         return next((index + begin for index, begin in pairs if index is not None), None)
@@ -288,7 +283,7 @@ class ShardedPlane(DataPlane):
             plans.append(part)
         return Shards(plans)
 
-    def make(self, prepared: ShardedRound, done: list[bool], weights: tuple[Float64, float] | None = None) -> None:
+    def make(self, prepared: ShardedRound, done: list[bool]) -> None:
         try:
             for plane, part, swept in zip(self.planes, prepared.parts, prepared.swept, strict=True):
                 if not swept:
@@ -296,9 +291,6 @@ class ShardedPlane(DataPlane):
         finally:  # an interrupt may come after the last sweep
             if all(prepared.swept):
                 done.append(all(sound for (sound,) in prepared.swept))
-
-    def problems(self, prepared: ShardedRound) -> dict[int, str]:
-        return {}  # no vector is lent
 
     def publish(self, prepared: ShardedRound) -> tuple[Vector, NamedVectors, Any]:
         params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts)), strict=True)

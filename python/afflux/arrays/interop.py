@@ -191,8 +191,6 @@ def on_host(vector: Array, *, copy: bool = False) -> npt.NDArray[Any]:
     """
     if isinstance(vector, Parts):
         return np.concatenate([on_host(array) for array in vector.arrays])
-    if isinstance(vector, Buffer) and vector.is_lent and on_gpu(vector.vector):
-        vector = vector.vector  # on the host the buffer gives the bytes, for any library
     if is_torch(vector):
         import torch
 
@@ -210,15 +208,6 @@ def bring(vector: Array, out: npt.NDArray[Any]) -> None:
         as_torch(out).copy_(vector.detach())
     else:
         vector.get(out=out)
-
-
-def forbid_resizing(tensor: "torch.Tensor") -> None:
-    """Make torch refuse to resize this vector on the CPU, as torch refuses it for memory that NumPy has read."""
-    import torch
-
-    if tensor.device.type == "cpu" and tensor.numel():
-        flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
-        flat.view(torch.uint8).numpy()  # NumPy lacks bfloat16
 
 
 def private_copy(array: Array) -> Array:

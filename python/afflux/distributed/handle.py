@@ -22,7 +22,7 @@ from afflux.arrays.layout import Layout
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.distributed.connection import Connection, connected_ray, import_ray
 from afflux.distributed.shard import Call, Failure, Ref
-from afflux.ops.errors import AffluxError, BusyError, UnavailableError
+from afflux.ops.errors import AffluxError, BusyError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Float64
 from afflux.server.inputs import InputAdapter
@@ -131,20 +131,17 @@ class ServerHandle:
         """Push a client's update, gradient or model, see `Server.push`.
 
         Args:
-            arguments: those of `Server.push`, except `copy`. The vector may also be an `ObjectRef` of one. A `task` is
+            arguments: those of `Server.push`. The vector may also be an `ObjectRef` of one. A `task` is
                 the result of `checkout`, or its id. For a `version` that is a `Pulled`, its number is sent.
 
         Raises:
             AffluxError: as `Server.push`; or not all slices came within the handle's timeout. Nothing has changed. The
                 server does not count errors that it never saw: arrays that do not fit.
             StoreError, BusyError: as `Server.push`.
-            UnavailableError: copy=False.
 
         Cost: a reply of the server's process, one of all shards at once, which take the slices, and a reply of the
         server's process. Before the first reply it waits for all shards once.
         """
-        if arguments.pop("copy", True) is not True:
-            raise UnavailableError("[push] copy=False: a handle sends slices to the shards, which copy them")
         if isinstance(arguments.get("version"), Pulled):
             arguments["version"] = arguments["version"].version
         if isinstance(arguments.get("task"), RemoteTask):

@@ -364,7 +364,7 @@ class RayPlane(ShardedPlane):
         first = self._calls("prepare_once", arguments, None, out=parts.number)
         return RemoteRound(plan, parts.parts, drafts, (*rule_vectors,), [], first)
 
-    def make(self, prepared: ShardedRound, done: list[bool], weights: Any = None) -> None:
+    def make(self, prepared: ShardedRound, done: list[bool]) -> None:
         first = prepared.first if isinstance(prepared, RemoteRound) else {}
         results = self.connection.settled(self._calls("sweep", [Shards(prepared.parts)], None), first)
         done.append(all(results.values()))

@@ -60,8 +60,8 @@ class Arrivals(Struct, frozen=True, eq=False):
         staleness: (M,) int64, version - version pulled, >= 0.
         num_examples: (M,) int64; float64 if a client has pushed the fact "num_examples", which replaces the number.
         losses: (M,) float64, as reported by the clients; NaN if not reported.
-        measured_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that are read
-            where they are (push(copy=False), step). For a rule there is `norms`.
+        measured_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that a step
+            reads where they are. For a rule there is `norms`.
         gram: (R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
         scalars: the rule's own numbers after the last round.
         ends_pass: under gradient scheduling: this round is the last one of its pass over all clients.
@@ -169,7 +169,7 @@ class Needs:
     Attributes:
         gram: all inner products; one more sweep over the buffer.
         inner: Arrivals.inner; a sweep over the buffer for each call.
-        norms: Arrivals.norms; vectors cannot be lent, because a lent one has none.
+        norms: Arrivals.norms; a step then copies its vectors.
         examples: Arrivals.num_examples: adapters then refuse replies without the number.
         facts: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them.
         rule_vectors: names of the R vectors (d,) that the server holds for the part; they start at zero, except those

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from afflux import ops
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.options import ServerOptions, codec_of, why_copied, why_unclipped
+from afflux.aggregation.options import ServerOptions, codec_of, why_unclipped
 from afflux.aggregation.plane import DataPlane, PlaneOptions
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.state import Participation, ServerState
@@ -58,14 +58,12 @@ def assemble(
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
-    copies = why_copied(rule, options) or plane.copies
     assert options.duplicates is not None  # for_rule has set it
     admission = Admission(
         options.duplicates,
         options.max_staleness,
         limits,
         options.log,
-        copies,
         options.flush_after,
         on_step is not None,
         options.max_deferred,

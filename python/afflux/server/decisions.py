@@ -31,15 +31,6 @@ class RoundStorage(Protocol):
         """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
 
 
-def why_copied_here(admission: Admission, storage: RoundStorage | None) -> str | None:
-    """Return the reason why a server copies pushed vectors; None if a round may read them in place."""
-    rule = admission.rule
-    # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
-    if storage is not None and storage.commit_every != 1 and rule.rule_vectors:
-        return f"{rule.name} overwrites its {', '.join(rule.rule_vectors)} between two commits (commit_every)"
-    return admission.copies
-
-
 def arrival_of(
     admission: Admission, pushed: Pushed, staleness: int, ticket: Ticket, total: Total | None
 ) -> tuple[PendingArrival, Term | None]:

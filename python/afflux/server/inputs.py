@@ -20,10 +20,8 @@ from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.fields import Field, Places, Write, check_copied, from_words, write_all
 from afflux.arrays.interop import (
     first_beyond,
-    forbid_resizing,
     immutable_copy,
     is_masked,
-    is_torch,
     on_host,
     readable_copy,
     require_memory,
@@ -95,12 +93,10 @@ class InputAdapter:
             raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
         return replace(self, plane=plane)
 
-    def parts(self, subject: str, vector: "ops.Array | Tree", *, copy: bool = True) -> "ops.Array | list[ops.Array]":
-        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector. Without `copy` they are
-        the caller's own, also those that the engine cannot read.
-        """
+    def parts(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
         try:
-            return self._parts(subject, vector, copy)
+            return self._parts(subject, vector)
         except Exception as error:
             unreadable(subject, error)
 
@@ -114,11 +110,10 @@ class InputAdapter:
             raise_if_from_signal(error)
             return self.parts(subject, vector)  # raises an error with the reason
 
-    def _parts(self, subject: str, vector: "ops.Array | Tree", copy: bool) -> "ops.Array | list[ops.Array]":
+    def _parts(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
-                layout = self.layout
-                return layout._float_parts(vector) if copy else layout._parameter_matcher.find(vector, equal=True)
+                return self.layout._float_parts(vector)
             except AffluxError as error:
                 raise AffluxError(f"{subject}: {error}") from None
         size = length(subject, vector)
@@ -233,32 +228,6 @@ class InputAdapter:
     def names(self) -> list[str]:
         """The names of the arrays of a tree."""
         return [] if self.layout is None else [field.name for field in self.layout.fields]
-
-    def lent(self, subject: str, parts: Any, _: ops.Conversion | None = None) -> Slot:
-        """Return the caller's own arrays, of the rule's kind, as a slot that is read in place."""
-        if not isinstance(parts, list):
-            return self._lent(subject, "it", parts, self.size)
-        assert self.layout is not None
-        if not self.plane.reads_parts:
-            raise AffluxError(f"{subject} cannot be read in place (copy=False): it is a tree, whose arrays lie apart")
-        fields = zip(self.layout.fields, parts, strict=True)
-        lent = [self._lent(subject, field.name, array, field.stop - field.start) for field, array in fields]
-        return ops.Parts(lent, self.layout._borders)
-
-    def _lent(self, subject: str, name: str, array: ops.Array, size: int) -> Slot:
-        """Return an array of a caller, with this number of elements, as a slot."""
-        try:
-            # An alias keeps the memory, even if the tensor gets other memory (set_, .data =).
-            alias: Any = array.detach() if is_torch(array) else array
-            slot = self.plane.lend(alias, size)
-            if alias is not array:
-                forbid_resizing(alias)
-            return slot
-        except (AffluxError, UnavailableError) as error:
-            why = str(error).removeprefix("[push] vector ")
-            raise type(error)(f"{subject} cannot be read in place (copy=False): {name} {why}") from None
-        except Exception as error:
-            unreadable(subject, error)
 
     def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
         """Return the result of `parts` or `found` as a slot of a round that is made at once."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import nan, sqrt
+from math import isnan
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,6 @@ from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import brief, integer, keyword_arguments, one_of, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
-from afflux.server.decisions import RoundStorage, why_copied_here
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
 from afflux.server.tasks import restore
@@ -193,7 +192,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     admission.load(structs.replace(admission.state, current=now, rows=store.rows, log=[]))
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
-    arrivals = arrivals_of(saved, aggregator, storage=store)
+    arrivals = arrivals_of(saved, aggregator)
     older = [
         last if store.is_newest(version) else Pulled(committed_version(), version, buffers)
         for version, buffers in store.retained_buffers.items()
@@ -223,14 +222,8 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     return replace(version, params=draft.publish())
 
 
-def load_state(
-    aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions
-) -> list[PendingArrival]:
-    """Load a state_dict. All new objects are made before any old one is replaced.
-
-    Returns:
-        The lent arrivals that have waited. The caller releases them without the mutex: that may run any code.
-    """
+def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
+    """Load a state_dict. All new objects are made before any old one is replaced."""
     facts = facts_of(aggregator, adapter.layout, options)
     admission, plane = aggregator.admission, aggregator.plane
     saved = checkpoints.load(state, facts, admission)
@@ -244,14 +237,13 @@ def load_state(
     draft = plane.draft("load_state_dict")
     plane.fill(draft, saved.params)
     now = Pulled(plane.finish(draft), saved.version, saved.buffers)
-    replaced = admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
+    admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
     if constants is not None:
         adapter.constants.replace(constants)
     if uncounted and not aggregator.accumulate:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
             arrivals = arrivals_of(saved, aggregator)
             admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
-    return replaced
 
 
 def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
@@ -286,20 +278,17 @@ def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOpti
 
 
 def arrivals_of(
-    saved: Saved,
-    aggregator: Aggregator,
-    take: Callable[[], Slot | None] | None = None,
-    storage: RoundStorage | None = None,
+    saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None] | None = None
 ) -> list[PendingArrival]:
     """Return the arrivals of a saved state, with vectors in the server's own memory. An error changes nothing.
 
-    `take` returns a slot, or None; the default is a slot of the server. `storage` is the store that the server gets.
+    `take` returns a slot, or None; the default is a slot of the server.
 
     Raises:
         BusyError: `take` has returned None.
         AffluxError: the server cannot hold these arrivals.
     """
-    take, storage = take or aggregator.plane.reserve, storage or aggregator.storage
+    take = take or aggregator.plane.reserve
     if saved.added and not aggregator.accumulate:
         raise AffluxError(
             f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
@@ -307,8 +296,7 @@ def arrivals_of(
         )
     if aggregator.accumulate:
         return _accumulated(saved, aggregator, take)
-    copies = why_copied_here(aggregator.admission, storage)
-    return [_filled(take(), arrival, aggregator, copies) for arrival in saved.arrivals]
+    return [_filled(take(), arrival, aggregator) for arrival in saved.arrivals]
 
 
 def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None]) -> list[PendingArrival]:
@@ -316,8 +304,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.arrivals), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
-            copies = aggregator.admission.copies
-            arrival = _filled(take() if slot is None else slot, arrival, aggregator, copies)
+            arrival = _filled(take() if slot is None else slot, arrival, aggregator)
             slot = arrival.slot
             if arrival.norm * arrival.norm > MOST_SQUARES:
                 raise AffluxError(
@@ -337,26 +324,16 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     return arrivals
 
 
-def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator, copies: str | None) -> PendingArrival:
-    """Return a saved arrival whose vector is in this slot; with its norm, if it was lent and this server copies.
-
-    `copies` is the reason why it copies; None: it does not.
-    """
-    slot, admission, plane = aggregator.checked("load_state_dict", slot), aggregator.admission, aggregator.plane
-    plane.fill(slot, np.asarray(arrival.slot))
-    norm = arrival.norm
-    if norm != norm and copies is not None:  # lent: no push has checked it
-        index = plane.first_beyond(slot, admission.limits.max_abs)
-        norm = nan if index is not None else sqrt(plane.gram([slot])[0, 0])
-        if not norm <= admission.limits.max_norm:
-            why = f"the norm {norm:.6g}"
-            if index is not None:
-                why = f"a value at index {index} that is not finite, or is beyond max_abs"
-            raise AffluxError(
-                f"[load_state_dict] client {brief(arrival.client_id)} waits with a lent vector (copy=False) that has "
-                f"{why}, and here {copies}: save the state after a flush() or discard()"
-            )
-    return arrival._replace(slot=slot, norm=norm)
+def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> PendingArrival:
+    """Return a saved arrival whose vector is in this slot."""
+    if isnan(arrival.norm):
+        raise AffluxError(
+            f"[load_state_dict] client {brief(arrival.client_id)} waits with a vector that was pushed with copy=False, "
+            "which no server can hold: save the state with afflux 0.1.0 after a flush() or discard()"
+        )
+    slot = aggregator.checked("load_state_dict", slot)
+    aggregator.plane.fill(slot, np.asarray(arrival.slot))
+    return arrival._replace(slot=slot)
 
 
 def save_state(aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
 from afflux.server.checkout import Task, close_overdue
-from afflux.server.decisions import count_without_arrival, why_copied_here
+from afflux.server.decisions import count_without_arrival
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
 from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket, add_joined
 from afflux.server.tracebacks import clear_tracebacks
@@ -67,7 +67,6 @@ class PushReceiver:
         local_steps: int | None = None,
         buffers: "Tree | None" = None,
         timeout: float | None = None,
-        copy: bool = True,
     ) -> Receipt:
         """Push a client's update, gradient or model. The M-th arrival makes a server step.
 
@@ -103,13 +102,6 @@ class PushReceiver:
                 they are in `model`.
             timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
                 the rule's own code (weigh, step) in any case.
-            copy: False lends the vector: its round reads it in place. Until the round is made (`version` has reached
-                Receipt.step; for the push that completes a round, until it returns) or the buffer is discarded, the
-                vector must not be changed, and its memory must not be resized, freed or moved (by torch's share_memory_
-                or queues). The vector's norm is NaN in the report. The round rejects the vector (weight 0) if it has a
-                non-finite value, and makes its step. For contiguous arrays of the slots' dtype and the rule's kind
-                (trees on the CPU only), and rules that need a vector only in the sweep of its round: no norms, inner
-                products, cached rows or passes.
 
         Returns:
             The receipt of the push.
@@ -121,7 +113,7 @@ class PushReceiver:
                 whether the arrival has joined. If it has, it must not be pushed again.
             BusyError: all slots were in use for `timeout` seconds; nothing has changed.
             PlaneError: a process or GPU that holds vectors of the server has failed.
-            UnavailableError: a vector on a device that this build does not serve, or lent from another device.
+            UnavailableError: a vector on a device that this build does not serve.
 
         A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has
         joined (see `counts`). The next call that needs the result finishes the work.
@@ -142,7 +134,7 @@ class PushReceiver:
         try:
             if (
                 (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-                and (timeout is None and copy is True and staleness is None)
+                and (timeout is None and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
                 number = version.version if type(version) is Pulled else version
@@ -151,7 +143,7 @@ class PushReceiver:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
                 aggregator.enter("push")
-                details = client_lr, local_steps, buffers, timeout, copy, staleness
+                details = client_lr, local_steps, buffers, timeout, staleness
                 call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
             if self.options.flush_after is not None:
                 aggregator.flush_late()
@@ -189,7 +181,6 @@ class PushCall(Struct):
     local_steps: int | None = None
     buffers: Any = None
     timeout: float | None = None
-    copy: bool = True
     staleness: int | None = None
 
 
@@ -260,7 +251,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         receiver: the server.
         ticket: gets the slot, the task, the client and the version as soon as they are known.
         call: the arguments.
-        lend: makes the slot from the caller's own arrays; None: they are copied, unless `call.copy` is False.
+        lend: makes the slot from the caller's own arrays; None: they are copied.
 
     Returns:
         The facts of the arrival, which has not joined; or the reason why there is none.
@@ -270,11 +261,9 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     if isinstance(request, NoArrival):
         return request
     kind, vector, subject, client_id = request.kind, request.vector, request.subject, request.client_id
-    if not call.copy:
-        lend = adapter.lent
     parts, statistics = vector, None
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(subject, vector) if call.copy else adapter.parts(subject, vector, copy=False)
+        parts = adapter.found(subject, vector)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
@@ -319,8 +308,8 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     vector = call.update
     if vector is None or call.gradient is not None or call.model is not None:
         argument, vector = _only_one(vector, call.gradient, call.model, num_examples, kind)
-    if call.timeout is not None or call.copy is not True:
-        _check_call(aggregator, argument, call.timeout, call.copy)
+    if call.timeout is not None:
+        _check_timeout(call.timeout)
     entry = None
     if task is not None:
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
@@ -401,19 +390,10 @@ def _only_one(update: object, gradient: object, model: object, num_examples: obj
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
 
 
-def _check_call(aggregator: Aggregator, given: Kind, timeout: object, copy: object) -> None:
-    """Check the arguments that the caller determines, not a client."""
-    seconds = 0.0 if timeout is None else as_float(timeout)
+def _check_timeout(timeout: object) -> None:
+    seconds = as_float(timeout)
     if seconds is None or not seconds >= 0:
         raise AffluxError(f"[push] timeout is {brief(timeout)}, must be None or a number of seconds, at least 0")
-    if copy is not False and not isinstance(copy, bool | np.bool_):
-        raise AffluxError(f"[push] copy is {brief(copy)}, must be True or False")
-    if not copy:
-        why, rule = why_copied_here(aggregator.admission, aggregator.storage), aggregator.rule
-        if given != rule.kind:
-            why = f"{rule.name} takes {A_KIND[rule.kind]}"
-        if why is not None:
-            raise AffluxError(f"[push] copy=False: the {given} cannot be read in place: {why}")
 
 
 def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:

@@ -6,13 +6,11 @@ from typing import Any
 
 from afflux import ops
 from afflux.aggregation.reports import Cut, Entry, Handed, Join, NewParams, Replaced
-from afflux.arrays.interop import private_copy
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, instance, unreadable
 from afflux.rules.rule import Rule
 from afflux.rules.serialization import from_config
-from afflux.server.inputs import is_tree
 from afflux.server.server import Server
 
 
@@ -34,8 +32,7 @@ def replay(
             changed them; it is also the result. Its flush_after has no effect during the replay, because the log has
             every step.
         vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
-            does not keep vectors. The function may fill and return the same array each time: vectors that were lent
-            (copy=False) are copied here.
+            does not keep vectors. The function may fill and return the same array each time.
         buffers: the same for the buffers of models that have them.
         rule_vector: the same for the vectors that were set with `Server.set_rule_vector`.
         rule: a function that returns the rule of each `Server.replace_rule`, if the rule has parts that are not
@@ -116,15 +113,7 @@ def _made(entry: Replaced) -> Rule:
 
 
 def _push(server: Server, entry: Join, update: "ops.Array | Tree", buffers: "Tree | None") -> None:
-    vector: Any = update
-    if entry.lent and is_tree(update):
-        if buffers is None and server.rule.kind == "model":
-            buffers = update
-        parts: Any = server._adapter.parts(f"[replay] join {entry.number}", update)
-        vector = dict(zip(server._adapter.names, map(private_copy, parts), strict=True))
-    elif entry.lent:
-        vector = private_copy(vector)
-    arguments: Any = {server.rule.kind: vector}
+    arguments: Any = {server.rule.kind: update}
     receipt = server.push(
         **arguments,
         client=entry.client_id,
@@ -133,7 +122,6 @@ def _push(server: Server, entry: Join, update: "ops.Array | Tree", buffers: "Tre
         loss=None if isnan(entry.loss) else entry.loss,
         local_steps=entry.local_steps or None,
         facts=dict(entry.facts) or None,
-        copy=not entry.lent,
         buffers=buffers,
     )
     now = (receipt.join, receipt.status, receipt.staleness)

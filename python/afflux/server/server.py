@@ -621,8 +621,8 @@ class Server(StepReceiver):
         Clients that train from a version that the loaded state does not have must pull again. A server that accumulates
         can load a buffered state, but not the reverse. The rule's name and kind, d, dtypes, number of clients, layout
         and the raw weights in a sum must agree, and buffer_size must exceed the number of waiting arrivals. Other
-        options, such as server_lr, may differ; the results then differ, too. Waiting arrivals that were lent are
-        checked if this server copies vectors. During the call memory holds the vectors of both states.
+        options, such as server_lr, may differ; the results then differ, too. During the call memory holds the vectors
+        of both states.
 
         Raises:
             AffluxError: the state is of another kind of server, or is damaged; nothing has changed.

@@ -10,6 +10,7 @@ from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
+from afflux.aggregation.options import reads_in_place
 from afflux.aggregation.reports import Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
@@ -19,7 +20,7 @@ from afflux.ops.validation import brief, unreadable
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
-from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of, why_copied_here
+from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
@@ -44,7 +45,7 @@ class StepReceiver(PushReceiver):
 
         Args:
             pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
-                of `push`, without timeout and copy. No other thread may write to the vectors before the call returns.
+                of `push`, without timeout. No other thread may write to the vectors before the call returns.
                 The round reads them where they are, without a copy, unless params are on a GPU or in shards, or the
                 rule or an option needs them first: inplace, accumulate, max_norm, clip_norms, cached rows, norms, inner
                 products, passes, a store that does not commit every version of a rule with vectors. Norms of vectors
@@ -115,10 +116,11 @@ class StepReceiver(PushReceiver):
 
 def _reads_in_place(receiver: PushReceiver) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
-    admission, plane, storage = receiver._aggregator.admission, receiver._aggregator.plane, receiver._aggregator.storage
-    if not plane.reads_parts or plane.inplace or admission.in_passes:
+    rule, plane, storage = receiver._aggregator.rule, receiver._aggregator.plane, receiver._aggregator.storage
+    if not plane.reads_parts or plane.inplace or not reads_in_place(rule, receiver.options):
         return False
-    return why_copied_here(admission, storage) is None
+    # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
+    return storage is None or storage.commit_every == 1 or not rule.rule_vectors
 
 
 def _calls(pushes: object, kind: str) -> list[PushCall]:
@@ -132,8 +134,8 @@ def _calls(pushes: object, kind: str) -> list[PushCall]:
         try:
             if isinstance(entry, Mapping):
                 calls.append(PushCall(**entry))
-                if calls[-1].timeout is not None or calls[-1].copy is not True:
-                    raise TypeError("timeout and copy are no arguments of a step")
+                if calls[-1].timeout is not None:
+                    raise TypeError("timeout is no argument of a step")
             else:
                 client, version, vector = entry
                 calls.append(PushCall(client=client, version=version, **{kind: vector}))
