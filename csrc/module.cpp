@@ -26,6 +26,7 @@
 #include "ready.hpp"
 #include "release.hpp"
 #include "row_check.hpp"
+#include "shared_memory.hpp"
 
 #if defined(Py_GIL_DISABLED)
 #error "afflux does not support free-threaded Python yet: use the build of Python with the GIL"
@@ -215,6 +216,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
              py::arg("conversion") = py::none(), py::arg("shapes") = py::none(), py::arg("beside") = py::none());
+  module.def("shared_memory", shared_memory, py::arg("lists"));
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("unflatten", unflatten_, py::arg("vectors"), py::arg("num_threads"), py::arg("dry"));
   module.def("gram", gram_, py::arg("vectors"), py::arg("out"), py::arg("num_threads"));

@@ -125,6 +125,38 @@ def test_an_overlap_with_another_tree_is_refused():
     assert not memory.any()
 
 
+def test_trees_of_one_memory_are_refused():
+    """Replies that are views of one model have the values that were written last."""
+    torch = pytest.importorskip("torch")
+    net, body, rows = torch.nn.BatchNorm1d(2), np.ones((2, 3)), np.arange(12.0).reshape(2, 6)
+
+    def trained(value):
+        with torch.no_grad():
+            for array in net.parameters():
+                array.fill_(value)
+        return net.state_dict()
+
+    def copied(value):
+        return {**{name: torch.full((2,), value) for name in ("weight", "bias")}, **dict(net.named_buffers())}
+
+    model = {"w": np.ones(3)}
+    for trees, name in (
+        ([trained(1), trained(4)], "weight|bias|running_mean|running_var|num_batches_tracked"),
+        ([copied(1.0), copied(4.0)], "running_mean|running_var|num_batches_tracked"),
+        ((net for _ in range(2)), "weight|bias|running_mean|running_var|num_batches_tracked"),
+        ([model, model], "w"),
+        ([body, body], "0"),
+        ([[body, np.ones(2)], [body, np.ones(2)]], "0"),
+        ([{"a": {"b": rows[:, ::2]}}, {"a": {"b": rows[:, 0::2]}}], "a.b"),
+        ([rows[0, :4], rows[0, 2:]], "0"),
+    ):
+        with pytest.raises(AffluxError, match=rf"trees\[0\] and trees\[1\] share the memory of ({name}),.*copy"):
+            aggregate(trees, [1, 1])
+    apart = [rows[0], rows[1]], [rows[:, 0], rows[:, 1]], [{"w": each, "tied": each} for each in (rows[0], rows[1])]
+    for trees in apart:
+        aggregate(trees, [1, 1])
+
+
 def test_nothing_is_copied():
     """Neither inputs nor the result, of which half a megabyte would be visible."""
     trees = [{f"a{i}": np.full(100_000, float(k), np.float32) for i in range(3)} for k in range(4)]

@@ -30,8 +30,8 @@ def rounds(server, count):
 PUSH = "server.push(client=client, update=one, version=server.version, **options)"
 #: A step reads the vectors where they are, and so does a mean without a server.
 STEP = """
-        server.step([(client, server.version, one), (client + 3, server.version, one)])
-        assert (aggregate([one, one], [1, client + 1], num_threads=2) == 1).all()
+        server.step([(client, server.version, one), (client + 3, server.version, one.copy())])
+        assert (aggregate([one, one.copy()], [1, client + 1], num_threads=2) == 1).all()
 """.strip()
 
 

@@ -1,6 +1,7 @@
 """`Server.step`: pushes and their round in one call, as pushes to a server with rounds="flush" and then flush."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_conversions_buffers_and_tasks():
         arrays = {"w": np.full(3, float(number), np.float32), "running_mean": np.ones(2) * number, "steps": number}
         sides = []
         for server in (pushes, steps):
-            models = [{name: np.asarray(array) for name, array in arrays.items()} for _ in range(3)]
+            models = [{name: np.array(array) for name, array in arrays.items()} for _ in range(3)]
             entries = [{"task": server.checkout(client), "model": models[client]} for client in range(3)]
             sides.append([*entries, {"task": entries[0]["task"], "model": models[0]}])
         (expected, _), (receipts, _) = pushed(pushes, sides[0]), steps.step(sides[1])
@@ -184,7 +185,7 @@ def test_rounds_of_a_pass_that_are_overdue_come_first():
         return Server(gsgm(buffer_size=2), np.zeros(2, np.float32), num_clients=3, log=True)
 
     server, ones = fresh(), np.ones(2, np.float32)
-    receipts, report = server.step([(client, 0, ones) for client in (0, 1, 0, 1, 2, 2)])
+    receipts, report = server.step([(client, 0, ones.copy()) for client in (0, 1, 0, 1, 2, 2)])
     assert [receipt.status for receipt in receipts] == [
         "joined",
         "joined",
@@ -220,17 +221,17 @@ def test_a_refused_step_changes_nothing(fault, store, tmp_path):
         fadas(buffer_size=2), np.zeros(D, np.float32), log=True, **({"store": tmp_path / "s"} if store else {})
     )
     good = np.ones(D, np.float32)
-    server.step([(client, 0, good) for client in range(3)])
+    server.step([(client, 0, good.copy()) for client in range(3)])
     server.push(client=9, version=0, update=good)
     tasks = [server.checkout(client) for client in range(2)]
     before, log = everything(server, counts=False), server.log
-    bad = {"client": 5, "version": 1, "update": good} | make(good)
+    bad = {"client": 5, "version": 1, "update": good.copy()} | make(good)
     with pytest.raises(AffluxError, match=f"client 5.*{message}"):
-        server.step([{"task": tasks[0], "update": good}, bad, {"task": tasks[1], "update": good}])
+        server.step([{"task": tasks[0], "update": good}, bad, {"task": tasks[1], "update": good.copy()}])
     assert everything(server, counts=False) == before
     assert (server.log, server.counts["refused"], slots_taken(server)) == (log, 1, 1)
     assert server.tasks == tuple(tasks)
-    receipts, report = server.step([{"task": task, "update": good} for task in tasks])
+    receipts, report = server.step([{"task": task, "update": good.copy()} for task in tasks])
     assert (report.version, [receipt.join for receipt in receipts]) == (2, [4, 5])
 
 
@@ -239,8 +240,8 @@ def test_with_recorded_faults_the_round_is_made_of_the_rest(fault):
     make, message = FAULTS[fault]
     server = Server(fadas(buffer_size=2), np.zeros(D, np.float32), faults="record")
     good = np.ones(D, np.float32)
-    bad = {"client": 5, "version": 0, "update": good} | make(good)
-    receipts, report = server.step([(1, 0, good), bad, (2, 0, good)])
+    bad = {"client": 5, "version": 0, "update": good.copy()} | make(good)
+    receipts, report = server.step([(1, 0, good), bad, (2, 0, good.copy())])
     assert [receipt.status for receipt in receipts] == ["joined", "faulty", "joined"]
     assert message in receipts[1].reason
     assert (report.client_ids, server.counts["faulty"], server.faults[0].client_id) == ((1, 2), 1, 5)
@@ -275,6 +276,25 @@ def test_one_client_more_than_a_rule_has_rows_for():
             assert (server.joins, server.version) == (0, 0)
         else:
             assert [receipt.status for receipt in server.step(entries)[0]] == ["joined", "joined", "faulty"]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1e9}, {"faults": "record"}], ids=str)
+def test_pushes_of_one_memory_are_refused(options):
+    """Whether the round reads them in place or not; it is no fault of a client."""
+    server, buffer = Server(fedavg(), tree(np.zeros(D, np.float32)), **options), tree(np.ones(D, np.float32))
+
+    def finished():
+        for client in ("ann", "bob", "eve"):
+            yield client, 0, buffer if client != "bob" else tree(np.ones(D, np.float32))
+
+    flat = np.ones(D, np.float32)
+    for pushes, names in (
+        (finished(), "push 0 .*'ann'.* and push 2 .*'eve'.* (dense.w|conv|scale)"),
+        ([("ann", 0, flat), ("bob", 0, flat[:])], "the vector"),
+    ):
+        with pytest.raises(AffluxError, match=rf"^\[step\] .*{names},.*copy"):
+            server.step(pushes)
+        assert (server.joins, server.version, server.counts["faulty"]) == (0, 0, 0)
 
 
 def test_out_is_checked_before_the_step_and_written_after_it():
@@ -317,7 +337,7 @@ def test_steps_are_reported_and_dropped_work_is_logged(caplog):
     server = Server(fedbuff(), np.zeros(3), on_step=reports.append, max_staleness=0, rounds="flush")
     ones = np.ones(3)
     server.step([(1, 0, ones)])
-    receipts, report = server.step([(1, 0, ones), (2, 1, ones), {"client": 3, "version": 1, "num_examples": 0}])
+    receipts, report = server.step([(1, 0, ones), (2, 1, ones.copy()), {"client": 3, "version": 1, "num_examples": 0}])
     assert [receipt.status for receipt in receipts] == ["dropped", "joined", "empty"]
     assert reports[-1] is report
     assert [each.version for each in reports] == [1, 2]
@@ -397,13 +417,13 @@ IN_PLACE = {
 
 def awkward_trees(flat):
     """One vector as trees that the engine reads in place, or converts: other dtypes, strides, addresses, libraries."""
+    yield tree(flat.copy())
     own = tree(flat.copy())
-    yield own
     yield own | {"conv": own["conv"].astype(np.float64), "dense": own["dense"] | {"b": own["dense"]["b"].astype("f2")}}
-    yield own | {"conv": np.asfortranarray(own["conv"])}
+    yield tree(flat.copy()) | {"conv": np.asfortranarray(own["conv"])}
     odd = np.frombuffer(b"\0" + own["conv"].tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 7)
-    yield own | {"conv": odd}
-    yield own | {"conv": own["conv"].astype(">f4")}
+    yield tree(flat.copy()) | {"conv": odd}
+    yield tree(flat.copy()) | {"conv": own["conv"].astype(">f4")}
     yield flat.astype(np.float64)
     yield np.repeat(flat, 2)[::2]
 
@@ -434,7 +454,9 @@ def test_a_module_is_read_in_place(monkeypatch):
     start, local = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)) for _ in range(2))
     local(torch.randn(5, 3))
     pushes, steps = (Server(fadas(buffer_size=1), start, rounds="flush", log=True) for _ in range(2))
-    entries = [{"client": i, "version": 0, "model": each} for i, each in enumerate((local, local.state_dict()))]
+    entries = [
+        {"client": i, "version": 0, "model": each} for i, each in enumerate((local, deepcopy(local).state_dict()))
+    ]
     expected, _ = pushed(pushes, entries)
     with monkeypatch.context() as patch:
         patch.setattr(type(aggregator_of(steps).plane), "reserve", None)

@@ -222,9 +222,11 @@ class Layout:
         """
         return self._parameter_matcher.ready(tree)
 
-    def _float_parts(self, tree: Tree) -> list[Array]:
-        """Return the parameters as `parts` does; integers and bools raise an error, as in a flat vector."""
-        return self._parameter_matcher.ready(tree, floats=True)
+    def _float_parts(self, tree: Tree, originals: list[Array] | None = None) -> list[Array]:
+        """Return the parameters as `parts` does; integers and bools raise an error, as in a flat vector. `originals`
+        gets the tree's own arrays.
+        """
+        return self._parameter_matcher.ready(tree, floats=True, originals=originals)
 
     def _found(self, tree: Tree) -> Found | list[Array]:
         """Find the arrays as `_float_parts` does, for `Host.ingest`; see `Matcher.found`."""

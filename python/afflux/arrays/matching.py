@@ -112,14 +112,16 @@ class Matcher:
         return Found(arrays, self._shapes, tree)
 
     @reads("[layout] tree")
-    def ready(self, tree: Any, *, floats: bool = False) -> list[Array]:
-        """Return the wanted arrays as the engine reads them, see `interop.ready`.
+    def ready(self, tree: Any, *, floats: bool = False, originals: list[Array] | None = None) -> list[Array]:
+        """Return the wanted arrays as the engine reads them, see `interop.ready`. `originals` gets the tree's own.
 
         Raises:
             AffluxError: as `find` with `equal`; an array has a wrong dtype (with `floats` also that of integers or
                 bools), or no memory.
         """
         arrays, leaves = self.located(tree)
+        if originals is not None:
+            originals += arrays
         unready_indices = unready(arrays, self._shapes)
         for index in unready_indices:
             _check_shape(self.names[index], arrays[index], self._shapes[index])

@@ -10,7 +10,6 @@ import numpy as np
 from afflux import ops
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.statistics import mixed_buffers
-from afflux.arrays.constants import Constants
 from afflux.arrays.fields import write_all
 from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, kind_of, readable_copy
 from afflux.arrays.layout import Layout, Tree
@@ -19,7 +18,7 @@ from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import a_thread_count, optional, unreadable
 from afflux.rules.rule import Float64
-from afflux.server.inputs import InputAdapter, is_tree, within
+from afflux.server.inputs import InputAdapter, Memory, is_tree, require_own_memory, within
 
 Array = ops.Array
 
@@ -40,7 +39,8 @@ def aggregate(
     threads or instruction sets. Weights that add up to 1, up to rounding, are used as they are.
 
     Args:
-        trees: K vectors (d,), or trees of arrays with the same names and shapes, as for `Server.push`.
+        trees: K vectors (d,), or trees of arrays with the same names and shapes, as for `Server.push`. Each has memory
+            of its own.
         weights: (K,) finite numbers with a sum that is not 0, such as numbers of examples.
         out: where the mean is written: arrays like those of a tree. It may be trees[0] itself, and must not overlap
             other trees. None: new arrays, of the library and the dtypes of trees[0].
@@ -78,7 +78,8 @@ def aggregate(
     adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
     if adapter.plane.gpu is not None:
         raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
-    read = [_read(i, tree, layout, adapter.constants) for i, tree in enumerate(inputs)]
+    memory = list[Memory]()
+    read = [_read(i, tree, adapter, memory) for i, tree in enumerate(inputs)]
     buffers = mixed_buffers(
         "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
@@ -87,6 +88,7 @@ def aggregate(
     if out is not None:
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out, check=True)
         target = _parts_of(out, layout) or target
+    require_own_memory("aggregate", "trees[{}]".format, memory)
     _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
         return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
@@ -126,12 +128,15 @@ def _kinds(arrays: Iterable[Any]) -> set[str]:
     return {kind_of("", array) for array in {getattr(array, "dtype", id(array)): array for array in arrays}.values()}
 
 
-def _read(i: int, tree: Tree, layout: Layout, constants: Constants) -> tuple[list[Any], Float64 | None]:
-    """Return the parameters and the buffers of a tree."""
+def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tuple[list[Any], Float64 | None]:
+    """Return the parameters and the buffers of a tree; `memory` gets its own arrays."""
+    layout, originals = adapter.layout, list[Any]()
+    assert layout is not None
     try:
-        arrays = layout._float_parts(tree)
+        arrays = layout._float_parts(tree, originals)
+        memory.append(adapter.memory(originals, tree, None))
         if layout.constants:
-            constants.check(layout._leaves(tree))
+            adapter.constants.check(layout._leaves(tree))
         buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
     except AffluxError as error:
         raise AffluxError(f"[aggregate] trees[{i}]: {error}") from None

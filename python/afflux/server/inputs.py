@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._engine import RowCheck
+from afflux._engine import RowCheck, shared_memory
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
@@ -39,6 +39,11 @@ from afflux.rules.rule import Float64, Kind, Rule
 
 #: A kind with its article, for messages.
 A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
+
+
+#: Names of arrays, and the arrays, which a caller has passed.
+Memory = tuple[tuple[str, ...], list[ops.Array]]
+NO_MEMORY: Memory = (), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +262,7 @@ class InputAdapter:
         layout = self.layout
         if layout is None:
             return None
-        if buffers is None and model is not None and is_tree(model) and not layout._is_bare(model):
-            buffers = model
+        buffers = _holder_of_buffers(layout, model, buffers)
         subject = f"{whose} buffers"
         if layout.constants and buffers is not None and is_tree(buffers):
             try:
@@ -278,6 +282,20 @@ class InputAdapter:
                 "flat, as model=; or give them the role local"
             )
         return self.flat_buffers(subject, buffers, most)
+
+    def memory(self, parts: Any, model: "ops.Array | Tree | None", buffers: "Tree | None") -> Memory:
+        """Return the caller's arrays: those of the result of `parts` or `found`, and its buffers, see `buffers`."""
+        layout = self.layout
+        arrays: list[Any] = parts.arrays if type(parts) is Found else parts if isinstance(parts, list) else [parts]
+        names = layout._parameter_matcher.names if layout is not None and arrays[0] is not parts else ("the vector",)
+        if layout is None or not layout.buffers_size:
+            return names, arrays
+        holder = _holder_of_buffers(layout, model, buffers)
+        if not is_tree(holder):
+            return (*names, "the buffers"), [*arrays, holder]
+        for matcher in (layout._buffer_matcher, layout._copied_matcher):
+            names, arrays = (*names, *matcher.names), [*arrays, *matcher.located(holder)[0]]
+        return names, arrays
 
     def flat_buffers(self, subject: str, buffers: "Tree", most: float = float_info.max) -> Float64 | None:
         """Return the buffers of a tree, or a copy of a flat vector of them, (d_b,); None if the model has none."""
@@ -360,6 +378,24 @@ class InputAdapter:
 
     def _like(self, name: str, dtype: str | None, vector: Any) -> Like:
         return self.likes.get(name) or Like("numpy", np_dtype(dtype or "") or vector.dtype)
+
+
+def _holder_of_buffers(layout: Layout, model: "ops.Array | Tree | None", buffers: "Tree | None") -> "Tree | None":
+    """Return what holds the client's buffers, see `InputAdapter.buffers`."""
+    return model if buffers is None and model is not None and is_tree(model) and not layout._is_bare(model) else buffers
+
+
+def require_own_memory(op: str, entry: Callable[[int], str], memory: Sequence[Memory]) -> None:
+    """Raise AffluxError if arrays of two entries, which `entry` describes, share memory: one has lost its values."""
+    shared = shared_memory([arrays for _, arrays in memory])
+    if shared is not None:
+        i, a, j, b = shared
+        name, other = memory[i][0][a], memory[j][0][b]
+        names = name if name == other else f"{name} and {other}"
+        raise AffluxError(
+            f"[{op}] {entry(i)} and {entry(j)} share the memory of {names}, so that both have the values that were "
+            "written last: give each a copy (copy.deepcopy, clone())"
+        )
 
 
 def overflow(subject: str, facts: ops.Ingested, which: str) -> AffluxError:

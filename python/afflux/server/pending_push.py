@@ -47,6 +47,7 @@ class Ticket(Struct, eq=False):
     reading: bool = False  #: whether the push's conversion reads a version
     client_id: Any = None
     pulled: Any = None  #: the number of the version that the client pulled
+    memory: Any = None  #: of a push of a step: the caller's own arrays (`afflux.server.inputs.Memory`)
     checking: bool = False  #: whether the client's arguments are being checked
     warning: str = ""  #: about many arrivals without a round; logged without the mutex
     overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun

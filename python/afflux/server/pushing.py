@@ -267,6 +267,8 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
+    if ticket.memory is not None:
+        ticket.memory = adapter.memory(parts, vector if kind == "model" else None, call.buffers)
     row = conversion = None
     ticket.checking = False  # until the vector is read, errors are those of the server
     if lend is None:

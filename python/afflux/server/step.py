@@ -21,6 +21,7 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
+from afflux.server.inputs import NO_MEMORY, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
@@ -45,11 +46,11 @@ class StepReceiver(PushReceiver):
 
         Args:
             pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
-                of `push`, without timeout. No other thread may write to the vectors before the call returns.
-                The round reads them where they are, without a copy, unless params are on a GPU or in shards, or the
-                rule or an option needs them first: inplace, accumulate, max_norm, clip_norms, cached rows, norms, inner
-                products, passes, a store that does not commit every version of a rule with vectors. Norms of vectors
-                that are not copied are NaN in the report.
+                of `push`, without timeout. Each vector has memory of its own. No other thread may write to the vectors
+                before the call returns. The round reads them where they are, without a copy, unless params are
+                on a GPU or in shards, or the rule or an option needs them first: inplace, accumulate, max_norm,
+                clip_norms, cached rows, norms, inner products, passes, a store that does not commit every version of a
+                rule with vectors. Norms of vectors that are not copied are NaN in the report.
             out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
 
         Returns:
@@ -163,7 +164,7 @@ class StepBatch:
     def __init__(self, receiver: PushReceiver, calls: list[PushCall], *, in_place: bool) -> None:
         self._receiver, self._calls = receiver, calls
         self._aggregator: Aggregator = receiver._aggregator
-        self._pushes = [_Push(call, Ticket()) for call in calls]
+        self._pushes = [_Push(call, Ticket(memory=NO_MEMORY)) for call in calls]
         self._in_place = in_place
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
@@ -187,6 +188,14 @@ class StepBatch:
             finally:
                 if ticket.reading:
                     self._aggregator.reading.discard(ticket)
+        tickets = [push.ticket for push in self._pushes]
+        place_of = {id(ticket) if ticket.task is None else ticket.task.task: i for i, ticket in enumerate(tickets)}
+        places = [*place_of.values()]  # of several pushes of one task only one joins
+        require_own_memory(
+            "step",
+            lambda i: f"push {places[i]} of the list (client {brief(tickets[places[i]].client_id)})",
+            [tickets[place].memory for place in places],
+        )
 
     def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
         """Return the fault of a client; None if the step must raise the error."""

@@ -1,0 +1,17 @@
+// A search for memory that arrays of different entries share, as replies of clients that are views of one model.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <optional>
+#include <tuple>
+
+namespace afflux::python {
+
+// Returns two arrays that share memory and are in different lists: for each its list and its index there; nothing, if
+// there are none. Two arrays that are not contiguous share memory if they begin at one address, and two of a library
+// without addresses if they are one object. O(n log n) in the number of arrays.
+std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> shared_memory(
+    const pybind11::list& lists);
+
+}  // namespace afflux::python
