@@ -3,6 +3,7 @@
 The state depends on the data and changes the outputs, so that state that is lost or carried on changes the params, too.
 """
 
+import random
 from collections import deque
 
 import numpy as np
@@ -159,3 +160,27 @@ def _maker(kind):
 
 
 MODELS = {kind: _maker(kind) for kind in KINDS}
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Examples that draw from the generators that all code shares, when they are made and when they are read."""
+
+    def __init__(self):
+        self.shift = np.random.standard_normal() + random.random()  # noqa: NPY002
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        x = torch.full((FEATURES,), place + self.shift + random.random())
+        noise = np.random.standard_normal(FEATURES)  # noqa: NPY002
+        return x + torch.from_numpy(noise).float(), place % CLASSES
+
+
+def noisy(client):
+    return Noisy()
+
+
+def noisy_evaluation(model):
+    accuracy = np.random.random()  # noqa: NPY002
+    return accuracy, random.random() + float(next(model.parameters()).detach().sum())

@@ -16,7 +16,7 @@ from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training
-from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
+from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.training import Trainer
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
@@ -66,7 +66,7 @@ def trainer_of(module, data, loss=None, **settings):
 
 def trained(module, data, client=0, shift=None, **settings):
     model, trainer = trainer_of(module, data, **settings)
-    with reproducible_torch():
+    with reproducible_libraries():
         start = model.initial_params.copy()
         return model, start, trainer.train(client, start, np.random.default_rng(2), shift)
 

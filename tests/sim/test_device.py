@@ -10,7 +10,7 @@ import torch
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification
-from afflux.sim.clients.flat_model import reproducible_torch
+from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.reproduction import Budget, Changes, check, folder_page, machine, reproduce, states
@@ -109,7 +109,7 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
 
 def test_cudnn_is_on_while_clients_train():
     """By default torch's context of flags turns it off."""
-    with reproducible_torch():
+    with reproducible_libraries():
         assert torch.backends.cudnn.enabled
         assert torch.backends.cudnn.deterministic
 

@@ -30,7 +30,7 @@ from afflux.sim import (
     scaffold,
     sgd,
 )
-from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
+from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
 from afflux.sim.data import read_data_set
@@ -141,7 +141,7 @@ def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
     setup = SimulationSetup(made.config, 0, made.task)
     events = [event for event in setup.schedule(made.jobs[0].spec) if isinstance(event, Arrival)]
     model, found = setup.model, []
-    with reproducible_torch():
+    with reproducible_libraries():
         for event in events:
             rng = random_stream(0, StreamPurpose.BATCHES, event.sequence)
             start = model.initial_params, rng, None, model.initial_buffers
@@ -158,7 +158,7 @@ def test_a_trained_part_is_trained_as_torch_would():
     """The clients' momentum training against the same function on a module of its own."""
     made = simulation(own_tasks.linear, training=own_tasks.momentum, client_lr=0.2, local_steps=4)
     setup = SimulationSetup(made.config, 7, made.task)
-    with reproducible_torch():
+    with reproducible_libraries():
         trained = setup.trainer.train(2, setup.model.initial_params, random_stream(7, StreamPurpose.BATCHES, 0))
         rng = random_stream(7, StreamPurpose.BATCHES, 0)
         rng.integers(2**63)  # seeds torch

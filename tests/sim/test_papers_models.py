@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from afflux.ops.errors import ConfigError
-from afflux.sim.clients.flat_model import reproducible_torch
+from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.models import MODELS, build_model
 from afflux.sim.models.networks import NETWORKS
 
@@ -26,7 +26,7 @@ SHAPES = {"char-lstm": TEXT, "resnet18-bn": (3, 8, 8), "resnet18-gn": (3, 8, 8)}
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    with reproducible_torch():
+    with reproducible_libraries():
         yield
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afflux.sim.clients.batches import batch_indices
-from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
+from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.training import Trainer
 from afflux.sim.data import read_data_set
 from afflux.sim.models import build_model
@@ -67,7 +67,7 @@ def test_batches_are_shuffled_epochs():
 def test_local_sgd_is_torchs(model, weight_decay):
     config = SimConfig(model=model, local_steps=4, batch_size=8, weight_decay=weight_decay)
     worker, params = trainer(config)
-    with reproducible_torch():
+    with reproducible_libraries():
         trained = worker.train(0, params, generator(3))
         expected, loss = reference(config, 0, 4, 3)
     np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
@@ -88,7 +88,7 @@ def test_local_epochs_count_the_clients_own_batches():
     worker, params = trainer(config)
     # 23 samples are 3 batches, 3 samples are one.
     for client, steps in ((0, 6), (1, 2)):
-        with reproducible_torch():
+        with reproducible_libraries():
             trained = worker.train(client, params, generator(5))
         expected, _ = reference(config, client, steps, 5)
         np.testing.assert_allclose(params + trained.update, expected, rtol=0, atol=1e-6)
@@ -111,7 +111,7 @@ def test_the_threads_of_the_caller_are_restored():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with reproducible_torch():
+        with reproducible_libraries():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

@@ -14,7 +14,7 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.batches import batch_indices, take
 from afflux.sim.clients.control_variates import ControlVariates
-from afflux.sim.clients.flat_model import FlatModel, reproducible_torch
+from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.schedule import Dispatch, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.models import build_model
@@ -112,7 +112,7 @@ def test_each_client_optimizer_is_its_formula(change):
     config = replace(CONFIG, **change)
     shard = np.arange(30)
     worker, params = trainer(config, [shard])
-    with reproducible_torch():
+    with reproducible_libraries():
         ours = worker.train(0, params, generator(3))
         plain = trainer(CONFIG, [shard])[0].train(0, params, generator(3))
 
@@ -132,7 +132,7 @@ def test_scaffolds_shift_is_added_to_every_gradient():
     shard = np.arange(30)
     worker, params = trainer(CONFIG, [shard])
     shift = generator(8).standard_normal(D).astype(np.float32)
-    with reproducible_torch():
+    with reproducible_libraries():
         ours = worker.train(0, params, generator(3), shift)
     expected = literal(params, shard, CONFIG, 4, generator(3), lambda y: shift.astype(np.float64)) - params
     assert np.linalg.norm(ours.update - expected) <= bound(CONFIG, 4, added=4.0) < 1e-3
@@ -290,7 +290,7 @@ def test_a_stale_model_comes_with_the_control_of_its_time():
 def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
     config = replace(CONFIG, steps_law="uniform", local_steps=3, batch_size=2)
     worker, params = trainer(config, [np.arange(4)])
-    with reproducible_torch():  # one thread: with others, such short steps take much longer
+    with reproducible_libraries():  # one thread: with others, such short steps take much longer
         steps = [worker.train(0, params, random_stream(0, StreamPurpose.BATCHES, k)).steps for k in range(1200)]
     counts = np.bincount(steps, minlength=7)
     assert counts[0] == 0
@@ -301,7 +301,7 @@ def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():
 def test_one_step_of_sgd_has_its_stochastic_gradient():
     config = replace(CONFIG, local_steps=1, client_lr=0.5)
     worker, params = trainer(config, [np.arange(30)])
-    with reproducible_torch():
+    with reproducible_libraries():
         trained = worker.train(0, params, generator(1))
     (batch,) = batch_indices(30, 8, 1, generator(1))
     x, y = data(np.arange(30))

@@ -1,6 +1,7 @@
 """Models whose forward keeps state: nothing passes from one training to the next but what the server sends."""
 
 import copy
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,15 @@ from torch import nn
 
 import own_tasks
 import stateful_models
+from afflux import sim
 from afflux.sim import ConfigError, Simulation, partitioned
-from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
+from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import reproducible
+from conftest import bits, reproducible
 from made_runs import resume, run, run_in_store
 from pairwise import soak_all
 
@@ -68,7 +70,7 @@ def test_params_and_statistics_are_those_of_a_plain_loop(kind, tmp_path):
     made = simulation(stateful_models.MODELS[kind])
     models = with_models(made)
     (result,) = made.run()
-    with reproducible_torch():
+    with reproducible_libraries():
         expected = plain_loop(made)
     state = models[-1].state_dict()
     assert state.keys() == expected.keys()
@@ -238,3 +240,40 @@ def test_a_scripted_module_is_followed_by_name():
         model.load(model.initial_params, model.initial_buffers)
         model.module(own_tasks.X)
         assert model.buffers().tolist() == [1]
+
+
+class Stopped(Exception):
+    """The run ends here."""
+
+
+def test_the_generators_of_numpy_and_python_are_seeded_around_a_users_code(tmp_path):
+    """One result from any state of them, with workers, and after a resume; their states are restored."""
+    model = nn.Linear(own_tasks.FEATURES, own_tasks.CLASSES)
+    made = Simulation(
+        model,
+        stateful_models.noisy,
+        evaluate=stateful_models.noisy_evaluation,
+        num_clients=6,
+        concurrency=2,
+        arrivals=12,
+        eval_every=4,
+        rules="fedbuff:buffer_size=2",
+    )
+
+    def stop(index, progress):
+        if progress.arrivals == 7:
+            raise Stopped
+
+    results, folders = [], {"out": tmp_path / "run", "store": tmp_path / "store"}
+    for number, options in enumerate(({}, {}, {"workers": 2}, folders)):
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002 - the one that all code shares
+        before = random.getstate(), bits(np.random.get_state()[1])  # noqa: NPY002
+        if options is folders:
+            with pytest.raises(Stopped):
+                made.run(**folders, checkpoint_every=0.0, watch=stop)
+            results += sim.resume(tmp_path / "store", task=made.task)
+        else:
+            results += made.run(**options)
+        assert (random.getstate(), bits(np.random.get_state()[1])) == before  # noqa: NPY002
+    assert len({(result.digest, tuple(result.evaluations)) for result in results}) == 1

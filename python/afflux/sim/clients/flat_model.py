@@ -15,7 +15,7 @@ from afflux.arrays.roles import Roles
 from afflux.ops.errors import ConfigError
 from afflux.sim.clients.module_state import ModuleState
 from afflux.sim.errors import note_on_errors
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream, restored_globals, seed_globals
 from afflux.sim.workload.task import positional_parameters
 
 
@@ -26,15 +26,18 @@ def has_device(device: str) -> bool:
 
 
 @contextmanager
-def reproducible_torch() -> Iterator[None]:
-    """Run torch on one thread in the block, and restore torch's random state after the block.
+def reproducible_libraries() -> Iterator[None]:
+    """Run torch on one thread in the block; restore the random states of torch, NumPy and Python after it.
 
     The bits of a sum may depend on the number of threads; on a GPU also on how cuDNN chooses its kernels.
     """
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
+        with (
+            restored_globals(),
+            torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False),
+        ):
             yield
     finally:
         torch.set_num_threads(threads)
@@ -55,8 +58,10 @@ def make_module(model: torch.nn.Module | Callable[..., torch.nn.Module], seed: i
             why = str(error) if name is None else f"{name} is a result of a forward, with its gradients"
             raise ConfigError(f"the model cannot be copied: {why}; pass a function that makes the model") from error
     stream = random_stream(seed, StreamPurpose.MODEL)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(int(random_stream(seed, StreamPurpose.TORCH).integers(2**63)))
+    with torch.random.fork_rng(devices=()), restored_globals():
+        own_seed = int(random_stream(seed, StreamPurpose.TORCH).integers(2**63))
+        torch.manual_seed(own_seed)
+        seed_globals(own_seed)
         with note_on_errors("while the model was made"):
             module = model(stream) if positional_parameters(model) else model()
     if not isinstance(module, torch.nn.Module):

@@ -27,6 +27,7 @@ from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.metrics import CLASSIFICATION
+from afflux.sim.workload.random_streams import seed_globals
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
@@ -117,11 +118,7 @@ class Trainer:
         model = self._model
         model.load(pulled, buffers)
         if self._task.seeds_torch:
-            seed = int(rng.integers(2**63))
-            if model.device == "cpu":
-                torch.default_generator.manual_seed(seed)
-            else:
-                torch.manual_seed(seed)
+            self._seed(int(rng.integers(2**63)))
         loss: float | None
         try:
             data = self._data[client]
@@ -144,6 +141,14 @@ class Trainer:
                 raise TrainingError(f"client {client} failed to train: {failed.fault}") from error
             raise
         return TrainingResult(model.params - pulled, examples, loss, steps, trained)
+
+    def _seed(self, seed: int = 0) -> None:
+        """Seed the generators from which a user's code may draw; 0: those of evaluations, which all have the same."""
+        if self._model.device == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        seed_globals(seed)
 
     def _local_steps(
         self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
@@ -208,6 +213,8 @@ class Trainer:
     def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
         """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
         self._model.load(params, buffers)
+        if self._task.seeds_torch:
+            self._seed()
         self._backward(*take(self._task.validation, examples))
         return self._model.gradient.numpy(force=True).copy()
 
@@ -275,12 +282,14 @@ class Trainer:
             if task.personalise is not None:
                 self._model.load(params, buffers)
                 if task.seeds_torch:
-                    torch.default_generator.manual_seed(int(rng.integers(2**63)))
+                    self._seed(int(rng.integers(2**63)))
                 task.personalise(self._model.module, data, rng)
                 yield "personal", self._values("evaluate_client", task.evaluate_client, data)
 
     def _values(self, name: str, function: Callable[..., Any], *data: Any) -> tuple[float, ...]:
         """Call an evaluation function on the model as it is, and return the values of the metrics."""
+        if self._task.seeds_torch:
+            self._seed()
         with note_on_errors("while the model was evaluated, without gradients"), self._model.evaluated() as module:
             values = function(module, *data)
             self._model.check_frozen()

@@ -123,7 +123,7 @@ def lowest_tenth(job: "Job", result: RunResult) -> dict[str, float]:
     """
     import torch
 
-    from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch
+    from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
     from afflux.sim.workload.task_registry import build_task
 
     config = job.config or SimConfig()
@@ -132,7 +132,7 @@ def lowest_tenth(job: "Job", result: RunResult) -> dict[str, float]:
         return facts
     task = build_task(config)
     test: Any = task.evaluate
-    with reproducible_torch():
+    with reproducible_libraries():
         model = FlatModel(make_module(task.model, job.seed), task.roles)
         model.load(result.params)
         with model.evaluated() as module:

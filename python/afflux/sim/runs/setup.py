@@ -12,7 +12,7 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, needs_validation_gradient
 from afflux.server.server import Server
-from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_torch, tree_of
+from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries, tree_of
 from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer
 from afflux.sim.errors import note_on_errors
@@ -184,7 +184,7 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
     """
     digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
     inputs = []
-    with reproducible_torch():
+    with reproducible_libraries():
         for job in jobs:
             settings = replace(job.config or config, compile=False)
             key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)

@@ -13,7 +13,7 @@ import numpy as np
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
-from afflux.sim.clients.flat_model import reproducible_torch
+from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.training import TrainingResult
 from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
 from afflux.sim.results.finished_runs import Job
@@ -74,7 +74,7 @@ def simulate(
     """
     start = process_time()
     killed = "a worker process was killed, or could not be started; the run can be resumed"
-    with reproducible_torch(), killed_processes_as(killed), ExitStack() as files:
+    with reproducible_libraries(), killed_processes_as(killed), ExitStack() as files:
         setup = SimulationSetup(config, seed, task, digests=output is not None)
         if output is not None and output.updates and setup.model.initial_buffers is not None:
             raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
@@ -168,7 +168,7 @@ def replay_updates(
     Raises:
         ConfigError: data or initial params are not those of the log, or the model has buffers.
     """
-    with reproducible_torch(), ExitStack() as files:
+    with reproducible_libraries(), ExitStack() as files:
         setup = SimulationSetup(config, log.header.seed, task, digests=True)
         if setup.model.initial_buffers is not None:
             raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")

@@ -15,7 +15,7 @@ from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import Classification, as_arrays, classification, refuse_nonfinite
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream, restored_globals, seed_globals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +77,8 @@ class Task:
     #: `classification(...)`.
     tuning: Evaluate | None = None
     delays: DelayLaw | None = None  #: The running times, for the setting delays="task".
-    #: Whether torch's random numbers are seeded before each training, for dropout and the like.
+    #: Whether the random numbers of torch, `np.random` and `random` are seeded before each training and evaluation, for
+    #: dropout and the like.
     seeds_torch: bool = True
     #: The data as they were read, or a text that names their version: its SHA-256 is in the log, to notice other data.
     #:
@@ -129,7 +130,7 @@ class Task:
         if isinstance(self.clients, SeededClients):
             return self.clients.for_seed(seed)
         if callable(self.clients):
-            return _LazyClients(self.clients, int(self.num_clients or 0), seed)
+            return _LazyClients(self.clients, int(self.num_clients or 0), seed, draws=self.seeds_torch)
         return self.clients
 
 
@@ -158,8 +159,8 @@ def tuned_on_validation(task: Task) -> Task:
 class _LazyClients(Sequence[Any]):
     """Data sets that are made when they are read, and are not stored."""
 
-    def __init__(self, make: Callable[..., Any], count: int, seed: int) -> None:
-        self._make, self._count, self._seed = make, count, seed
+    def __init__(self, make: Callable[..., Any], count: int, seed: int, *, draws: bool) -> None:
+        self._make, self._count, self._seed, self._draws = make, count, seed, draws
         self._random = positional_parameters(make) > 1
 
     def __len__(self) -> int:
@@ -167,7 +168,11 @@ class _LazyClients(Sequence[Any]):
 
     def __getitem__(self, client: Any) -> Any:
         streams = [random_stream(self._seed, StreamPurpose.CLIENT_DATA, client)] if self._random else []
-        return self._make(client, *streams)
+        if not self._draws:
+            return self._make(client, *streams)
+        with restored_globals():  # the training that reads the data goes on with its own
+            seed_globals(int(random_stream(self._seed, StreamPurpose.CLIENT_GLOBALS, client).integers(2**63)))
+            return self._make(client, *streams)
 
 
 def clients_with_data(data: Sequence[Any]) -> Sequence[int]:

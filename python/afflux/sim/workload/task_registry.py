@@ -23,6 +23,7 @@ from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, Sim
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings
 from afflux.sim.workload.inputs import content_digest
+from afflux.sim.workload.random_streams import restored_globals, seed_globals
 from afflux.sim.workload.task import Partitioned, Task
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ def build_task(config: SimConfig, given: Iterable[str] = ()) -> Task:
     name, assignments = split_rule_name(config.task)
     options = _options(config, name, function, assignments)
     try:
-        with imports_beside(name), note_on_errors(f"while task {config.task} was made"):
+        with imports_beside(name), note_on_errors(f"while task {config.task} was made"), restored_globals():
+            seed_globals(0)
             task = function(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {config.task}: {error}") from error
