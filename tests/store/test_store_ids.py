@@ -2,17 +2,14 @@
 
 import json
 import sqlite3
-import tracemalloc
 from contextlib import closing
 
 import numpy as np
 import pytest
 
 from afflux import AffluxError, Server, StoreError, store
-from afflux.ops.validation import plain_id
 from afflux.rules import ca2fl
 from damage import damage, place
-from inside import without_fast_path
 from nine_rows import run
 
 #: In the order of their rows.
@@ -149,35 +146,3 @@ def test_a_number_names_a_text_that_alone_has_a_row(tmp_path):
     result = run("export", tmp_path / "store", "--out", tmp_path / "out.npz", "--clients", "17")
     assert result.exit_code == 0
     assert np.load(tmp_path / "out.npz")["clients"].tolist() == ["17"]
-
-
-def test_longer_ids_of_older_stores(tmp_path, monkeypatch):
-    """They open, are checked, listed and exported in memory for one id; new ones are refused."""
-    clients = [f"{number:02}" + "i" * 400_000 for number in range(12)]
-    with monkeypatch.context() as patch:
-        for module in ("server.pushing", "server.checkout"):
-            patch.setattr(f"afflux.{module}.plain_id", lambda client, op="push": plain_id(client, op, most=None))
-        with Server(ca2fl(buffer_size=12), np.zeros(3), num_clients=20, store=tmp_path / "s") as server:
-            without_fast_path(server)
-            for number, client in enumerate(clients):
-                server.push(client=client, update=np.full(3, number, np.float32), version=0)
-    with Server.open(tmp_path / "s") as server:
-        assert server.rows.client_ids == clients
-        assert server.rows.row(clients[3]).tolist() == [3, 3, 3]
-        with pytest.raises(AffluxError, match="must have at most 1024 bytes"):
-            server.push(client=clients[0], update=np.ones(3), version=1)
-    assert store.check(tmp_path / "s").sound
-    tracemalloc.start()
-    try:
-        assert store.export(tmp_path / "s", tmp_path / "out.npz") == clients
-        assert tracemalloc.get_traced_memory()[1] < 15_000_000
-    finally:
-        tracemalloc.stop()
-    with np.load(tmp_path / "out.npz") as file:
-        assert file["clients"].tolist() == clients
-    assert store.export(tmp_path / "s", tmp_path / "out.npy", clients[:1]) == clients[:1]
-    file, offset = place(tmp_path / "s", clients[4])
-    damage(file, offset)
-    result = run("check", tmp_path / "s")
-    assert "client '04iii" in result.stdout
-    assert len(result.stdout) < 500
