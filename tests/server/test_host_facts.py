@@ -187,6 +187,17 @@ def test_the_first_version(tmp_path):
         assert opened.version == 102
     with pytest.raises(AffluxError, match="first_version is -1, must be an int of at least 0"):
         Server(fedbuff(), np.zeros(D), first_version=-1)
+    with pytest.raises(AffluxError, match="first_version is 9007199254740991, must be at most 4503599627370496"):
+        Server(fedbuff(), np.zeros(D), first_version=2**53 - 1)
+
+
+def test_the_state_of_the_largest_first_version():
+    server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), first_version=2**52)
+    for version in range(2**52, 2**52 + 3):
+        server.push(client=1, version=version, update=ONES)
+    opened = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32))
+    opened.load_state_dict(server.state_dict())
+    assert opened.version == 2**52 + 3
 
 
 def test_an_interrupt_leaves_params_that_are_overwritten_in_place_and_their_version_together(monkeypatch):

@@ -11,7 +11,7 @@ from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES, in_bytes
-from afflux.ops.validation import MOST_ELEMENTS, flag, integer
+from afflux.ops.validation import MOST_COUNT, MOST_ELEMENTS, flag, integer
 from afflux.rules.rule import Rule, a_rule
 from afflux.store.metadata import Shape, shapes_of
 
@@ -219,5 +219,5 @@ def fitted(rule: Rule, d: int, options: ServerOptions, *, store: bool = False, g
         max_slots = min(options.slots_of(rule), least + room // slot)
         room -= (max_slots - least) * slot
     if max_versions is None and "next params" in small.working:
-        max_versions = 2 + room // max(1, small.working["next params"].size)
+        max_versions = min(MOST_COUNT, 2 + room // max(1, small.working["next params"].size))
     return replace(options, max_slots=max_slots, max_versions=max_versions)

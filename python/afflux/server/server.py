@@ -18,7 +18,7 @@ from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
-from afflux.ops.validation import a_thread_count, brief, count_of, is_function, optional, path_of, positive
+from afflux.ops.validation import MOST_COUNT, a_thread_count, brief, integer, is_function, optional, path_of, positive
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import checkout as checking
 from afflux.server import persistence, versions
@@ -50,7 +50,8 @@ class Server(StepReceiver):
             on_step itself causes a step, the call for that step follows after on_step returns. An exception that
             on_step raises is logged (logger "afflux"), and no step is lost. A step that an interrupt has left
             unfinished is reported with the next step, or by `poll`.
-        first_version: the number of the first version, for callers that count on.
+        first_version: the number of the first version, for callers that count on; at most 2**52, which leaves as many
+            numbers for later versions.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
             `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits; what callers get are copies.
         fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
@@ -98,7 +99,7 @@ class Server(StepReceiver):
         push_threads = a_thread_count("Server", "push_threads", push_threads)
         if not (on_step is None or is_function(on_step)):
             raise AffluxError(f"[Server] on_step is {brief(on_step)}, must be a function that takes a Report")
-        first_version = count_of(0)("Server", "first_version", first_version)
+        first_version = integer(0, MOST_COUNT // 2)("Server", "first_version", first_version)
         options = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, options.limits.max_abs)
