@@ -496,6 +496,7 @@ def returns(value):
         ({"training": own_tasks.momentum, "batch_size": 16}, "batch_size is 16, .*; it takes client_lr, local_steps$"),
         ({"training": returns(1), "local_steps": 5}, "local_steps is 5, .*; it takes no settings$"),
         ({"evaluate": None}, "give evaluate="),
+        ({"loss": lambda output, y: 1.0}, r"loss returns 1\.0, must return a tensor, the mean loss of a batch"),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
 )

@@ -55,6 +55,11 @@ def busy(num_clients, stream):
     law = Law(0)
     law.pick = lambda idle, now, stream: -1
     return law
+
+def deaf(num_clients, stream):
+    law = Law(0)
+    law.observe = "no"
+    return law
 """
 
 
@@ -305,6 +310,7 @@ def test_a_law_of_the_user(laws, tmp_path):
     ("law", "message"),
     [
         ("nothing", "the law is None, must have a method pick"),
+        ("deaf", "observe of the law is 'no', must be a method"),
         ("busy", "picked -1, which is not one of the idle clients"),
         ("other", "has no function 'other'"),
         ("law:shift=x", "shift: invalid literal"),

@@ -1,5 +1,6 @@
 """`Simulation` and the command line make the same runs, also where nothing is said; and laws of delays are checked."""
 
+import re
 from math import inf, nan
 
 import numpy as np
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import own_tasks
 from afflux.cli.simulator import app
+from afflux.ops.validation import brief
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log
@@ -84,6 +86,13 @@ def test_an_impossible_running_time(drawn, own):
     message = f"delays: the running time of client 3 is {drawn}, must be 0 or more and finite"
     with pytest.raises(ConfigError, match=message):
         simulation(["fedbuff"], delays=law, **own).run()
+
+
+@pytest.mark.parametrize("drawn", ["slow", None, [1.0], np.zeros(2)], ids=str)
+def test_a_running_time_that_is_no_number(drawn):
+    message = re.escape(f"delays: the running time of client 3 is {brief(drawn)}, must be a number")
+    with pytest.raises(ConfigError, match=message):
+        simulation(["fedbuff"], delays=lambda num_clients, rng: lambda client, times: drawn if client == 3 else 1).run()
 
 
 @pytest.mark.parametrize("bad", [nan, inf])

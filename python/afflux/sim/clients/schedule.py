@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from afflux.ops.errors import ConfigError
-from afflux.ops.validation import brief
+from afflux.ops.validation import as_float, brief, zero_dim
 from afflux.rules import SYNCHRONOUS
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import note_on_errors
@@ -105,15 +105,13 @@ class Draws(NamedTuple):
 
     def running_time(self, client: int, now: float) -> float:
         """Draw the running time of a client; raise ConfigError if it is impossible, because a law may be the user's."""
-        try:
+        with note_on_errors(f"while the running time of client {client} was drawn"):
             drawn = self.delay(client, self.times, **({"now": now} if self.takes_now else {}))
-            possible = 0 <= drawn < inf
-        except Exception as error:
-            error.add_note(f"while the running time of client {client} was drawn")
-            raise
-        if not possible:
-            raise ConfigError(f"delays: the running time of client {client} is {drawn}, must be 0 or more and finite")
-        return drawn
+        duration = as_float(zero_dim(drawn))
+        if duration is None or not 0 <= duration < inf:
+            must, shown = ("a number", brief(drawn)) if duration is None else ("0 or more and finite", duration)
+            raise ConfigError(f"delays: the running time of client {client} is {shown}, must be {must}")
+        return duration
 
 
 def schedule_events(

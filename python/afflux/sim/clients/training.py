@@ -254,7 +254,9 @@ class Trainer:
         except Exception as error:
             add_note_on_examples(error, x)
             raise
-        loss.backward()
+        if not isinstance(loss, torch.Tensor):
+            raise ConfigError(f"loss returns {brief(loss)}, must return a tensor, the mean loss of a batch")
+        loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.item())
 
     def evaluate(self, params: np.ndarray, buffers: np.ndarray | None = None) -> tuple[float, ...]:

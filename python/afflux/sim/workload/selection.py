@@ -180,6 +180,8 @@ class OwnSelection(UniformSelection):
         if not callable(getattr(law, "pick", None)):
             raise ConfigError(f"{what}: the law is {brief(law)}, must have a method pick(idle, now, stream)")
         self._pick, self.observe = law.pick, getattr(law, "observe", None)  # type: ignore[misc]
+        if not (self.observe is None or callable(self.observe)):
+            raise ConfigError(f"{what}: observe of the law is {brief(self.observe)}, must be a method (result)")
 
     def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
         """Ask the law."""
