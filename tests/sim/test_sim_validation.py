@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import own_tasks
 from afflux import Server
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import needs_validation_gradient, parse_rule
+from afflux.sim import Simulation, partitioned
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
 from made_runs import run
@@ -67,13 +69,23 @@ def test_a_rejected_arrival_refreshes_nothing(handed):
 def test_the_examples_depend_on_the_seed_only(handed):
     told, _ = handed
     seen = []
-    for seed, change in ((0, {}), (0, {"num_clients": 30}), (1, {}), (0, {"validation": 5000})):
+    for seed, change in ((0, {}), (0, {"num_clients": 30}), (1, {}), (0, {"validation": 1198})):
         del told[:]
         run(parse_rule("zenopp"), seed, replace(SMALL, arrivals=1, **change))
         seen.append(told[0][0])
     assert seen[0] == seen[1] != seen[2]
-    assert seen[3] == list(range(len(seen[3]))), "no more than there are"
-    assert len(seen[3]) > 1000
+    assert seen[3] == list(range(1198)), "all of them"
+
+
+def test_more_examples_than_there_are_are_refused_and_by_default_all_are_taken(handed):
+    with pytest.raises(ConfigError, match="validation is 1199, but the server has only 1198 examples to draw from"):
+        run(parse_rule("zenopp"), 0, replace(SMALL, validation=1199))
+    assert not handed[0]
+    few = own_tasks.X[:9], own_tasks.Y[:9]
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+    own = Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules="zenopp", validation=few, arrivals=1)
+    own.run()
+    assert handed[0][0][0] == list(range(9))
 
 
 def test_other_rules_are_handed_nothing():

@@ -163,6 +163,9 @@ class SimulationSetup:
             raise ConfigError(f"{rule.name} needs facts of arrivals ({names}), which simulated clients do not push")
         if needs_validation_gradient(rule) and not self.num_validation:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
+        count, available = self.config.validation, self.num_validation
+        if needs_validation_gradient(rule) and count > available and count != SimConfig.validation:
+            raise ConfigError(f"validation is {count}, but the server has only {available} examples to draw from")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
 
