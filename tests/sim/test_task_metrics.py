@@ -111,6 +111,22 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
             assert (loaded.histories, loaded[0].metrics) == (results.histories, metrics)
 
 
+@pytest.mark.parametrize("metrics", [(), (AUC,), (Metric("f1", "%", range=(0.0, 100.0)),)], ids=str)
+def test_a_score_in_per_cent_does_not_reach_a_target_that_is_a_share(metrics, tmp_path):
+    """Not at the first evaluation, nor at a later one; a target in per cent is reached."""
+    scores = iter([0.5, 40.0, 50.0, 60.0, 70.0])
+    name = metrics[0].name if metrics else "accuracy"
+
+    def evaluate(model):
+        return {name: next(scores)} if metrics else (next(scores), 1.0)
+
+    ends = {"rules": RULES[:1], "seeds": [0], "stop_at_target": True, "evaluate": evaluate}
+    with pytest.raises(ConfigError, match=f"the {name} of an evaluation is 40, .* as the target 0.9 is"):
+        simulation(*metrics, **ends).run(out=tmp_path / "out")
+    (run,) = simulation(*metrics, **ends, target=60.0).run()
+    assert [row.score for row in run.evaluations] == [50.0, 60.0]
+
+
 def test_an_accuracy_beyond_0_and_1_is_no_percentage(tmp_path, charts, monkeypatch):
     """For example minus a squared error: axes follow the data, and the default target is far away."""
     own = simulation(evaluate=lambda model: (-values_of(model)["mse"].item() / 1e6, 1.0))

@@ -81,6 +81,14 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether a value is as good as the target, or better."""
         return value <= target if self.lower_is_better else value >= target
 
+    def is_in_unit(self, value: float) -> bool:
+        """Return whether a value is in the range, or at most a hundredth of the range beyond; for a share that is
+        [0, 1]. Other values have another unit: per cent, for example.
+        """
+        low, high = (0.0, 1.0) if self.is_share else self.bounds
+        margin = (high - low) / 100
+        return low - margin <= value <= high + margin
+
     def best(self, values: Iterable[float]) -> float:
         """Return the best of some values."""
         return min(values) if self.lower_is_better else max(values)
