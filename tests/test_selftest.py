@@ -59,6 +59,12 @@ def test_a_sound_installation_passes_and_the_report_is_also_in_the_file(quick, t
         assert any(line.startswith(f"bits, {name} ") and "all equal" in line for line in lines)
 
 
+def test_a_folder_in_place_of_the_file(tmp_path):
+    result = run("--out", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"cannot write {tmp_path}: " in result.stderr
+
+
 def test_other_bits_a_lost_push_and_a_slow_choice_fail(quick, monkeypatch):
     """Each of the tests can fail, and the others still run."""
     monkeypatch.setattr(digest, "parts", lambda threads: digest.golden() | {"inner": "0", "fedbuff": "0"})

@@ -135,6 +135,30 @@ def test_a_run_folder_is_read_again(tmp_path):
         read_results(tmp_path)
 
 
+def test_a_folder_where_a_file_is_written(tmp_path):
+    """Neither results nor pictures replace it, and no other file has changed."""
+    out, one_more = tmp_path / "out", {"seeds": [0, 1]}
+    results = simulation(arrivals=12).run(out=out)
+    page = out / "report.html"
+    page.unlink()
+    page.mkdir()
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=f"cannot write {re.escape(str(page))}: it is a folder"):
+        results.write(out)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        simulation(arrivals=12, **one_more).run(out=out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
+    page.rmdir()
+    (out / "models" / "fedbuff-seed1.safetensors").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*fedbuff-seed1\.safetensors: "):
+        simulation(arrivals=12, **one_more).run(out=out)
+    (tmp_path / "picture.png").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*picture\.png: "):
+        results.draw(tmp_path / "picture.png")
+    with pytest.raises(ConfigError, match=r"cannot write .*metrics\.csv: "):
+        results.write(out / "metrics.csv")
+
+
 def test_a_replay_goes_on_and_is_read_again(tmp_path):
     run, out = simulation(rules=["fedbuff:buffer_size=4"]), tmp_path / "out"
     run.run(out=tmp_path / "run", keep_updates=True)

@@ -67,6 +67,11 @@ def selftest(arguments: Namespace) -> None:
     if arguments.device not in ("cpu", "cuda"):
         raise AffluxError(f"--device is {arguments.device!r}, must be cpu or cuda")
     put = on_gpu() if arguments.device == "cuda" else None
+    if arguments.out is not None:  # before the tests, which take a while
+        try:
+            arguments.out.open("a").close()
+        except OSError as error:
+            raise AffluxError(f"cannot write {arguments.out}: {error.strerror}") from None
     lines = list[str]()
 
     def say(line: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.errors import ConfigError as ConfigError
@@ -37,6 +38,15 @@ def note_on_errors(note: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(note)
         raise
+
+
+@contextmanager
+def errors_of_writing(path: Path) -> Iterator[None]:
+    """Raise ConfigError for an error of the system in the block, which writes `path`, or files in this folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename or path}: {error.strerror or error}") from None
 
 
 def text_with_notes(error: BaseException) -> str:

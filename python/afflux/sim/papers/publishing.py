@@ -12,7 +12,7 @@ from typing import Any
 
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
-from afflux.sim.errors import TrainingError, require
+from afflux.sim.errors import TrainingError, errors_of_writing, require
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.audit_log import FOLDER as AUDIT
 from afflux.sim.results.audit_log import AuditOutput
@@ -112,12 +112,17 @@ def _remove_other_runs(path: Path, jobs: Sequence[Job]) -> None:
 
 
 def write_page(page: Page, folder: Path) -> None:
-    """Write a page into a folder: NAME.md, NAME.json and, if it has a figure, NAME.png."""
-    (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
+    """Write a page into a folder: NAME.md, NAME.json and, if it has a figure, NAME.png.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     text = json.dumps(page.content, indent=2, allow_nan=False) + "\n"
-    (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
-    if page.draw is not None:
-        page.draw(folder / f"{page.name}.png")
+    with errors_of_writing(folder):
+        (folder / f"{page.name}.md").write_text(page.markdown, encoding="utf-8")
+        (folder / f"{page.name}.json").write_text(text, encoding="utf-8")
+        if page.draw is not None:
+            page.draw(folder / f"{page.name}.png")
 
 
 def publish(

@@ -17,7 +17,7 @@ from typing import Any
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.ops.units import in_bytes
 from afflux.ops.validation import printable
-from afflux.sim.errors import require
+from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.finished_runs import (
     AGAIN,
@@ -132,10 +132,10 @@ def open_run_folder(
 
 def _is_run_folder(folder: Path) -> bool:
     """Return whether a folder holds a record of runs without a store, and nothing that no command writes there."""
-    names = {LOCK, FILE, *FILES, *FOLDERS}
     if not (folder / FILE).is_file() or (folder / FOLDER / RUN_ID).exists():
         return False
-    return all(path.name in names and not path.is_symlink() for path in folder.iterdir())
+    places = {True: FOLDERS, False: {LOCK, FILE, *FILES}}
+    return all(path.name in places[path.is_dir()] and not path.is_symlink() for path in folder.iterdir())
 
 
 def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: bool) -> FinishedRuns:
@@ -157,11 +157,12 @@ def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: 
 
 
 def remove_run_files(folder: Path, jobs: Sequence[Job]) -> None:
-    """Remove the files of some runs."""
+    """Remove the files of some runs; raise ConfigError if one cannot be removed, or is a folder."""
     for stem in (file_stem(spec.label, job.seed) for job in jobs for spec in (job.spec, *job.followers)):
         for path in (*(folder / FOLDER).glob("*"), *(folder / MODELS).glob("*")):
             if re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.(jsonl|updates\.npy|safetensors(\.new)?)", path.name):
-                path.unlink()
+                with errors_of_writing(path):
+                    path.unlink()
         shutil.rmtree(folder / TENSORBOARD / stem, ignore_errors=True)
 
 
@@ -224,28 +225,38 @@ def remove_empty_logs(folder: Path) -> bool:
 def write_results(
     folder: Path, results: Sequence[RunResult], config: SimConfig, failures: Sequence[FailedRun] = ()
 ) -> None:
-    """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first."""
+    """Write all files of a comparison into `folder`; a file, or a link, of the same name is removed first.
+
+    Raises:
+        ConfigError: a file cannot be written, or a folder has its name.
+    """
     require(*PACKAGES)
     from afflux.sim.results.figures import draw_comparison
     from afflux.sim.results.report_html import render_report
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    configuration, setting = _configuration(results, config), describe_setting(config, results, failures)
-    (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
-    for name, table in CSV_TABLES.items():
-        if table == "clients" and not any(run.client_evaluations for run in results):
-            continue
-        # Values as they are: whole numbers stay whole in a column with empty cells.
-        frame = data_frame(results, table, config.target, dtype=object)
-        missing = "" if table == "targets" else "nan"
-        frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
-    summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
-    (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
-    draw_comparison(results, setting, config.target, folder / "curves.png")
-    page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    for path in (folder / name for name in FILES):
+        if path.is_dir() and not path.is_symlink():
+            raise ConfigError(
+                f"cannot write {path}: it is a folder; remove it, or choose another folder for the results"
+            )
+    with errors_of_writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        configuration, setting = _configuration(results, config), describe_setting(config, results, failures)
+        (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
+        for name, table in CSV_TABLES.items():
+            if table == "clients" and not any(run.client_evaluations for run in results):
+                continue
+            # Values as they are: whole numbers stay whole in a column with empty cells.
+            frame = data_frame(results, table, config.target, dtype=object)
+            missing = "" if table == "targets" else "nan"
+            frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
+        summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
+        (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
+        draw_comparison(results, setting, config.target, folder / "curves.png")
+        page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
+        (folder / "report.html").write_text(page, encoding="utf-8")
 
 
 def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
-from afflux.sim.errors import require
+from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.results import run_folder
 from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.sim.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs
@@ -153,7 +153,7 @@ class SimulationResults(tuple[RunResult, ...]):
             title: above the figure; default: the settings, or nothing if `size` is given.
 
         Raises:
-            ConfigError: an unknown panel, x or kind of file, or an impossible size.
+            ConfigError: an unknown panel, x or kind of file, an impossible size, or a file that cannot be written.
             MissingExtraError: matplotlib is not installed.
         """
         require("matplotlib")
@@ -162,7 +162,8 @@ class SimulationResults(tuple[RunResult, ...]):
         if title is None:
             title = run_folder.describe_setting(self.config, self, self.failures) if size is None else ""
         across = (x,) if isinstance(x, str) else tuple(x)
-        draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
+        with errors_of_writing(Path(path)):
+            draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
 
     def to_latex(self, columns: Sequence[str] | None = None) -> str:
         r"""Return a LaTeX table with a row for each rule, for the package booktabs, and a note below it.
@@ -182,7 +183,11 @@ class SimulationResults(tuple[RunResult, ...]):
         return latex_table(self, self.config.target, columns)
 
     def write(self, folder: Path | str) -> "SimulationResults":
-        """Write the files of a run folder into `folder`, which is made if there is none; return these results."""
+        """Write the files of a run folder into `folder`, which is made if there is none; return these results.
+
+        Raises:
+            ConfigError: a file cannot be written, or a folder has its name.
+        """
         run_folder.write_results(Path(folder), self, self.config, self.failures)
         return self
 
